@@ -1,5 +1,5 @@
-// Every error code of the project, with the HTTP status that it answers with and what it means. Codes are public: they stand in
-// `error.code` of replies and in the log, and never change their meaning.
+// Every error code of the project, with its HTTP status and its meaning. Codes are public: `error.code` of replies and
+// the log contain them, and their meaning never changes.
 
 const CODES = {
   INVALID_REQUEST: [400, 'a field of the request is missing, of the wrong type or out of range'],
@@ -73,7 +73,7 @@ export type ErrorCode = keyof typeof CODES
 /** The table, for documentation and tests. */
 export const ERROR_CODES: Readonly<Record<ErrorCode, readonly [status: number, meaning: string]>> = CODES
 
-/** The only error class: a code of the table, a message that says what was wrong, expected and got, and the field at fault. */
+/** The only error class: a code of the table, a message (what was wrong, expected and got) and the field at fault. */
 export class RefitError extends Error {
   override readonly name = 'RefitError'
   readonly code: ErrorCode
@@ -89,7 +89,7 @@ export class RefitError extends Error {
   }
 }
 
-/** The message of whatever was thrown; JavaScript can throw values that are no Error. */
+/** The message of anything thrown; JavaScript can throw values that are no Error. */
 export function errorMessage (thrown: unknown): string {
   return thrown instanceof Error ? thrown.message : String(thrown)
 }

@@ -5,7 +5,7 @@ import { suggest } from './config/suggest.ts'
 import { RefitError } from './errors.ts'
 import { packageRoot } from './root.ts'
 
-// The command line. Exit codes: 0 done · 1 failed · 2 asked for wrongly · 70 a device was lost (src/cli/end-on-failure.ts).
+// The command line. Exit codes: 0 done, 1 failed, 2 wrong arguments, 70 a device was lost (src/cli/end-on-failure.ts).
 
 interface Command {
   summary: string
@@ -17,7 +17,7 @@ const COMMANDS: Record<string, Command> = {
   serve: {
     summary: 'serve MODEL   Load a model and serve it over HTTP.',
     help: () => serveHelp(Math.min(process.stdout.columns ?? 100, 120)),
-    // What a command needs is loaded with it: `--help` answers at once.
+    // Each command loads its own modules, so that `--help` answers at once.
     run: async args => await (await import('./cli/serve.ts')).serve(args)
   },
   gateway: {
@@ -80,10 +80,10 @@ function print (text: string): void {
 try {
   await main(process.argv.slice(2))
 } catch (error) {
-  // What the user can put right is said in words; the stack is for defects.
+  // An error that the user can fix prints its message; the stack is printed for defects only.
   const isKnown = error instanceof RefitError && error.code !== 'INTERNAL'
   process.stderr.write(`refit: ${isKnown ? error.message : error instanceof Error ? error.stack : String(error)}\n`)
-  // Every other way to end would wait for threads that are stuck in the device.
+  // Any other way to end would wait for threads that are stuck in the device.
   if (error instanceof RefitError && error.code === 'DEVICE_LOST') {
     ;(await import('./engine/end-process.ts')).endProcess((await import('./cli/end-on-failure.ts')).LOST_DEVICE_EXIT)
   }

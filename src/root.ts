@@ -2,7 +2,7 @@ import { existsSync } from 'node:fs'
 import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 
-/** The package's folder: sources and compiled files stand at different depths, so it is searched for, not counted. */
+/** The package's folder. Sources and compiled files lie at different depths, so it is searched for. */
 export const packageRoot = findRoot(dirname(fileURLToPath(import.meta.url)))
 
 function findRoot (from: string): string {

@@ -31,7 +31,10 @@ const Done = Type.Object({
   })
 }, { title: 'WeightUpdateScope', description: 'Done.' })
 
-/** A trainer's begin and end around updates of many requests, as SGLang has them; optional, as its sessions are in older versions. */
+/**
+ * A trainer's begin and end around updates of many requests, as SGLang has them; optional, as its sessions are in older
+ * versions.
+ */
 const scope: Routes<WeightsContext> = async (app, { context }) => {
   const { transactions } = context.engine
   const config = { auth: 'admin', errors: 'weights' } as const

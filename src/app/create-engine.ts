@@ -21,7 +21,10 @@ import { SchedulerClient } from '../engine/scheduler-client.ts'
 
 export type { EngineOptions } from '../engine/engine-options.ts'
 
-/** Loads the model of a folder (config.json and safetensors files) and starts an engine for it. `close` ends its threads. */
+/**
+ * Loads the model of a folder (config.json and safetensors files) and starts an engine for it. `close` ends its
+ * threads.
+ */
 export async function createEngine (modelPath: string, options: EngineOptions = {}): Promise<LocalEngine> {
   const arch = await readArchitecture(modelPath)
   if (options.loadFrom !== undefined) return await start(modelPath, arch, null, options)
@@ -45,7 +48,8 @@ async function start (
 ): Promise<LocalEngine> {
   const { servedModelName = modelPath, weightVersion = 'default', maxQueuedRequests = 4096 } = options
   const table = buildModelTable(arch, options.tp ?? 1, engineDType(arch, options))
-  // Load the addon here first. If only the worker held it, it would be unloaded under running threads when the worker ends.
+  // Load the addon here first. If only the worker held it, it would be unloaded under running threads when the worker
+  // ends.
   const addon = native()
   const { core: config, contextLength, maxRunningRequests, maxBatchTokens, gpus, visible, experts } = await sizeCore(
     arch,
@@ -134,7 +138,7 @@ async function loadFromOther (own: HeldWeights & { info: EngineInfo }, options: 
   return report
 }
 
-/** The first update: every tensor of the model must come with it. */
+/** The first update: it requires every tensor of the model. */
 async function load (
   store: WeightStore,
   source: WeightSource,

@@ -43,7 +43,9 @@ export type DialectName = (typeof DIALECTS)[number]['name']
 
 export const DIALECT_NAMES: readonly DialectName[] = DIALECTS.map(({ name }) => name)
 
-/** The dialects that `--dialects` chooses, in the order of the list; none given: all. Throws CONFIG for an unknown name. */
+/**
+ * The dialects that `--dialects` chooses, in the order of the list; none given: all. Throws CONFIG for an unknown name.
+ */
 export function chooseDialects (names: readonly string[]): ReadonlySet<DialectName> {
   const known: readonly string[] = DIALECT_NAMES
   const unknown = names.find(name => !known.includes(name))

@@ -15,7 +15,7 @@ export interface GatewayServerOptions extends GatewayOptions {
 
 export type GatewayServer = FastifyInstance & { gateway: GatewayContext }
 
-// As src/app/server.ts has it: trainers keep their connections over a step.
+// Like src/app/server.ts: trainers keep their connections over a step.
 const KEEP_ALIVE_MS = 3_600_000
 
 const API = {
@@ -25,7 +25,7 @@ const API = {
   tags: [{ name: 'workers', description: 'The engines, and the health of the gateway.' }]
 }
 
-/** A gateway that does not listen yet; resolves once every engine has been looked at. */
+/** A gateway that does not listen yet; resolves once every engine has been checked. */
 export async function createGateway (options: GatewayServerOptions): Promise<GatewayServer> {
   const { logger } = options
   const app = Fastify({
@@ -44,7 +44,7 @@ export async function createGateway (options: GatewayServerOptions): Promise<Gat
   app.get('/openapi.json', { config: { auth: 'public' }, schema: { hide: true } }, async () => app.swagger())
   await app.register(workers, { context })
   const { fleet, health } = context
-  // One after another, so that the first one in the list says which weights are current.
+  // One after another, so that the first engine of the list decides which weights are current.
   for (const url of options.engines) await health.watch(fleet.add(url))
   return Object.assign(app as unknown as FastifyInstance, { gateway: context })
 }

@@ -17,7 +17,9 @@ const TAGS = [
   { name: 'info', description: 'What the server is and how busy it is.' }
 ]
 
-/** Collects the routes that are registered after it; `app.swagger()` then gives the document of openapi/openapi.json. */
+/**
+ * Collects the routes that are registered after it; `app.swagger()` then returns the document of openapi/openapi.json.
+ */
 export async function describeApi (
   app: FastifyInstance,
   {
@@ -51,7 +53,7 @@ export async function describeApi (
       buildLocalReference: (json, _base, _fragment, i) => typeof json['$id'] === 'string' ? json['$id'] : `def-${i}`
     },
     transform: ({ schema, url, route }) => {
-      // An empty requirement beside the key: without keys on the server, none is wanted.
+      // An empty requirement beside the key: a server without keys requires none.
       const security: Record<string, string[]>[] = route.config?.auth === 'public' ? [] : [{ key: [] }, {}]
       const described = route.config?.uploads === true ? withUploads(schema) : schema
       return { schema: { ...named(described, url), security }, url: url.replace('*', ':name') }
@@ -70,7 +72,7 @@ export async function describeApi (
 /** Uploads besides JSON: their fields in the query or in the form. */
 function withUploads (schema: FastifySchema): FastifySchema {
   const { properties } = UploadFields
-  // `format` is of OpenAPI 3.0: with it, generators give bytes a type of their own.
+  // `format` is from OpenAPI 3.0: with it, generators give bytes a type of their own.
   const bytes = { type: 'string', format: 'binary', contentMediaType: BYTES }
   const file = {
     type: 'array',
@@ -85,14 +87,14 @@ function withUploads (schema: FastifySchema): FastifySchema {
   return { ...schema, body: { content }, querystring: { type: 'object', properties } }
 }
 
-/** OpenAPI has no wildcards: the rest of the path becomes a parameter. */
+/** OpenAPI has no wildcards, so the rest of the path becomes a parameter. */
 function named (schema: FastifySchema, url: string): FastifySchema {
   if (!url.includes('*') || schema.params === undefined) return schema
   const { properties } = schema.params as { properties: Record<string, object> }
   return { ...schema, params: { type: 'object', required: ['name'], properties: { name: properties['*'] } } }
 }
 
-/** Schemas with a title move to the components and are referred to, so that generated clients have types by those names. */
+/** Moves schemas with a title to the components, so that generated clients have types by those names. */
 function share (value: unknown, schemas: Record<string, unknown>): unknown {
   if (typeof value !== 'object' || value === null) return value
   if (Array.isArray(value)) return value.map(item => share(item, schemas))
@@ -104,7 +106,7 @@ function share (value: unknown, schemas: Record<string, unknown>): unknown {
   return { $ref: `#/components/schemas/${title}` }
 }
 
-/** The document of this version's routes. No engine is needed: routes are declared, none is called. */
+/** The document of this version's routes. It needs no engine: routes are declared, none is called. */
 export async function openApiDocument (): Promise<object> {
   const app = Fastify()
   await describeApi(app)

@@ -34,21 +34,27 @@ import type { DialectName } from './dialects.ts'
 
 export interface RefitPluginOptions {
   engine: RolloutEngine
-  /** Null: token ids only. Left out: the one in the model's folder, if there is one. */
+  /** null: token ids only. Absent: the tokenizer in the model's folder, if there is one. */
   tokenizer?: Tokenizer | null
-  /** Wanted of every caller, but for health and metrics. */
+  /** Required on all routes except health and metrics. */
   apiKey?: string | undefined
-  /** Wanted instead on the routes that change weights or the state of the engine. */
+  /** Required instead on the routes that change weights or the state of the engine. */
   adminApiKey?: string | undefined
-  /** Folders from which weights may be loaded by request (default: the one that holds the model's folder). Symlinks may not lead out. */
+  /**
+   * Folders from which requests may load weights (default: the one that contains the model's folder). Symlinks may not
+   * lead out.
+   */
   modelRoots?: string[]
-  /** Makes weights of what trainers send to /update_weights_from_tensor under these names as `load_format`. They run in this process, with all its rights. */
+  /**
+   * Custom loaders by name: they make weights of what trainers send to /update_weights_from_tensor with that name as
+   * `load_format`. They run in this process, with all its rights.
+   */
   weightLoaders?: Readonly<Record<string, WeightLoader>>
-  /** Where uploads that do not fit in memory are spooled (default the system's folder for temporary files). */
+  /** Folder where uploads that do not fit in memory are spooled (default the system's folder for temporary files). */
   uploadFolder?: string | undefined
-  /** Most memory that uploads wait in (default 192 MiB). */
+  /** Most memory that waiting uploads take (default 192 MiB). */
   uploadMemoryBytes?: number | undefined
-  /** Longest that a client may send nothing of an upload, in milliseconds (default 60000). */
+  /** Longest that an upload may send nothing, in milliseconds (default 60000). */
   uploadTimeoutMs?: number | undefined
   /** Most bytes of one broadcast through a process group, and of each of its staging buffers (default 4 GiB). */
   bucketBytes?: number | undefined
@@ -56,9 +62,9 @@ export interface RefitPluginOptions {
   stagedBroadcasts?: boolean | undefined
   /** Longest that each phase of a process group may take, in milliseconds (default 300000). */
   groupTimeoutMs?: number | undefined
-  /** Stores of trainers that may be connected to besides loopback and private addresses; see --allow-master. */
+  /** Stores of trainers that refit may connect to, besides loopback and private addresses; see --allow-master. */
   allowMasters?: readonly string[] | undefined
-  /** The trainer's libnccl.so.2 (default where the addon finds one). */
+  /** The trainer's libnccl.so.2 (default: the one that the addon finds). */
   ncclPath?: string | undefined
   /** The dialects whose routes are served besides SGLang's, OpenAI's and refit's own (default all). */
   dialects?: readonly DialectName[] | undefined
@@ -69,12 +75,13 @@ export interface RefitPluginOptions {
 const BUCKET_BYTES = 2 ** 32
 const GROUP_TIMEOUT_MS = 300_000
 
-/** When the thread that reads tensors is started, if no request has been there before. */
+/** Delay after which the thread that reads tensors starts, if no request has started it before. */
 const WARM_AFTER_MS = 1000
 
 /**
- * A rollout server as a Fastify plugin: `app.register(refit, { engine, prefix: '/rollout' })`. Encapsulated: validators, parsers,
- * error handler and hooks are its own, and a host's routes see none of them. The engine stays the caller's, who closes it.
+ * A rollout server as a Fastify plugin: `app.register(refit, { engine, prefix: '/rollout' })`. Encapsulated:
+ * validators, parsers, error handler and hooks are its own, and a host's routes see none of them. The caller keeps the
+ * engine and closes it.
  */
 export default async function refit (app: FastifyInstance, options: RefitPluginOptions): Promise<void> {
   checkOptions(options)
@@ -86,7 +93,7 @@ export default async function refit (app: FastifyInstance, options: RefitPluginO
 }
 
 
-/** `receiver`: the tensor receiver of the context, with the parts that routes do not use. */
+/** `receiver`: the tensor receiver of the context, with the methods that routes do not use. */
 async function makeContext (
   options: RefitPluginOptions
 ): Promise<{ context: RouteContext, receiver: TensorReceiver }> {
@@ -138,11 +145,12 @@ async function makeContext (
 
 function installHandlers (app: FastifyInstance, options: RefitPluginOptions): void {
   app.setValidatorCompiler(validatorCompiler)
-  // Schemas of replies are documentation; writing by them would drop fields, and fail on what JSON cannot hold.
+  // Schemas of replies are documentation. Serializing by them would drop fields, and fail on values that JSON cannot
+  // hold.
   app.setSerializerCompiler(() => serialize)
   app.setReplySerializer(serialize)
   app.setErrorHandler(errorHandler)
-  // Without the charset that Fastify adds: there are clients that compare the whole value.
+  // Fastify adds a charset; some clients compare the whole value, so it is removed.
   app.addHook('onSend', async (_request, reply, payload) => {
     if (reply.getHeader('content-type') === 'application/json; charset=utf-8') {
       reply.header('content-type', 'application/json')
@@ -173,12 +181,12 @@ function closeWith (
   { groups, kept, uploads, metrics }: RouteContext,
   receiver: TensorReceiver
 ): void {
-  // Once the start is over; a server that ends before has no use for it.
+  // After the start is over; a server that ends before does not need the thread.
   const warming = setTimeout(() => {
     receiver.start()
   }, WARM_AFTER_MS)
     .unref()
-  // Requests that wait for a trainer's broadcasts would hold up the end.
+  // Requests that wait for a trainer's broadcasts would delay the close.
   app.addHook('preClose', async () => {
     groups.abort()
   })
@@ -192,7 +200,7 @@ function closeWith (
   })
 }
 
-/** TypeError in words for what only callers without types can pass, and what would fail much later. */
+/** Throws a TypeError for mistakes that only callers without types can make, and that would fail much later. */
 function checkOptions (options: RefitPluginOptions): void {
   const { engine } = options as { engine?: Partial<RolloutEngine> | null }
   if (typeof engine?.info !== 'object') {
@@ -208,7 +216,7 @@ function checkOptions (options: RefitPluginOptions): void {
   }
 }
 
-// An error comes here only where a hook of a host failed after the error handler had its turn.
+// An error comes here only if a hook of a host failed after the error handler had run.
 function serialize (data: unknown): string {
   return JSON.stringify(data instanceof Error ? refusalBody('sglang', refusalOf(data)) : data)
 }
@@ -219,7 +227,7 @@ function defaultRoots (modelPath: string): string[] {
   return [basename(holder) === 'snapshots' ? dirname(holder) : holder]
 }
 
-/** Weights from engine to engine. */
+/** Sends and loads weights between engines; null if this process holds none. */
 function transfersOf (engine: RolloutEngine, rules: StoreRules): Pick<RouteContext, 'sending' | 'peerLoads'> {
   const held = heldWeights(engine)
   if (held === undefined) return { sending: null, peerLoads: null }

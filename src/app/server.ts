@@ -9,15 +9,15 @@ import type { RefitPluginOptions } from './plugin.ts'
 
 export interface ServerOptions extends RefitPluginOptions {
   host?: string
-  /** 0 takes a free one. */
+  /** 0 takes a free port. */
   port?: number
   /** A pino logger, or true for a plain one; default none. */
   logger?: FastifyBaseLogger | boolean
-  /** How long `close` lets replies go on before their connections are cut (default 10 s). */
+  /** How long `close` lets replies continue before it cuts their connections (default 10 s). */
   closeGraceMs?: number
 }
 
-// Trainers keep their connections over a step; one that the server closed meanwhile fails their next call.
+// Trainers keep their connections over a step; if the server closed one meanwhile, their next call would fail.
 const KEEP_ALIVE_MS = 3_600_000
 const METHODS = ['GET', 'POST', 'PUT', 'DELETE', 'PATCH'] as const
 
@@ -28,13 +28,13 @@ export async function buildServer (options: ServerOptions): Promise<FastifyInsta
   return app
 }
 
-/** The same before it listens. */
+/** The same server before it listens. */
 export async function createServer (options: ServerOptions): Promise<FastifyInstance> {
   const { logger = false, closeGraceMs = 10_000, host: _host, port: _port, ...plugin } = options
   const app = Fastify({
     ...typeof logger === 'boolean' ? { logger } : { loggerInstance: logger },
     logController: new LogController({ disableRequestLogging: true }),
-    // Updates wait for running requests and generation for a pause: only clients know how long is too long.
+    // Updates wait for running requests, and generation for a pause: only clients know how long is too long.
     requestTimeout: 0,
     connectionTimeout: 0,
     keepAliveTimeout: KEEP_ALIVE_MS,
@@ -69,7 +69,7 @@ export async function createServer (options: ServerOptions): Promise<FastifyInst
   }
 }
 
-/** One line per call that changes something; the many that generate are logged at debug. */
+/** Logs one line per call that changes something; the many calls that generate are logged at debug. */
 async function logResponse (request: FastifyRequest, reply: FastifyReply): Promise<void> {
   const level = request.routeOptions.config.auth === 'admin' ? 'info' : 'debug'
   request.log[level]({

@@ -1,7 +1,7 @@
-/** A call that failed: what the server said, or that it could not be reached. */
+/** A call that failed: the server's refusal, or the reason why it could not be reached. */
 export class ClientError extends Error {
   override readonly name = 'ClientError'
-  /** HTTP status; 0 where there was no reply. */
+  /** HTTP status; 0 if there was no reply. */
   readonly status: number
   /** Code of refit's error table, if the reply had one. */
   readonly code: string | undefined

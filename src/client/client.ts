@@ -4,7 +4,7 @@ import { sseData } from './sse-reader.ts'
 import type { MemoryTag, PauseMode, ReleasedMemory } from '../contract/rollout-engine.ts'
 import type { DiskUpdateRequest, GenerateRequestBody } from './requests.ts'
 
-/** [logprob, token id, text]; null where there is none. */
+/** [logprob, token id, text]; null if there is none. */
 export type WireLogprob = [number | null, number, string | null]
 
 export interface GenerateMeta {
@@ -68,16 +68,16 @@ export class RefitClient {
   readonly #prefix: string
   readonly #options: ClientOptions
 
-  /** `url` may have a path, where the plugin is mounted under a prefix. */
+  /** `url` may have a path, if the plugin is mounted under a prefix. */
   constructor (url: string, options: ClientOptions = {}) {
     const { origin, pathname } = new URL(url)
     this.#prefix = pathname.replace(/\/+$/, '')
     this.#options = options
-    // undici's own limits run during an upload and while an update waits; both would break calls that are in order.
+    // undici's own timeouts run during an upload and while an update waits; both would break valid calls.
     this.#pool = new Pool(origin, { connections: options.connections ?? 256, headersTimeout: 0, bodyTimeout: 0 })
   }
 
-  /** One prompt and n = 1: one output; a batch or n above 1: a list. */
+  /** Returns one output for one prompt with n = 1, and a list for a batch or n above 1. */
   async generate (request: GenerateRequestBody, signal?: AbortSignal): Promise<GenerateOutput | GenerateOutput[]> {
     return await this.#json('/generate', { method: 'POST', body: { ...request, stream: false }, signal }) as
       | GenerateOutput
@@ -138,7 +138,7 @@ export class RefitClient {
     await this.#json('/continue_generation', { method: 'POST', body: {}, admin: true })
   }
 
-  /** Waits up to `timeoutSeconds` for the engine to be idle; throws when it was not. */
+  /** Waits up to `timeoutSeconds` for the engine to be idle; throws if it is not. */
   async flushCache (timeoutSeconds = 0): Promise<void> {
     const { body } = await this.#call(`/flush_cache?timeout=${timeoutSeconds}`, { method: 'POST', admin: true })
     await body.dump()
@@ -164,12 +164,12 @@ export class RefitClient {
     return await this.#json('/server_info') as Record<string, unknown>
   }
 
-  /** Gives memory back; without tags all of it. Nothing generates until it is resumed. */
+  /** Releases memory, all kinds without tags. Nothing is generated until it is resumed. */
   async releaseMemory (tags: MemoryTag[] = []): Promise<void> {
     await this.#json('/release_memory_occupation', { method: 'POST', body: { tags }, admin: true })
   }
 
-  /** Weights come back torn unless the server keeps a copy: write them before anything generates. */
+  /** Weights come back torn unless the server keeps a copy: write them before the next request. */
   async resumeMemory (tags: MemoryTag[] = []): Promise<void> {
     await this.#json('/resume_memory_occupation', { method: 'POST', body: { tags }, admin: true })
   }

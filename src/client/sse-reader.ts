@@ -1,4 +1,7 @@
-/** Data of server-sent events, up to the end mark; comments and other fields are skipped. Returns whether the mark came. */
+/**
+ * Yields the data of server-sent events up to the end mark, and skips comments and other fields. Returns whether the
+ * mark came.
+ */
 export async function* sseData (body: AsyncIterable<Uint8Array>): AsyncGenerator<string, boolean, undefined> {
   const decoder = new TextDecoder()
   let rest = ''

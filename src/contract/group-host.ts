@@ -8,8 +8,9 @@ export interface GroupHost {
   readonly device: 'cpu' | 'cuda'
   readonly ranks: number
   /**
-   * Runs while no step does, from the next step boundary on; running requests stay. Where a transaction holds the gate, within it, between
-   * two of its writes. DEADLINE where the gate was not to be had within `deadlineMs`.
+   * Calls `run` while no step runs, from the next step boundary on; running requests stay. If a transaction holds the
+   * gate, it runs inside of it, between two of its writes. Throws DEADLINE if the gate does not shut within
+   * `deadlineMs`.
    */
   runBetweenSteps: <T>(run: () => Promise<T>, deadlineMs: number) => Promise<T>
 }

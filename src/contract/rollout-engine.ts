@@ -4,16 +4,16 @@ import type { GroupHost } from './group-host.ts'
 import type { WeightSource, WriteReport } from './weight-source.ts'
 import type { WeightCoverage, WeightTransactions } from './weight-transactions.ts'
 
-// The interface that the plugin is written against; remote engines implement it too. Token ids in, token ids out:
-// text is laid over it by src/engine/text-generation.ts.
+// The interface that the plugin is written against; remote engines implement it too. It takes and returns token ids;
+// src/engine/text-generation.ts adds text.
 
-/** Checked sampling parameters; null or absent fields of requests have already become these defaults. */
+/** Checked sampling parameters. null or absent fields of requests have been replaced by these defaults. */
 export interface SamplingParams {
   /** Most tokens to generate; 0 scores the prompt only. */
   maxNewTokens: number
-  /** No stop token is obeyed before this many tokens. */
+  /** Stop tokens are ignored before this many tokens. */
   minNewTokens: number
-  /** 0 is greedy, and so is what is below 1e-6. */
+  /** 0 is greedy, and so is any value below 1e-6. */
   temperature: number
   topP: number
   /** 0 is off. */
@@ -24,9 +24,9 @@ export interface SamplingParams {
   presencePenalty: number
   /** On prompt and generated tokens, 1e-6 to 2. */
   repetitionPenalty: number
-  /** Stops besides the model's own eos ids. */
+  /** Stop tokens besides the model's own eos ids. */
   stopTokenIds: number[]
-  /** Do not stop at eos ids. */
+  /** Ignore the model's eos ids. */
   ignoreEos: boolean
   logitBias: [id: number, bias: number][]
   /** Seed of the counter-based noise; null draws one. */
@@ -34,7 +34,7 @@ export interface SamplingParams {
 }
 
 export interface LogprobOptions {
-  /** First prompt position to score (its logprob given what stands before it), or null for none. */
+  /** First prompt position to score (its logprob given the tokens before it), or null for none. */
   startLen: number | null
   /** How many best alternatives per position. */
   top: number
@@ -50,7 +50,10 @@ export interface GenerateRequest {
   inputIds: Int32Array
   sampling: SamplingParams
   logprobs: LogprobOptions | null
-  /** First position whose experts are wanted, 0 to the prompt's length; absent for none. UNSUPPORTED where none are recorded (`EngineInfo.experts`). */
+  /**
+   * First position whose experts are reported, 0 to the prompt's length; absent for none. UNSUPPORTED if the engine
+   * records none (`EngineInfo.experts`).
+   */
   expertsFrom?: number
   /** A key that keeps prefix-cache entries of different callers apart. */
   cacheSalt?: string
@@ -59,7 +62,7 @@ export interface GenerateRequest {
 /** [logprob, id] */
 export type Scored = [logprob: number, id: number]
 
-/** Logprobs of prompt positions from `startLen` on; the very first position of a prompt has none (null). */
+/** Logprobs of prompt positions from `startLen` on. The first position of a prompt has none (null). */
 export interface InputLogprobs {
   logprobs: [logprob: number | null, id: number][]
   top: (Scored[] | null)[]
@@ -71,7 +74,7 @@ export type FinishReason =
   | { type: 'length', length: number }
   | { type: 'abort', message: string }
 
-/** How long a request took to begin, in milliseconds. */
+/** How long a request took to start, in milliseconds. */
 export interface StartTimes {
   /** From its arrival in the scheduler until it first ran. */
   queueMs: number
@@ -79,15 +82,15 @@ export interface StartTimes {
   prefillMs: number
 }
 
-/** What one step brought for one request. All tokens of an event come from the same weights. */
+/** Result of one step for one request. All tokens of an event come from the same weights. */
 export interface TokenEvent {
   /** New tokens since the last event. */
   tokens: number[]
-  /** With logprobs wanted: one entry per token. */
+  /** One entry per token, if logprobs were requested. */
   logprobs: Scored[]
   top: Scored[][]
   ids: Scored[][]
-  /** On the event that ends the prefill, if asked for. */
+  /** On the event that ends the prefill, if requested. */
   input: InputLogprobs | null
   /** Label of the weights that made these tokens. */
   weightVersion: string
@@ -99,11 +102,12 @@ export interface TokenEvent {
   retractions: number
   /** The seed in use. */
   seed: bigint
-  /** On the event that ends the first prefill, where the engine measures it. */
+  /** On the event that ends the first prefill, if the engine measures it. */
   times?: StartTimes
   /**
-   * On the last event, where asked for: [rows, sparse layers, experts per token], best first, of the positions from `expertsFrom` to the last token
-   * but one, which was computed last. Absent where the request has ended before its prompt was computed.
+   * On the last event, if requested: [rows, sparse layers, experts per token], best first, for the positions from
+   * `expertsFrom` to the last token but one, which was computed last. Absent if the request ended before its prompt was
+   * computed.
    */
   experts?: Uint16Array
   /** Set on the last event. */
@@ -112,7 +116,10 @@ export interface TokenEvent {
 
 export type PauseMode = 'abort' | 'retract' | 'in_place'
 
-/** State of the bytes; see docs/updates.md. Asleep: memory of these kinds is released (docs/memory.md); what is there of weights is whole. */
+/**
+ * State of the bytes; see docs/updates.md. Asleep: memory of these kinds is released (docs/memory.md); weights that are
+ * still in memory are whole.
+ */
 export type WeightState = { state: 'current' } | { state: 'torn', tensors: string[], reason: string } | {
   state: 'asleep'
   tags: MemoryTag[]
@@ -123,7 +130,7 @@ export type { MemoryTag } from '../native/addon.ts'
 /** Bytes given back per kind of memory that is released. */
 export type ReleasedMemory = Readonly<Partial<Record<MemoryTag, number>>>
 
-/** What a release or a resume did. */
+/** Result of a release or a resume. */
 export interface MemoryReport {
   tags: MemoryTag[]
   bytes: number
@@ -139,9 +146,9 @@ export interface EngineInfo {
   contextLength: number
   eosTokenIds: number[]
   device: string
-  /** Of each rank; none on the CPU. */
+  /** GPU of each rank; empty on the CPU. */
   gpus: { ordinal: number, uuid: string, name: string, totalBytes: number }[]
-  /** All that this process sees, as they were found at the start. None where its memory is not on cards of this machine. */
+  /** All GPUs that this process sees, as found at the start. Absent if its memory is not on GPUs of this machine. */
   visibleGpus?: { ordinal: number, uuid: string }[]
   isa: string
   ranks: number
@@ -152,7 +159,7 @@ export interface EngineInfo {
   kvTokens: number
   /** Released weights keep a copy in host memory. */
   weightsCpuBackup: boolean
-  /** Of engines that record which experts tokens are routed to. */
+  /** Set by engines that record which experts tokens are routed to. */
   experts?: ExpertLayout
   maxRunningRequests: number
   maxQueuedRequests: number
@@ -160,32 +167,35 @@ export interface EngineInfo {
 
 /** How experts are recorded. */
 export interface ExpertLayout {
-  /** Layers of the model, and those of them that have experts. */
+  /** Layers of the model, and those that have experts. */
   layers: number
   sparse: number[]
   experts: number
   perToken: number
 }
 
-/** Numbers that move; read without waiting for the engine. */
+/** Numbers that change; read without waiting for the engine. */
 export interface EngineStats {
   running: number
   queued: number
   paused: PauseMode | null
   /** A pause with `wait` lets running requests end first. */
   pausing: boolean
-  /** Room for tokens in the KV pages that running requests hold, whether or not the prefix cache shares them. None while idle. */
+  /**
+   * Capacity in tokens of the KV pages that running requests hold, whether or not the prefix cache shares them. 0 while
+   * idle.
+   */
   usedTokens: number
-  /** Tokens in the prefix cache; those that no running request holds give way where pages are needed. */
+  /** Tokens in the prefix cache. Tokens that no running request holds are evicted when pages are needed. */
   cachedTokens: number
-  /** Tokens that all KV pages have room for. */
+  /** Capacity of all KV pages, in tokens. */
   totalTokens: number
   promptTokens: number
   generationTokens: number
   prefixHitTokens: number
   retractions: number
   steps: number
-  /** Of the last step. */
+  /** Duration of the last step. */
   stepMs: number
   /** Generated tokens per second over about the last second. */
   tokensPerSecond: number
@@ -198,35 +208,44 @@ export interface UpdateOptions {
   deadlineMs?: number
   /** Refuse names that the model does not have (default true). */
   strictNames?: boolean
-  /** Id of the open transaction that it belongs to. Without: of its own or, while a trainer's scope is open, of that. */
+  /**
+   * Id of the open transaction that the update belongs to. Without one: the trainer's scope that is open, else a
+   * transaction of its own.
+   */
   transaction?: string
 }
 
 /**
- * An update under way. The gate is shut from the first write until commit or abort. In a transaction, writes of several updates take turns,
- * and a commit moves no label and opens no gate: the transaction's end does.
+ * An update under way. The gate is shut from the first write until commit or abort. In a transaction, writes of several
+ * updates take turns, and a commit moves no label and opens no gate: the end of the transaction does.
  */
 export interface WeightUpdate {
-  /** Checks all of the source, then writes all of it. Throws before the first byte is written, or WEIGHTS_TORN after. */
+  /**
+   * Checks all of the source, then writes all of it. Throws before the first byte is written, or WEIGHTS_TORN after.
+   */
   write: (source: WeightSource, progress?: (done: number, total: number) => void) => Promise<WriteReport>
   /**
-   * Moves the label (if given), drops the caches, opens the gate. `requireAll` demands that every name was written. WEIGHTS_TORN while
-   * anything is torn, unless `allowTorn`: one of many updates that heal the weights together; until the last nothing generates.
+   * Moves the label (if given), drops the caches, opens the gate. `requireAll` requires that every name was written.
+   * Throws WEIGHTS_TORN while anything is torn, unless `allowTorn` is set: for one of many updates that heal the
+   * weights together. Nothing is generated until the last of them.
    */
   commit: (
     options: { version?: string, flushCache?: boolean, requireAll?: boolean, allowTorn?: boolean }
   ) => Promise<void>
-  /** Opens the gate without moving the label. What is torn stays torn. */
+  /** Opens the gate without moving the label. Torn tensors stay torn. */
   abort: (reason: string) => Promise<void>
 }
 
-/** Checksum of one checkpoint tensor as the engine holds it (docs/checksum.md), 16 hex digits, and the same per rank that holds a part. */
+/** Checksum of one checkpoint tensor as the engine holds it (docs/checksum.md), 16 hex digits. */
 export interface TensorChecksum {
   name: string
   checksum: string
 }
 
-/** Mappings of other processes' GPU memory by all writes so far, one for each segment and rank. What is opened and not closed is kept open. */
+/**
+ * Mappings of other processes' GPU memory by all writes so far, counted for each segment and rank. A mapping that is
+ * opened and not closed is kept open.
+ */
 export interface MappingCounts {
   opened: number
   closed: number
@@ -237,17 +256,17 @@ export interface RolloutEngine {
   readonly stats: EngineStats
   /** Label of the weights in use; "default" at start. */
   readonly weightVersion: string
-  /** Moves with every write. */
+  /** Increases with every write. */
   readonly epoch: number
   readonly weights: WeightState
   readonly releasedMemory: ReleasedMemory
   /** Updates of many requests. */
   readonly transactions: WeightTransactions
-  /** Null where nothing was written since the last pause or opening. */
+  /** Null if nothing was written since the last pause or opening. */
   readonly coverage: WeightCoverage | null
-  /** Shut down, or failed for good: nothing is ever generated again. */
+  /** Shut down, or failed for good: it never generates again. */
   readonly closed: boolean
-  /** True while requests are taken and steps can run. */
+  /** True while requests are accepted and steps can run. */
   readonly ready: boolean
   /** Ends when the request does; leaving the loop early aborts the request and frees its pages. */
   generate: (request: GenerateRequest) => AsyncIterable<TokenEvent>
@@ -255,48 +274,55 @@ export interface RolloutEngine {
   abort: (rid: string) => boolean
   abortAll: () => number
   /**
-   * `wait`: no request is begun any more, running ones (retracted ones too) are finished, and then it is paused, with nothing held but requests
-   * that have not begun. CONFLICT where `resume` comes before that.
+   * `wait`: no request starts any more, running ones (retracted ones too) finish, and then the engine is paused and
+   * holds only requests that have not started. CONFLICT if `resume` comes before that.
    */
   pause: (mode: PauseMode | 'wait') => Promise<void>
   resume: () => Promise<void>
-  /** Drops the prefix cache. False, and nothing done, unless the engine is or becomes idle within `timeoutMs`. */
+  /**
+   * Drops the prefix cache. Returns false, and does nothing, unless the engine is or becomes idle within `timeoutMs`.
+   */
   flushCache: (timeoutMs?: number) => Promise<boolean>
   /**
-   * Drops the prefix cache at once, whatever runs. Running requests keep their own KV, which nobody else finds; with `retract` they lose it,
-   * too, and are computed again. Does not wait for a weight update that is under way.
+   * Drops the prefix cache at once, whatever runs. Running requests keep their own KV, which no other request finds;
+   * with `retract` they lose it and are computed again. Does not wait for a weight update under way.
    */
   dropCache: (options?: { retract?: boolean }) => Promise<void>
-  /** Moves the label alone. In a trainer's scope it waits for the end (false); TRANSACTION_OPEN in a transaction. */
+  /**
+   * Moves the label alone. In a trainer's scope the label waits for the end (returns false); TRANSACTION_OPEN in a
+   * transaction.
+   */
   setWeightVersion: (version: string) => boolean | Promise<boolean>
-  /** A hint: an update comes within milliseconds, and its threads may as well wake up. */
+  /** A hint that an update comes within milliseconds, so that its threads wake up. */
   expectUpdate?: () => void
   update: (options?: UpdateOptions) => Promise<WeightUpdate>
   /**
-   * Gives memory back to the system; addresses stay. Waits for running requests as an update does; while paused (not in place, where
-   * the KV cache goes) held requests stay and are computed again. Nothing generates until all of it is back. CONFLICT for a kind that
-   * is released already; without `tags`, all that is left. `keepWeights`: with a copy of the weights in host memory, so that they come back
-   * whole; default what the engine was started with. NO_MEMORY, and nothing changed, where there is no room for it.
+   * Releases memory to the system; addresses stay. Waits for running requests as an update does. While the engine is
+   * paused, held requests stay and are computed again (except in place, where the KV cache goes). Nothing is generated
+   * until all of it is back. CONFLICT for a kind that is released already; without `tags`, all kinds that are left.
+   * `keepWeights` copies the weights to host memory, so that they come back whole; the default is set at the engine's
+   * start. NO_MEMORY, and nothing changed, if there is no room for the copy.
    */
   releaseMemory: (tags?: readonly MemoryTag[], options?: { keepWeights?: boolean }) => Promise<MemoryReport>
   /**
-   * Takes memory again. Weights come back torn, unless the engine keeps a copy of them meanwhile. CONFLICT for a kind that is not
-   * released; NO_MEMORY where there is not enough, and what could not be had stays released. Without `tags`, all that is released.
+   * Takes released memory again. Weights come back torn, unless the engine keeps a copy of them. CONFLICT for a kind
+   * that is not released. NO_MEMORY if there is not enough; kinds that could not be taken stay released. Without
+   * `tags`, all that is released.
    */
   resumeMemory: (tags?: readonly MemoryTag[]) => Promise<MemoryReport>
   /** One checkpoint tensor as the engine holds it, as float32 values, row-major; at most `maxRows` rows. */
   readWeight: (name: string, maxRows?: number) => Promise<{ shape: number[], values: Float32Array }>
-  /** Of every checkpoint tensor, in the table's order; `perRank` also of each rank's share. */
+  /** Checksums of every checkpoint tensor, in the table's order; `ranks` has each rank's part of them. */
   checksums: () => Promise<{ tensors: TensorChecksum[], ranks: TensorChecksum[][] }>
-  /** Memory of cards that writes mapped: one for each segment and rank. Of engines that map any. */
+  /** Mappings of GPU memory by writes; absent on engines that map none. */
   readonly mappings?: Readonly<MappingCounts>
-  /** Closes what a write kept open under the name (`CudaSegment.keep` of src/native/addon.ts), in its turn among the updates. */
+  /** Closes what a write kept open under the name (`keep` of a CUDA segment), in its turn among the updates. */
   closeMappings?: (name: string) => Promise<void>
-  /** Of engines in this process: what process groups need of it. */
+  /** What process groups need; only engines in this process have it. */
   readonly groupHost?: GroupHost
-  /** Of engines in this process: what deltas need of it. */
+  /** What deltas need; only engines in this process have it. */
   readonly deltaHost?: DeltaHost
-  /** Fills all weights with noise and declares them torn: what is not written afterwards is found. */
+  /** Fills all weights with noise and marks them torn, so that tensors that are not written afterwards are found. */
   scrambleWeights: () => Promise<void>
   close: () => Promise<void>
 }

@@ -3,7 +3,9 @@ import type { DType } from '../native/dtypes.ts'
 import type { NativeSource } from '../native/write-job.ts'
 import type { WeightStream } from './weight-stream.ts'
 
-/** Rows and columns at fixed distances: element [r, c] is at byte `offset + r * rowBytes + c * colBytes` of the memory. */
+/**
+ * Rows and columns at fixed distances: element [r, c] is at byte `offset + r * rowBytes + c * colBytes` of the memory.
+ */
 export interface StridedMatrix {
   /** The row of the whole tensor that is this matrix's first row. */
   firstRow: number
@@ -55,8 +57,8 @@ export interface StoredSource extends SourceBase {
   readonly kind: 'stored'
   readonly sources: readonly NativeSource[]
   /**
-   * `checkpoint` (default): whole tensors by their names in checkpoints. `engine`: the parameters of each rank as SGLang names
-   * and shapes them, each rank's own.
+   * `checkpoint` (default): whole tensors by their names in checkpoints. `engine`: the parameters of each rank as
+   * SGLang names and shapes them, each rank's own.
    */
   readonly layout?: 'checkpoint' | 'engine'
   /** The path of a checkpoint on disk as the request named it: an engine of another machine finds it there too. */
@@ -69,15 +71,17 @@ export interface StreamedSource extends SourceBase {
   readonly stream: WeightStream
 }
 
-/** Changes relative to the weights in place. `tensors` are the whole tensors that change; their offsets mean nothing. */
+/**
+ * Changes relative to the weights in place. `tensors` are the whole tensors that change; their offsets mean nothing.
+ */
 export interface PatchSource extends SourceBase {
   readonly kind: 'patch'
   readonly patch: WeightPatch
 }
 
 /**
- * A way in: it announces tensors, delivers their bytes until `close`, and reports after the write whether they held still.
- * Making one (opening, reading headers, checking the format) needs no gate and changes nothing.
+ * A way in: it announces tensors, delivers their bytes until `close`, and reports after the write whether they held
+ * still. Making one (opening, reading headers, checking the format) needs no gate and changes nothing.
  */
 export type WeightSource = StoredSource | StreamedSource | PatchSource
 

@@ -1,93 +1,95 @@
-/** What somebody wants of a transaction. */
+/** Options of a transaction. */
 export interface TransactionOptions {
-  /** Names without which it cannot be committed; "all": every tensor of the model. Left out: none is demanded. */
+  /** Names that a commit requires; "all": every tensor of the model. Absent: it requires none. */
   expected?: readonly string[] | 'all'
-  /** Drawn if left out. One for the same transaction on several engines makes it one for whoever writes. */
+  /** Drawn if absent. One id for the same transaction on several engines lets a writer treat them as one. */
   id?: string
-  /** Who opens it, in words. Opening again under the same words gives up the one that is open. */
+  /** Who opens it, for people. Opening again under the same owner gives up the one that is open. */
   owner: string
   /** The label of the new weights; it moves when the transaction is committed. */
   version?: string
-  /** After so many milliseconds it is given up: since it was opened or, in a trainer's scope, since the last write. */
+  /** Milliseconds until it is given up, counted from its opening or, in a trainer's scope, from the last write. */
   deadlineMs?: number
   /** A trainer's scope (begin and end): updates that name no transaction belong to it. */
   scope?: boolean
 }
 
-/** How a transaction stands, or how it ended. Lists hold at most 100 names; counts are whole. */
+/** State of a transaction, or how it ended. Lists hold at most 100 names; counts are whole. */
 export interface TransactionStatus {
   id: string
   owner: string
   scope: boolean
   state: 'open' | 'committed' | 'aborted'
-  /** Since the first write, and until it ends, nothing is generated. */
+  /** True from the first write until the end: nothing is generated. */
   writing: boolean
-  /** The label that a commit sets; null leaves the one there is. */
+  /** The label that a commit sets; null leaves the current one. */
   version: string | null
-  /** How many names a commit demands; null where none. */
+  /** Number of names that a commit requires; null if it requires none. */
   expected: number | null
-  /** Tensors of the model that it brought whole. */
+  /** Tensors of the model that were written whole. */
   written: number
-  /** Of the expected tensors (of all, where none are), those that it has not brought. */
+  /** Expected tensors (all tensors, if none are expected) that have not been written. */
   missing: string[]
   missingCount: number
-  /** What writes that failed in it would have brought, and nobody has repeated: it cannot be committed before that. */
+  /** Tensors of failed writes that no later write has repeated. A commit requires them. */
   failed: string[]
   failedCount: number
-  /** Tensors of the model that are torn; once it has ended, those that were then. */
+  /** Tensors of the model that are torn; after the end, those that were torn then. */
   torn: string[]
   tornCount: number
   writes: number
   bytes: number
   /** How long it has been open, or was. */
   seconds: number
-  /** Until it is given up; null once it has ended. */
+  /** Seconds until it is given up; null once it has ended. */
   secondsLeft: number | null
-  /** Once it has ended, what the weights that it would have brought are: as before it, as it brought them, or torn. */
+  /** Once it has ended, the state of the weights that it was to write: as before it, as it wrote them, or torn. */
   outcome: 'old' | 'new' | 'torn' | null
   /** Why it was aborted. */
   reason: string | null
 }
 
 /**
- * Updates of many requests: at most one is open at a time. From its first write until its end the gate is shut, so that nothing is
- * generated from a mixture of weights. Updates that do not belong to it are refused meanwhile (TRANSACTION_OPEN).
+ * Updates of many requests; at most one is open at a time. From its first write until its end the gate is shut, so that
+ * nothing is generated from a mixture of weights. Updates that do not belong to it are refused meanwhile
+ * (TRANSACTION_OPEN).
  */
 export interface WeightTransactions {
-  /** The one that is open. */
+  /** The transaction that is open. */
   readonly current: TransactionStatus | null
   readonly currentId: string | null
   /** It has begun to write: nothing is generated until it ends. */
   readonly writing: boolean
   /**
-   * Opens one, after the updates before it. TRANSACTION_OPEN while somebody else's is open; the opener's own (same words, both scopes)
-   * is given up first. WEIGHTS_UNKNOWN_NAME for an expected name that the model does not have, CONFLICT while weights are asleep.
+   * Opens a transaction, after the updates before it. TRANSACTION_OPEN while somebody else's is open; the opener's own
+   * (same owner, or both are scopes) is given up first. WEIGHTS_UNKNOWN_NAME for an expected name that the model does
+   * not have, CONFLICT while weights are asleep.
    */
   open: (options: TransactionOptions) => Promise<TransactionStatus>
-  /** Also of those that ended lately. NOT_FOUND for an id that is none of them. */
+  /** Also knows transactions that ended lately. NOT_FOUND for any other id. */
   status: (id: string) => TransactionStatus | Promise<TransactionStatus>
   /**
-   * An update that belongs to it (null: to the scope that is open) failed before its tensors were known. What it would have brought is
-   * owed: it can be committed only with all expected tensors; where none are, with all of the model.
+   * An update that belongs to the transaction (null: to the scope that is open) failed before its tensors were known.
+   * They are pending: a commit then requires all expected tensors or, if none are expected, all tensors of the model.
    */
   refused: (id: string | null, reason: string) => void
   /**
-   * Moves the label and opens the gate. TRANSACTION_INCOMPLETE, and it stays open, while expected tensors are missing or a write that
-   * failed has not been repeated. Again after a commit: the same answer. TRANSACTION_ENDED after an abort.
-   * With null as id: the scope that is open, or the last one there was; null where there was none.
+   * Moves the label and opens the gate. TRANSACTION_INCOMPLETE, and it stays open, while expected tensors are missing
+   * or a failed write has not been repeated. A second commit gets the same answer. TRANSACTION_ENDED after an abort.
+   * With null as id: the scope that is open, or the last one; null if there was none.
    */
   commit: (id: string | null, options?: { version?: string, flushCache?: boolean }) => Promise<TransactionStatus | null>
   /**
-   * Gives it up, after the write under way: the label stays. Weights that it wrote are torn, unless they are all that it was to bring.
-   * Again after an abort: the same answer. TRANSACTION_ENDED after a commit.
+   * Gives it up after the write under way; the label stays. Weights that it wrote are torn, unless it wrote all that it
+   * was to write. A second abort gets the same answer. TRANSACTION_ENDED after a commit.
    */
   abort: (id: string, reason: string) => Promise<TransactionStatus>
 }
 
-/** Which tensors updates have brought since generation was paused last, or a transaction opened where it was not. */
+/** Which tensors updates have written since the last pause or, without a pause, since a transaction was opened. */
 export interface WeightCoverage {
   since: 'pause' | 'transaction'
-  /** At most 100 names that none has brought; the count is whole. */
+  /** At most 100 names that no update has written; the count is whole. */
   missing: string[]
   missingCount: number
 }

@@ -3,18 +3,22 @@ import type { FastifyInstance, FastifyRequest, RouteOptions } from 'fastify'
 import { RefitError } from '../errors.ts'
 
 /**
- * Who may call a route. With no keys set all but `admin-only` are open. `normal` wants the API key if one is set; `admin` wants the admin key if
- * one is set (the API key does not do then), else the API key; `public` never wants one. `admin-only` is for routes that must never
- * be open: without an admin key it refuses everybody (403), else it wants that key. No route of refit uses it yet. `normal`, `admin`
- * and `admin-only` are SGLang's NORMAL, ADMIN_OPTIONAL and ADMIN_FORCE.
+ * Who may call a route. Without keys, all routes except `admin-only` are open.
+ * `public` never requires a key. `normal` requires the API key, if one is set. `admin` requires the admin key if one is
+ * set (the API key is refused then), else the API key. `admin-only` is for routes that must never be open: without an
+ * admin key it refuses everybody (403), else it requires that key; no route of refit uses it yet.
+ * `normal`, `admin` and `admin-only` are SGLang's NORMAL, ADMIN_OPTIONAL and ADMIN_FORCE.
  */
 export type AuthLevel = 'public' | 'normal' | 'admin' | 'admin-only'
 
 declare module 'fastify' {
   interface FastifyContextConfig {
-    /** Every route of refit declares one; registration fails otherwise. */
+    /** Every route of refit declares a level; registration fails otherwise. */
     auth?: AuthLevel
-    /** A header that may hold the key instead of `authorization`: a trainer's own. What does not fit there is 403, as that trainer has it. */
+    /**
+     * A trainer's own header that may contain the key instead of `authorization`. A wrong key there is 403, as in that
+     * trainer's own server.
+     */
     keyHeader?: string
   }
 }
@@ -70,7 +74,7 @@ function bearer (request: FastifyRequest): string | undefined {
   return /^bearer +(.+)$/i.exec(request.headers.authorization ?? '')?.[1]?.trim()
 }
 
-// Equal lengths for timingSafeEqual, and nothing to learn about the key's own length.
+// Digests have equal lengths, as timingSafeEqual needs, and reveal nothing about the key's length.
 function digest (key: string): Buffer {
   return createHash('sha256').update(key).digest()
 }

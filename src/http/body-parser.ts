@@ -8,8 +8,8 @@ import { parseJsonText } from './parse-json.ts'
 import { BYTES, FORM, uploadType } from './upload/upload-types.ts'
 
 /**
- * refit's own parsers, in its own scope: a host may have parsers for the same types, and Fastify's refuse empty bodies, which
- * trainers send. Bodies without a content type are read as JSON; other types are refused before they are read.
+ * refit's own parsers, in its own scope: a host may have parsers for the same types, and Fastify's refuse empty bodies,
+ * which trainers send. Bodies without a content type are read as JSON; other types are refused before they are read.
  */
 export function installBodyParsers (app: FastifyInstance): void {
   app.removeAllContentTypeParsers()
@@ -19,7 +19,8 @@ export function installBodyParsers (app: FastifyInstance): void {
       async (request: FastifyRequest, body: IncomingMessage) => parseJson(await readText(request, body))
     )
   }
-  // Routes that take uploads read them from the raw request, when they are ready for them; nobody else is sent one. For forms they have a parser.
+  // Routes with uploads read them from the raw request when they are ready; other routes are sent none. Forms have a
+  // parser of their own.
   app.addContentTypeParser(BYTES, (_request, _payload, done) => {
     done(null)
   })
@@ -40,7 +41,7 @@ export function installBodyParsers (app: FastifyInstance): void {
   })
 }
 
-/** UTF-8, of which handles by the megabyte are ASCII: that is copied, not decoded. */
+/** Decodes UTF-8. Megabytes of handles are ASCII, which is copied instead of decoded. */
 async function readText ({ raw, headers, routeOptions }: FastifyRequest, body: IncomingMessage): Promise<string> {
   const bytes = await holdBody(body, routeOptions.bodyLimit, body === raw ? headers : {})
   const text = isAscii(bytes) ? bytes.toString('latin1') : bytes.toString('utf8')
@@ -48,7 +49,7 @@ async function readText ({ raw, headers, routeOptions }: FastifyRequest, body: I
   return text
 }
 
-/** JSON text, empty meaning `{}`. A key that would reach a prototype is refused, not dropped. */
+/** Parses JSON text; an empty text is `{}`. A key that would reach a prototype is refused, not dropped. */
 export function parseJson (text: string): unknown {
   if (text.trim() === '') return {}
   let value: unknown
@@ -65,7 +66,7 @@ export function parseJson (text: string): unknown {
   return value
 }
 
-/** The body of a GET, which Fastify leaves alone; `{}` without one. */
+/** The body of a GET, which Fastify does not read; `{}` without one. */
 export async function readJsonBody (request: FastifyRequest): Promise<unknown> {
   const { 'content-length': length = '0', 'transfer-encoding': encoding } = request.headers
   if (encoding === undefined && length === '0') return {}

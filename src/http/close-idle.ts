@@ -1,6 +1,9 @@
 import type { FastifyInstance } from 'fastify'
 
-/** Connections that are idle are closed by the server's close itself; one whose reply ends later is idle a turn after that, and closed then. */
+/**
+ * The server's close ends idle connections itself. A connection whose reply ends later becomes idle one turn after the
+ * reply, and is closed then.
+ */
 export function closeIdle (app: FastifyInstance): void {
   let isClosing = false
   app.addHook('preClose', async () => {

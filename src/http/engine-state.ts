@@ -37,7 +37,7 @@ type EngineState = Type.Static<typeof EngineState>
 
 const SHOWN = 100
 
-/** The state in the words of the health endpoints. */
+/** The engine's state as the health endpoints report it. */
 export function engineState (engine: RolloutEngine): EngineState {
   const { weights, transactions } = engine
   const { current } = transactions

@@ -12,14 +12,14 @@ export type ErrorForm = 'sglang' | 'weights' | 'lora' | 'openai' | ((refusal: Re
 
 declare module 'fastify' {
   interface FastifyContextConfig {
-    /** Shape of this route's refusals (default `sglang`). */
+    /** Form of this route's refusals (default `sglang`). */
     errors?: ErrorForm
   }
 }
 
 export interface Refusal {
   status: number
-  /** A code of src/errors.ts, or Fastify's own (FST_ERR_…) where it refused first. */
+  /** A code of src/errors.ts, or Fastify's own (FST_ERR_…) if Fastify refused first. */
   code: string
   message: string
   param: string | null
@@ -34,7 +34,7 @@ const OPENAI_TYPES: Record<number, string> = {
   504: 'timeout_error'
 }
 
-/** What a client is told of an error; a defect's own words stay in the log. */
+/** What a client is told of an error; the message of a defect is only logged. */
 export function refusalOf (error: unknown): Refusal {
   if (error instanceof RefitError) {
     return {
@@ -90,7 +90,7 @@ export function errorFormOf (request: FastifyRequest): ErrorForm {
 
 export function errorHandler (error: unknown, request: FastifyRequest, reply: FastifyReply): FastifyReply {
   const refusal = refusalOf(error)
-  // 503 says what state the server is in, which is nobody's defect, unless something else brought it there.
+  // 503 reports the server's state, which is no defect, unless another error caused it.
   if (refusal.status === 503 && (error as RefitError).cause === undefined) {
     request.log.warn(
       { code: refusal.code },
@@ -99,7 +99,7 @@ export function errorHandler (error: unknown, request: FastifyRequest, reply: Fa
   } else if (refusal.status >= 500) request.log.error({ err: error }, refusal.message)
   else request.log.info({ code: refusal.code, param: refusal.param }, refusal.message)
   if (refusal.status === 503) reply.header('retry-after', RETRY_AFTER_SECONDS)
-  // What the client has still to send would be read to its end.
+  // Otherwise the server would read the rest of the body to its end.
   if (refusal.status === 413) reply.header('connection', 'close')
   if (refusal.status === 401) reply.header('www-authenticate', 'Bearer')
   return reply.code(refusal.status).send(refusalBody(errorFormOf(request), refusal))

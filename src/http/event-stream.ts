@@ -2,12 +2,14 @@ import { Readable } from 'node:stream'
 import type { FastifyReply } from 'fastify'
 import { STREAM_HIGH_WATER } from './limits.ts'
 
-/** How long a stream's status waits for the first event, so that a request refused by the engine is refused by status. */
+/**
+ * How long a stream's status waits for the first event, so that a request refused by the engine gets an error status.
+ */
 const FIRST_EVENT_MS = 250
 
 /**
- * Server-sent events, made when the reader has room for them: `next` gives the object of the next frame, or undefined while there is
- * none. A slow reader thereby gets fewer, larger events; nothing piles up, and generation does not wait.
+ * Server-sent events, made when the reader has room for them: `next` returns the object of the next frame, or undefined
+ * if there is none. A slow reader gets fewer, larger events; nothing piles up, and generation does not wait.
  */
 export class EventStream extends Readable {
   readonly #next: () => unknown
@@ -22,12 +24,12 @@ export class EventStream extends Readable {
     this.#onOpen = onOpen
   }
 
-  /** There may be something new. */
+  /** There may be a new frame. */
   notify (): void {
     if (this.#wanted) this.#pump()
   }
 
-  /** After what is left: `last`, if given, then the end mark. */
+  /** Ends the stream after the remaining frames: `last`, if given, then the end mark. */
   finish (): void {
     this.#ended = true
     this.notify()
@@ -57,14 +59,17 @@ export class EventStream extends Readable {
 }
 
 export interface StreamedRun {
-  /** Runs to the end, calling `changed` whenever `next` may have something. */
+  /** Runs to the end, and calls `changed` whenever `next` may have a frame. */
   run: (changed: () => void) => Promise<void>
   next: () => unknown
-  /** The frame that says why a run broke off after its first byte. */
+  /** The frame that reports why a run broke off after its first byte. */
   failure: (error: unknown) => unknown
 }
 
-/** Replies with the events of a run. An error before the first event is thrown and becomes a status; later ones become an event. */
+/**
+ * Replies with the events of a run. An error before the first event is thrown and becomes a status; a later one becomes
+ * an event.
+ */
 export async function sendEvents (reply: FastifyReply, { run, next, failure }: StreamedRun): Promise<FastifyReply> {
   let broken: unknown
   let failed = false
@@ -98,7 +103,7 @@ export async function sendEvents (reply: FastifyReply, { run, next, failure }: S
     reply.request.log.info({ err: error }, 'a stream broke off')
     stream.finish()
   })
-  // The client has left already; there is nobody to tell.
+  // The client has disconnected already.
   if (reply.raw.destroyed) return reply.hijack()
   reply.header('content-type', 'text/event-stream; charset=utf-8').header('cache-control', 'no-cache').header(
     'x-accel-buffering',

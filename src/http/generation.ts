@@ -8,22 +8,22 @@ import { Sample } from './sample.ts'
 import type { TextOptions } from './sglang/sampling.ts'
 import { textEvents } from './sglang/text-events.ts'
 
-/** One sample to make. */
+/** One sample to generate. */
 export interface SamplePlan {
-  /** The engine's id for it. */
+  /** The engine's id of the sample. */
   rid: string
-  /** What the client called it; several samples may share a name. */
+  /** Ids by which the client knows it; several samples may share one. */
   names: string[]
   promptIds: Int32Array
   sampling: SamplingParams
   logprobs: LogprobOptions | null
   text: TextOptions
   cacheSalt: string | undefined
-  /** First position whose experts are wanted; absent for none. */
+  /** First position whose experts are requested; absent for none. */
   expertsFrom?: number
 }
 
-/** The engine requests behind one HTTP request: they run side by side, and one that fails ends them all. */
+/** The engine requests behind one HTTP request. They run side by side, and a failure of one ends them all. */
 export class Generation {
   readonly samples: Sample[]
   readonly #plans: SamplePlan[]
@@ -36,7 +36,7 @@ export class Generation {
     this.samples = plans.map(plan => new Sample(plan.rid, plan.promptIds, context.engine.weightVersion))
   }
 
-  /** Ends when all samples have; `onEvent` tells which of them has news. */
+  /** Resolves when all samples have ended; `onEvent` gets the index of a sample that has new tokens. */
   async run (onEvent: (index: number) => void = () => {}): Promise<void> {
     const { engine, live } = this.#context
     requireServing(engine.weights)
@@ -57,7 +57,10 @@ export class Generation {
     }
   }
 
-  /** Ends what still runs, with what it has so far. Once: a full queue refuses thousands of samples, and each of them calls. */
+  /**
+   * Ends the samples that still run, with what they have so far. Runs once: a full queue refuses thousands of samples,
+   * and each of them calls it.
+   */
   abort (): void {
     if (this.#aborted) return
     this.#aborted = true
@@ -92,7 +95,7 @@ export class Generation {
   }
 }
 
-/** Aborts when the client is gone before it has its whole reply: nobody would read the tokens. */
+/** Aborts if the client disconnects before it has its whole reply: nobody would read the tokens. */
 export function abortOnHangup (raw: ServerResponse, generation: Generation): void {
   const abort = (): void => {
     if (!raw.writableFinished) generation.abort()

@@ -2,7 +2,7 @@ import type { FastifyRequest } from 'fastify'
 import { readJsonBody } from './body-parser.ts'
 import type { bodyCheck } from './validation.ts'
 
-/** Fields of a GET: those of its JSON body, which trainers send, over those of its query. */
+/** Fields of a GET: those of its JSON body, which trainers send, take precedence over those of its query. */
 export async function getBody<T> (
   request: FastifyRequest<{ Querystring: object }>,
   check: ReturnType<typeof bodyCheck>

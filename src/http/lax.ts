@@ -1,5 +1,5 @@
-// Trainers' clients send numbers and booleans as strings (`"master_port": "29500"`); servers built on pydantic take them.
-// Other conversions it does not do either: a number is no string, null is no default.
+// Trainers' clients send numbers and booleans as strings (`"master_port": "29500"`), and servers built on pydantic
+// accept them. As in pydantic, there are no other conversions: a number is no string, null is no default.
 
 interface Schema {
   type?: string
@@ -12,8 +12,8 @@ const TRUE = new Set(['true', '1', 'yes', 'on', 't', 'y'])
 const FALSE = new Set(['false', '0', 'no', 'off', 'f', 'n'])
 
 /**
- * `value` with strings turned into the numbers and booleans that the schema wants there. The caller's arrays and objects stay as they
- * are; those in which something differs are copied.
+ * Returns `value` with strings turned into the numbers and booleans that the schema requires. The caller's arrays and
+ * objects are not changed; those in which something differs are copied.
  */
 export function coerceLax (schema: Schema, value: unknown): unknown {
   if (value === null || value === undefined) return value
@@ -34,18 +34,24 @@ export function coerceLax (schema: Schema, value: unknown): unknown {
   }
 }
 
-/** A branch that takes the value as it is comes before any that would change it: ["1", "2"] are two texts before they are two token ids. */
+/**
+ * A branch that accepts the value unchanged wins over branches that would convert it: ["1", "2"] are two texts, not two
+ * token ids.
+ */
 function coerceUnion (branches: Schema[], value: unknown): unknown {
   if (branches.some(branch => fits(branch, value))) return value
   const changed = branches.map(branch => [branch, coerceLax(branch, value)] as const).filter(([, coerced]) =>
     coerced !== value
   )
-  // Where none fits, the validation refuses what is left.
+  // If no branch fits, the validation refuses the value.
   const [, coerced] = changed.find(([branch, coerced]) => fits(branch, coerced)) ?? changed[0] ?? [undefined, value]
   return coerced
 }
 
-/** Of the types that the schema wants, `value` and what is in it have none to be changed; limits and patterns are not looked at. */
+/**
+ * Whether the value and its contents have the types of the schema, without conversions. Limits and patterns are not
+ * checked.
+ */
 function fits (schema: Schema, value: unknown): boolean {
   if (schema.anyOf !== undefined) return schema.anyOf.some(branch => fits(branch, value))
   const { type, items, properties = {} } = schema

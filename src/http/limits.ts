@@ -1,22 +1,26 @@
-/** Of bodies: flattened handles and lists of a hundred thousand names reach tens of megabytes. */
+/** For bodies: flattened handles and lists of a hundred thousand names take tens of megabytes. */
 export const BODY_LIMIT = 64 * 1024 * 1024
 
-/** Of handles of tensors: a mixture's 19,000 take some 9 MB in base64, and trainers repeat them for every rank. */
+/**
+ * For bodies with tensor handles: 19,000 handles of a mixture of experts take 9 MB in base64, repeated for every rank.
+ */
 export const TENSOR_BODY_LIMIT = 256 * 1024 * 1024
 
-/** What a client that got 503 is told to wait. */
+/** Value of `retry-after` with status 503. */
 export const RETRY_AFTER_SECONDS = 1
 
 /** Prompts of one request times its samples. */
 export const MAX_BATCH = 4096
 
-/** Longest request id; they are echoed, logged and kept. */
+/** Longest request id: ids are echoed, logged and kept. */
 export const MAX_RID_LENGTH = 256
 
-/** Longest key of the prefix cache: every sample of a request has its own copy, and every node of the cache names it. */
+/**
+ * Longest key of the prefix cache: every sample of a request has its own copy, and every node of the cache stores it.
+ */
 export const MAX_SALT_LENGTH = 1024
 
 export const MAX_TOP_LOGPROBS = 1024
 
-/** Bytes of a stream that may wait in a slow reader's queue before events are merged instead. */
+/** Bytes of a stream that may wait for a slow reader before events are merged instead. */
 export const STREAM_HIGH_WATER = 64 * 1024

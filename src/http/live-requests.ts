@@ -2,8 +2,8 @@ import { RefitError } from '../errors.ts'
 import type { RolloutEngine } from '../contract/rollout-engine.ts'
 
 /**
- * Ids of the requests under way as clients know them, each with the engine requests behind it: a batch or n samples are several
- * there. What `/abort_request` names is looked up here.
+ * Ids of the requests under way as clients know them, each with its engine requests: a batch or n samples are several
+ * there. `/abort_request` looks ids up here.
  */
 export class LiveRequests {
   readonly #engine: RolloutEngine
@@ -13,7 +13,7 @@ export class LiveRequests {
     this.#engine = engine
   }
 
-  /** Claims `names`; throws when one is taken, then none is. The function gives them back. */
+  /** Claims `names`. Throws if one of them is taken, and then claims none. The returned function releases them. */
   claim (names: Map<string, string[]>): () => void {
     for (const name of names.keys()) {
       if (this.#engineRids.has(name)) throw duplicate(name)
@@ -24,7 +24,10 @@ export class LiveRequests {
     }
   }
 
-  /** Aborts the request of that name, or all whose names begin with it. An unknown name is no error: it may have just ended. */
+  /**
+   * Aborts the request with that id, or all whose ids begin with it. An unknown id is no error: its request may have
+   * just ended.
+   */
   abort (name: string, prefix: boolean): void {
     if (name === '') return
     const found = prefix

@@ -7,7 +7,10 @@ const TOKEN_BUCKETS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 
 const REQUEST_BUCKETS = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600]
 const UPDATE_BUCKETS = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300]
 
-/** Prometheus metrics of one plugin instance, in a registry of its own: a host's default registry stays the host's. */
+/**
+ * Prometheus metrics of one plugin instance, in a registry of its own, so that the host's default registry is not
+ * touched.
+ */
 export class Metrics {
   readonly registry = new Registry()
   readonly #engine: RolloutEngine
@@ -94,7 +97,7 @@ export class Metrics {
     for (const outcome of ['success', 'refused', 'torn']) this.#updates.inc({ outcome }, 0)
   }
 
-  /** `before`: the sample's tokens and the time of its last one before the event that it just took. */
+  /** `before`: the sample's count of tokens and the time of its last one before the event that it just received. */
   observeEvent (sample: Sample, before: { tokens: number, at: number }): void {
     const count = sample.tokens.length - before.tokens
     if (count > 0 && before.tokens === 0) this.#firstToken.observe((sample.firstTokenAt! - sample.startedAt) / 1000)
@@ -105,7 +108,7 @@ export class Metrics {
     if (sample.firstTokenAt !== null) this.#decode.observe((sample.lastTokenAt - sample.firstTokenAt) / 1000)
   }
 
-  /** Once per request, when its prefill is done. */
+  /** Called once per request, when its prefill is done. */
   observeStart ({ queueMs, prefillMs }: StartTimes): void {
     this.#queue.observe(queueMs / 1000)
     this.#prefill.observe(prefillMs / 1000)
@@ -121,7 +124,7 @@ export class Metrics {
     this.#updates.inc({ outcome: torn ? 'torn' : 'refused' })
   }
 
-  /** Memory that trainers share: what was opened is closed again, and every reference that they hold for us is given back. */
+  /** Handles of trainers' memory: what was opened is closed again, and every reference is given back. */
   watchHandles (counts: Readonly<{ handlesReleased: number, filesOpened: number, filesClosed: number }>): void {
     this.#counter(
       'tensor_shares_released_total',
@@ -136,7 +139,7 @@ export class Metrics {
     this.#counter('tensor_files_closed_total', 'Those that were closed again', () => counts.filesClosed)
   }
 
-  /** Memory that uploads wait in. */
+  /** Memory that holds uploads until they are written. */
   watchUploads (uploads: { staging: { bytes: { live: number, kept: number } } }): void {
     this.#gauge('upload_staging_bytes', 'Memory in use by uploads under way', () => uploads.staging.bytes.live)
     this.#gauge(
@@ -168,7 +171,7 @@ export class Metrics {
     )
   }
 
-  /** What trainers asked to keep between requests. */
+  /** Tensors that trainers asked to keep between requests. */
   watchKept (stats: () => { names: number, bytes: number }): void {
     this.#gauge(
       'kept_tensor_names',
@@ -191,7 +194,7 @@ export class Metrics {
     this.registry.clear()
   }
 
-  /** What the engine knows is read when somebody asks. */
+  /** Gauges that read the engine when they are scraped. */
   #readEngine (): void {
     const engine = this.#engine
     this.#gauge('num_requests_running', 'Requests that generate', () => engine.stats.running)
@@ -290,8 +293,8 @@ function ratio (part: number, whole: number): number {
   return whole === 0 ? 0 : part / whole
 }
 
-// A gauge without a value would be left out; NaN is Prometheus's word for "not a number".
-// The look-behind keeps a long label from being searched again from each of its digits.
+// NaN is Prometheus's value for "not a number"; a gauge without a value would be left out. The look-behind stops the
+// regular expression from searching a long label again from each of its digits.
 export function trailingNumber (version: string): number {
   return Number(/(?<!\d)\d+$/.exec(version)?.[0] ?? NaN)
 }

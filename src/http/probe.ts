@@ -5,15 +5,16 @@ import type { RolloutEngine } from '../contract/rollout-engine.ts'
 const POLL_MS = 50
 
 /**
- * True once the engine has shown that it computes: it answered a request of one token, or stepped for others meanwhile. Also true when
- * it is paused, asleep or in the midst of a weight transaction, since then it stands still on purpose. False when nothing happened in time.
+ * True once the engine has shown that it computes: it answered a request of one token, or made a step for others. Also
+ * true while it is paused, asleep or in a weight transaction that writes, since it is idle on purpose then. False if
+ * nothing happened in time.
  */
 export async function computes (engine: RolloutEngine, timeoutMs: number): Promise<boolean> {
   if (standsStill(engine)) return true
   const steps = engine.stats.steps
   const rid = `HEALTH_CHECK_${randomBytes(8).toString('hex')}`
   let answered: boolean | undefined
-  // A full queue refuses the probe; steps then tell.
+  // A full queue refuses the probe; then the count of steps decides.
   const probe = ask(engine, rid).then(() => {
     answered = true
   }, () => {

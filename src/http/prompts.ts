@@ -5,7 +5,7 @@ import { MAX_BATCH } from './limits.ts'
 import { invalid } from './refuse.ts'
 import { DEFAULT_MAX_NEW_TOKENS } from './sglang/sampling.ts'
 
-/** Token ids as a client sent them, checked against the vocabulary. `param` names the list. */
+/** Checks token ids of a client against the vocabulary. `param` names the list. */
 export function idsOf (ids: readonly number[], info: EngineInfo, param: string): Int32Array {
   if (ids.length === 0) throw new RefitError('INVALID_REQUEST', `${param} cannot be empty.`, { param })
   const checked = new Int32Array(ids.length)
@@ -46,7 +46,10 @@ export function needTokenizer (tokenizer: Tokenizer | null, param: string): Toke
   )
 }
 
-/** How many tokens may be generated after a prompt; `fallback` is the default where none were asked for; see `Sampling.maxNewTokens`. */
+/**
+ * How many tokens may be generated after a prompt. `fallback` is the default if the request names no number; see
+ * `Sampling.maxNewTokens`.
+ */
 export function fitContext (
   promptTokens: number,
   wanted: number | null | undefined,
@@ -77,7 +80,7 @@ export function fitContext (
   return wanted
 }
 
-/** A batch that could never be held at once is refused as such, not as a full queue. */
+/** Refuses a batch that can never be queued at once, with its own error instead of a full queue's. */
 export function checkBatch (prompts: number, n: number, info: EngineInfo, maxBatch: number, param: string): void {
   const limit = Math.min(maxBatch, MAX_BATCH, info.maxRunningRequests + info.maxQueuedRequests)
   if (prompts * n > limit) {

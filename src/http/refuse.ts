@@ -1,6 +1,6 @@
 import { RefitError } from '../errors.ts'
 
-/** Refuses the first of `features` that is set: null, false, "" and empty lists and objects are not. */
+/** Refuses the first of `features` that is set. null, false, "" and empty lists and objects count as not set. */
 export function refuseUnsupported (fields: object, features: Record<string, string>, prefix = ''): void {
   for (const [field, feature] of Object.entries(features)) {
     const value = (fields as Record<string, unknown>)[field]
@@ -22,7 +22,7 @@ export function invalid (param: string, message: string): RefitError {
   return new RefitError('INVALID_REQUEST', `${param}: ${message}`, { param })
 }
 
-/** OpenAI's `response_format`, of which only plain text can be had. */
+/** Refuses any `response_format` of OpenAI's except plain text. */
 export function refuseFormat (format: unknown): void {
   if (format == null || (format as { type?: unknown }).type === 'text') return
   throw new RefitError('UNSUPPORTED', 'response_format: only {"type": "text"} is supported by this server', {
@@ -32,7 +32,7 @@ export function refuseFormat (format: unknown): void {
 
 const MAX_DEPTH = 256
 
-/** Refuses what would overflow the stack of whoever walks it, a chat template above all. */
+/** Refuses values so deep that walking them, in a chat template above all, would overflow the stack. */
 export function refuseDeep (root: unknown, param: string): void {
   let level = [root]
   for (let depth = 0; level.length > 0; depth++) {

@@ -1,14 +1,14 @@
 import type { FinishReason, InputLogprobs, Scored } from '../contract/rollout-engine.ts'
 import type { TextEvent } from '../engine/text-generation.ts'
 
-/** Tokens [start, end) of the output were made by weights of this label. */
+/** Tokens [start, end) of the output come from weights with this label. */
 export interface VersionSpan {
   version: string
   start: number
   end: number
 }
 
-/** What one engine request has brought so far. */
+/** Output of one engine request so far. */
 export class Sample {
   readonly rid: string
   readonly promptIds: Int32Array
@@ -18,10 +18,10 @@ export class Sample {
   readonly top: Scored[][] = []
   readonly ids: Scored[][] = []
   input: InputLogprobs | null = null
-  /** See `TokenEvent.experts`; once it has ended. */
+  /** See `TokenEvent.experts`; set once it has ended. */
   experts: Uint16Array | null = null
   readonly spans: VersionSpan[] = []
-  /** The engine's label until a token says its own. */
+  /** The engine's label until the first token reports its own. */
   weightVersion: string
   promptTokens: number
   cachedTokens = 0
@@ -47,14 +47,14 @@ export class Sample {
       this.lastTokenAt = now
       this.#extendSpan(event.weightVersion, event.tokens.length)
     }
-    // Not push(...list): a first event can carry more logprobs than a call takes arguments.
+    // Not push(...list): a first event can contain more logprobs than a call takes arguments.
     for (const token of event.tokens) this.tokens.push(token)
     for (const logprob of event.logprobs) this.logprobs.push(logprob)
     for (const row of event.top) this.top.push(row)
     for (const row of event.ids) this.ids.push(row)
     this.text += event.text
     this.input = event.input ?? this.input
-    // An event without a token, of an abort say, may come after an update that made none of the tokens.
+    // An event without a token, such as an abort, may come after an update that produced none of the tokens.
     if (event.tokens.length > 0 || this.tokens.length === 0) this.weightVersion = event.weightVersion
     this.promptTokens = event.promptTokens
     this.cachedTokens = event.cachedTokens

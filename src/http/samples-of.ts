@@ -1,7 +1,7 @@
 import type { SamplePlan } from './generation.ts'
 import type { Sampling } from './sglang/sampling.ts'
 
-/** The samples of one prompt, as many as its sampling says, beside each other: sample j takes seed + j. */
+/** The samples of one prompt, as many as its sampling requests. Sample j takes seed + j. */
 export function samplesOf (
   sampling: Sampling,
   maxNewTokens: number,

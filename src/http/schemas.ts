@@ -1,28 +1,28 @@
 import { Type } from 'typebox'
 import type { TSchema } from 'typebox'
 
-/** A field that may be left out or be null, both meaning its default. */
+/** A field that may be left out or be null; both mean its default. */
 export function nullable<T extends TSchema> (schema: T, description?: string) {
   return Type.Optional(Type.Union([schema, Type.Null()], description === undefined ? {} : { description }))
 }
 
-/** Of replies to updates. */
+/** For replies to updates. */
 export const tornTensors = Type.Integer({
   description: 'Tensors of the model that are torn still. It generates once they are written too.'
 })
 
-/** Of every update of weights. */
+/** For every update of weights. */
 export const transactionField = nullable(
   Type.String(),
   'Id of the weight transaction that it belongs to (POST /weight_transactions).'
 )
 
-/** A field that is taken and has no effect here. */
+/** A field that is accepted and has no effect here. */
 export function unused (description = 'Taken and without effect here.') {
   return Type.Optional(Type.Unknown({ description }))
 }
 
-/** A field of servers with features that refit does not have: refused by name when it is set to something. */
+/** A field of other servers for a feature that refit does not have: refused by name if it is set. */
 export function refused (feature: string) {
   return Type.Optional(Type.Unknown({ description: `Not supported (${feature}): refused unless null or empty.` }))
 }
@@ -70,7 +70,7 @@ export function refusals (schema: TSchema = Refusal) {
   return { '4xx': schema, '5xx': schema }
 }
 
-/** A 200 that is JSON, or server-sent events where the request asks for a stream. */
+/** A 200 that is JSON, or server-sent events if the request asks for a stream. */
 export function streamable (schema: TSchema, description: string) {
   const events = Type.String({ description: 'Frames `data: <JSON>`, the last one `data: [DONE]`.' })
   return { description, content: { 'application/json': { schema }, 'text/event-stream': { schema: events } } }

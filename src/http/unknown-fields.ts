@@ -7,7 +7,7 @@ interface Schema {
 
 const REMEMBERED = 1000
 
-/** Says once per route and field that a field of a body is known to nobody here: trainers send more than servers read. */
+/** Logs each unknown field of a body once per route: trainers send more fields than servers read. */
 export function logUnknownFields (app: FastifyInstance): void {
   const seen = new Set<string>()
   app.addHook('preHandler', async request => {
@@ -15,7 +15,7 @@ export function logUnknownFields (app: FastifyInstance): void {
     if (known === undefined || typeof request.body !== 'object' || request.body === null) return
     for (const field of unknownFields(known, request.body)) {
       const key = `${request.routeOptions.url} ${field.slice(0, 100)}`
-      // Bounded: the names come from clients.
+      // The count is bounded, because the names come from clients.
       if (seen.has(key) || seen.size >= REMEMBERED) continue
       seen.add(key)
       request.log.info({ route: request.routeOptions.url, field: field.slice(0, 100) }, 'unknown field ignored')
@@ -23,7 +23,7 @@ export function logUnknownFields (app: FastifyInstance): void {
   })
 }
 
-/** Of the body, and of objects in it (sampling parameters) whose fields are known too. */
+/** Unknown fields of the body, and of objects in it (sampling parameters) whose fields are known. */
 function unknownFields (known: Record<string, Schema>, body: object): string[] {
   return Object.entries(body).flatMap(([field, value]: [string, unknown]) => {
     if (!Object.hasOwn(known, field)) return [field]

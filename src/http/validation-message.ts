@@ -10,25 +10,34 @@ interface Schema {
   description?: string
 }
 
-/** What is wrong with a value: the field at fault and a sentence with expected and got. Wants ajv's `verbose` errors. */
+/**
+ * Describes what is wrong with a value: the field at fault, and a sentence with expected and got. Needs ajv's `verbose`
+ * errors.
+ */
 export function explain (errors: ErrorObject[], part: string): { param: string, message: string } {
   const error = furthest(errors)
   const param = fieldOf(error, part)
   return { param, message: `${param}: ${sentence(error)}` }
 }
 
-/** Each branch of a union stops at its first error; the branch that came furthest is the one that was meant. */
+/**
+ * Each branch of a union stops at its first error. The branch that got furthest is probably the one that the client
+ * meant.
+ */
 function furthest (errors: ErrorObject[]): ErrorObject {
   let best = errors[0]!
   for (const error of errors) {
     const order = comparePaths(error.instancePath, best.instancePath) || rank(error) - rank(best)
-    // Of unions inside each other the outer one, which comes later, says most.
+    // For nested unions, the outer one, which comes later, says most.
     if (order > 0 || (order === 0 && error.keyword === 'anyOf')) best = error
   }
   return best
 }
 
-/** At one place: a broken limit means that the type was right, and a union says more than one of its branches. */
+/**
+ * Ranks errors at one place: a broken limit means that the type was right, and a union says more than one of its
+ * branches.
+ */
 function rank ({ keyword }: ErrorObject): number {
   return keyword === 'anyOf' ? 1 : keyword === 'type' || keyword === 'const' ? 0 : 2
 }
@@ -80,7 +89,7 @@ function sentence (error: ErrorObject): string {
   }
 }
 
-/** A schema in words: "a string, an array of strings or null". */
+/** Describes a schema: "a string, an array of strings or null". */
 export function describe (schema: Schema): string {
   if (schema.anyOf !== undefined) return join([...new Set(branches(schema).map(describe))])
   if ('const' in schema) return JSON.stringify(schema.const)

@@ -20,14 +20,15 @@ const bodies = new Ajv({ ...options, coerceTypes: false })
 const strings = new Ajv({ ...options, coerceTypes: 'array' })
 
 /**
- * The validators of refit's own scope: a host's would turn "3" into 3 and drop fields that they do not know.
- * Bodies whose schema forbids unknown fields are taken as they are; others get pydantic's leniency towards numeric strings.
+ * Validators of refit's own scope: a host's validators would turn "3" into 3 and drop fields that they do not know.
+ * Bodies whose schema forbids unknown fields are taken unchanged; others get pydantic's leniency towards numeric
+ * strings.
  */
 export const validatorCompiler: FastifySchemaCompiler<TSchema> = ({ schema, httpPart }) => {
   return httpPart === 'body' ? bodyCheck(schema) : stringCheck(schema, httpPart ?? 'query')
 }
 
-/** The check of a JSON body against a schema; also used for bodies that arrive on a GET. */
+/** Checks a JSON body against a schema; also used for bodies that arrive on a GET. */
 export function bodyCheck (schema: TSchema): Check {
   const validate = bodies.compile(schema)
   const strict = (schema as { additionalProperties?: unknown }).additionalProperties === false

@@ -11,7 +11,10 @@ export interface DiskHost extends UpdateHost {
 }
 
 export interface DiskUpdate extends UpdateFields {
-  /** A function for a path that is known only after a check: an update that fails before leaves its transaction pending. */
+  /**
+   * A function for a path that is known only after a check. If the check fails, the transaction of the update has
+   * tensors pending.
+   */
   readonly path: string | (() => Promise<string>)
   /** null, "auto" or "safetensors". */
   readonly loadFormat?: string | null | undefined
@@ -19,7 +22,10 @@ export interface DiskUpdate extends UpdateFields {
 
 const FORMATS = [null, undefined, 'auto', 'safetensors']
 
-/** Opens, checks and writes a checkpoint, then moves the label. A part of a checkpoint heals the tensors that it contains. */
+/**
+ * Opens, checks and writes a checkpoint, then moves the label. A part of a checkpoint heals the tensors that it
+ * contains.
+ */
 export async function updateFromDisk (
   host: DiskHost,
   { path, loadFormat = null, ...fields }: DiskUpdate

@@ -19,7 +19,10 @@ export interface DistributedUpdate extends UpdateFields {
   readonly loadFormat?: string | null | undefined
 }
 
-/** Receives what the trainer broadcasts and writes it, then returns. The tensors of a refused request are received and dropped first. */
+/**
+ * Receives what the trainer broadcasts and writes it, then returns. The tensors of a refused request are received and
+ * dropped first.
+ */
 export async function updateFromDistributed (
   host: DistributedHost,
   { names, dtypes, shapes, groupName = GROUP_NAME, loadFormat = null, ...fields }: DistributedUpdate

@@ -5,7 +5,10 @@ export interface Loaded {
   loadFormat: string
 }
 
-/** Where the weights came from last; SGLang's clients read it back. What a transaction brings counts once that has ended well. */
+/**
+ * Path and format of the last loaded checkpoint; SGLang's clients read them. An update in a transaction counts once
+ * that has ended well.
+ */
 export class LoadedFrom {
   readonly #transactions: Pick<WeightTransactions, 'status'>
   #loaded: Loaded
@@ -23,7 +26,7 @@ export class LoadedFrom {
     return this.#settled().loadFormat
   }
 
-  /** `loadFormat` null: it stays. `transaction`: the one that the update belongs to. */
+  /** `loadFormat` null leaves the format as it is. `transaction`: the one that the update belongs to. */
   update (modelPath: string, loadFormat: string | null, transaction?: string): void {
     if (transaction === undefined) this.#loaded = { modelPath, loadFormat: loadFormat ?? this.#settled().loadFormat }
     else this.#pending.push({ transaction, modelPath, loadFormat })
@@ -33,7 +36,7 @@ export class LoadedFrom {
     this.#pending = this.#pending.filter(update => {
       const outcome = this.#outcome(update.transaction)
       if (outcome === null) return true
-      // Of one that was aborted when all had come, the bytes are in place.
+      // A transaction that was aborted after all of its tensors had come leaves the new bytes in place.
       if (outcome === 'new') {
         this.#loaded = {
           modelPath: update.modelPath,
@@ -45,7 +48,10 @@ export class LoadedFrom {
     return this.#loaded
   }
 
-  /** Null while it is open. A remote engine, which would say so later, is taken to end it well. */
+  /**
+   * Null while the transaction is open. A remote engine reports its outcome later, so its transaction is assumed to end
+   * well.
+   */
   #outcome (id: string): TransactionStatus['outcome'] {
     try {
       const status = this.#transactions.status(id)
@@ -53,7 +59,7 @@ export class LoadedFrom {
       status.catch(() => {})
       return 'new'
     } catch {
-      // Nobody remembers it.
+      // The engine does not remember this transaction any more.
       return 'old'
     }
   }

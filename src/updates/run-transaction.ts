@@ -7,22 +7,22 @@ import { registerPending, writeSource } from './run-update.ts'
 import type { UpdateFields, UpdateHost } from './run-update.ts'
 
 export interface TransactionRunOptions extends Omit<UpdateFields, 'abortAllRequests'> {
-  /** Who writes, in words. */
+  /** Name of the writer, for people. */
   readonly owner: string
-  /** Milliseconds that all of it may take. */
+  /** Milliseconds that the whole transaction may take. */
   readonly deadlineMs: number
-  /** Become a part of the trainer's scope that is open, if one is (default false: TRANSACTION_OPEN). */
+  /** Join the trainer's scope if one is open (default false: TRANSACTION_OPEN). */
   readonly joinsScope?: boolean
-  /** The error that the caller gets for one that ended the run; `isOld`: nothing had been written before it. */
+  /** Makes the caller's error from the one that ended the run. `isOld`: nothing had been written before it. */
   readonly explain?: (error: unknown, isOld: boolean) => unknown
 }
 
 /**
- * Runs an update of many sources, one after another, as one: in a transaction of its own, in the one that the options name or in
- * the trainer's scope that is open. Nothing is generated between its first write and its end.
+ * Runs an update of many sources, one after another, as one: in a transaction of its own, in the one that the options
+ * name or in the trainer's scope that is open. Nothing is generated between its first write and its end.
  *
- * If `run` fails, its own transaction is aborted, and WEIGHTS_TORN names what had been written. A transaction of somebody else
- * stays open, with tensors pending that nobody knows. If `run` returns, its own transaction is committed.
+ * If `run` fails, its own transaction is aborted, and WEIGHTS_TORN names what had been written. A transaction of
+ * somebody else stays open, with tensors pending that nobody knows. If `run` returns, its own transaction is committed.
  */
 export async function runTransaction (
   { engine, metrics }: UpdateHost,
@@ -56,7 +56,7 @@ export class TransactionPart {
     this.#options = options
   }
 
-  /** Opens or enters the transaction. Before it, a failure costs nobody a turn. */
+  /** Opens or joins the transaction. Whatever can fail before this call makes no other update wait. */
   async begin (): Promise<void> {
     const { owner, transaction, version, deadlineMs, joinsScope = false } = this.#options
     const { transactions } = this.#engine
@@ -98,7 +98,7 @@ export class TransactionPart {
     return { ...sumReports(this.#reports), ...this.#isOwn ? {} : { transaction: this.#id! } }
   }
 
-  /** Ends it after an error; returns the error for the caller. */
+  /** Ends the transaction after an error, and returns the error for the caller. */
   async giveUp (error: unknown): Promise<unknown> {
     const { transaction, joinsScope = false, explain = error => error } = this.#options
     if (!this.#isOwn) {

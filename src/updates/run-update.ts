@@ -9,11 +9,11 @@ import type { UpdateMetrics } from './measure-update.ts'
 export interface UpdateHost {
   readonly engine: RolloutEngine
   readonly metrics: UpdateMetrics
-  /** Updates under way; a client's retry joins the one that it repeats. */
+  /** Updates under way, so that a client's retry joins the update that it repeats. */
   readonly retries: CallJoiner<UpdateOutcome>
 }
 
-/** What a caller may say about any update. */
+/** Options of any update. */
 export interface UpdateFields {
   /** End running requests instead of waiting for them (default false). */
   readonly abortAllRequests?: boolean | undefined
@@ -49,12 +49,14 @@ export type WriteSource = (source: WeightSource) => Promise<WriteReport>
  * The one way to update weights. Opens a source, writes all of it, moves the label, closes the source and reports:
  *
  * - A call with the identity of one under way gets that one's outcome. Nothing is opened for it.
- * - A call that fails before `write` leaves its transaction with tensors pending: nobody knows which ones it would have written,
+ * - A call that fails before `write` leaves its transaction with tensors pending: nobody knows which ones it would have
+ * written,
  *   so the transaction cannot be committed as if the call had never come.
  * - In a transaction, the label and the caches wait for its end, and the report names it.
  * - The metrics count the outcome.
  *
- * `options` may be a function: it is read again at each step, for requests whose fields arrive while the source is opened.
+ * `options` may be a function: it is read again at each step, for requests whose fields arrive while the source is
+ * opened.
  */
 export async function runUpdate (
   host: UpdateHost,
@@ -68,7 +70,10 @@ export async function runUpdate (
   return identity === undefined ? await run() : await host.retries.join([...identity, keyOf(host.engine, now())], run)
 }
 
-/** A request that is refused before `runUpdate`: its transaction has tensors pending that nobody knows. */
+/**
+ * Registers that a request was refused before `runUpdate`: tensors of its transaction are pending, and nobody knows
+ * which.
+ */
 export function registerPending (
   { transactions }: RolloutEngine,
   transaction: string | null | undefined,
@@ -77,7 +82,9 @@ export function registerPending (
   transactions.refused(transaction ?? null, errorMessage(error))
 }
 
-/** Two calls are the same update only if they belong to the same transaction, besides their own identity. */
+/**
+ * Key of the transaction that a call falls into. Calls with the same identity join only within the same transaction.
+ */
 export function transactionKey ({ transactions }: RolloutEngine, transaction?: string | null): string {
   return JSON.stringify([transaction ?? null, transactions.currentId])
 }
@@ -135,8 +142,8 @@ export async function writeSource (
 }
 
 /**
- * Throws if an update with these fields would be refused at once: its transaction has ended, or somebody else's is open.
- * For requests with a long body, before the client sends it.
+ * Throws if an update with these fields would be refused at once: its transaction has ended, or somebody else's is
+ * open. For requests with a long body, before the client sends it.
  */
 export async function requireTurn (
   engine: RolloutEngine,

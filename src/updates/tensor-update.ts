@@ -20,14 +20,16 @@ export interface TensorUpdate extends UpdateFields {
   readonly kept?: KeptName | null | undefined
 }
 
-/** Opens tensors that a trainer shares, writes them and gives the references back (unless they are kept), then returns. */
+/**
+ * Opens tensors that a trainer shares, writes them and gives the references back (unless they are kept), then returns.
+ */
 export async function updateFromTensors (
   host: TensorHost,
   { entries, loadFormat = null, keep, kept, ...fields }: TensorUpdate
 ): Promise<UpdateOutcome> {
   const options = { ...fields, failurePrefix: 'Failed to update weights: ' }
   if (kept != null) {
-    // Never joined: the memory may hold other bytes by now than the call before has read.
+    // Never joined: the memory may hold other bytes now than when the previous call read it.
     return await runUpdate(host, options, async write => {
       if (entries === undefined && keep == null) return await host.kept.write(kept, write)
       await host.tensors.discard(entries ?? [])

@@ -4,7 +4,10 @@ import type { RolloutEngine, TensorChecksum } from '../contract/rollout-engine.t
 
 const SHOWN = 50
 
-/** SGLang's weight checker over the engine's checksums: a snapshot is the checksums, a reset is noise everywhere. */
+/**
+ * SGLang's weight checker, built on the engine's checksums: a snapshot stores the checksums, a reset fills all weights
+ * with noise.
+ */
 export class WeightsChecker {
   readonly #engine: RolloutEngine
   #snapshot: Map<string, string> | null = null
@@ -29,7 +32,7 @@ export class WeightsChecker {
     this.#snapshot = await this.#now()
   }
 
-  /** Throws unless the weights are what they were at the snapshot. */
+  /** Throws unless the weights equal the snapshot. */
   async compare (): Promise<void> {
     if (this.#snapshot === null) {
       throw new RefitError('CONFLICT', 'there is no snapshot to compare with; call with action "snapshot" first')

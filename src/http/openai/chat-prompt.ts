@@ -10,7 +10,7 @@ export const Message = Type.Object({ role: Type.String() }, {
   description: 'What the chat template reads: role, content (text or text parts), and its own fields.'
 })
 
-/** Fields of a conversation that say how it becomes a prompt. */
+/** Fields of a conversation that decide how it becomes a prompt. */
 export const chatFields = {
   chat_template_kwargs: nullable(
     Type.Object({}, { additionalProperties: true }),
@@ -40,7 +40,7 @@ interface ChatFields {
   chat_template?: unknown
 }
 
-/** The prompt of a conversation by the model's own template. `param` names the conversation. */
+/** Renders a conversation with the model's own template. `param` names the conversation. */
 export function chatPrompt (
   messages: readonly { role: string }[],
   fields: ChatFields,

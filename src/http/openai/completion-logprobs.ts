@@ -13,13 +13,13 @@ export const CompletionLogprobs = Type.Object({
 
 export interface LogprobTexts {
   tokenizer: Tokenizer | null
-  /** "token_id:<id>", as vLLM has it, instead of text: reads back without loss. */
+  /** "token_id:<id>" instead of text, as in vLLM: it can be read back without loss. */
   asIds: boolean
   /** How many best tokens of a position are shown. */
   best: number
 }
 
-/** Logprobs of output tokens [from, to), with those of the prompt before them if `prompt`; offsets count from `offset`. */
+/** Logprobs of output tokens [from, to), after those of the prompt if `prompt`; offsets count from `offset`. */
 export function completionLogprobs (
   sample: Sample,
   from: number,
@@ -51,10 +51,10 @@ export function completionLogprobs (
   return result
 }
 
-/** The token itself stands among the best even where it is not of them. */
+/** The token itself is listed even if it is not among the best. */
 function best (logprob: number, token: string, top: Scored[], texts: LogprobTexts): Record<string, number> {
   const entries = top.map(([logprob, id]): [string, number] => [tokenText(id, texts), finite(logprob)])
-  // Two tokens can have one text (parts of characters): the better one, which stands first, keeps it.
+  // Two tokens can have the same text (parts of characters): the better one comes first and keeps it.
   return Object.fromEntries([...entries, [token, finite(logprob)] as [string, number]].reverse())
 }
 

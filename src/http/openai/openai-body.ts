@@ -18,7 +18,7 @@ import { nullable, refused, unused } from '../schemas.ts'
 
 const stop = Type.Union([Type.String(), Type.Array(Type.String(), { maxItems: 1024 })])
 
-/** Fields that completions and chat share: OpenAI's, then SGLang's and vLLM's extras. */
+/** Fields that completions and chat share: OpenAI's, then SGLang's and vLLM's extensions. */
 export const openAiFields = {
   model: nullable(Type.String(), 'Any name: there is one model.'),
   max_tokens: nullable(Type.Integer({ minimum: 0 })),
@@ -86,7 +86,7 @@ const UNSUPPORTED = {
   session_params: 'sessions are'
 }
 
-/** Sampling of an OpenAI body; `maxTokens` as `Sampling.maxNewTokens`, `fallback` as there. */
+/** Sampling of an OpenAI body. `maxTokens` and `fallback` are as in `Sampling.maxNewTokens`. */
 export function openAiSampling (
   body: OpenAiFields,
   maxTokens: number | null | undefined,
@@ -129,7 +129,7 @@ export function openAiSampling (
   return sampling
 }
 
-/** The samples of a prompt, n beside each other. */
+/** The samples of a prompt, n side by side. */
 export function openAiSamples (
   { body, promptIds, sampling, logprobs, experts, info, rid, param, fallback }: {
     body: OpenAiFields

@@ -7,7 +7,7 @@ import { invalid } from '../refuse.ts'
 import type { Sample } from '../sample.ts'
 import { nullable } from '../schemas.ts'
 
-// vLLM scores prompts beside outputs: `prompt_logprobs` best tokens of every position, in a form of their own.
+// vLLM scores prompts beside outputs: `prompt_logprobs` best tokens of every position, in a format of its own.
 
 export const promptLogprobsField = nullable(
   Type.Integer({ minimum: -1, maximum: MAX_TOP_LOGPROBS }),
@@ -31,12 +31,15 @@ export const PromptLogprobs = nullable(
   'One entry per token of the prompt, by token id; null for the first, before which there is nothing.'
 )
 
-/** How many best tokens of a position are meant: -1 means all. */
+/** How many best tokens of a position are requested: -1 means all. */
 export function bestOf (wanted: number | null | undefined, vocabSize: number): number | null {
   return wanted == null ? null : wanted < 0 ? vocabSize : Math.min(wanted, vocabSize)
 }
 
-/** Ids whose scores are wanted at every position, each sample with a copy of the list: there is no use for more of them than there are tokens. */
+/**
+ * Checks ids whose scores are requested at every position. Each sample has a copy of the list, so it may be no longer
+ * than the vocabulary.
+ */
 export function checkScoredIds (ids: readonly number[], vocabSize: number, param: string): void {
   if (ids.length > vocabSize) {
     throw invalid(param, `expected at most the vocabulary's ${vocabSize} token ids, got ${ids.length}`)
@@ -45,13 +48,16 @@ export function checkScoredIds (ids: readonly number[], vocabSize: number, param
   if (stray !== undefined) throw invalid(param, `expected token ids from 0 to ${vocabSize - 1}, got ${stray}`)
 }
 
-/** What the engine is asked for, so that outputs can be shown with `output` best tokens and prompts with `prompt`; null for none. */
+/**
+ * What to request from the engine, so that outputs can be shown with `output` best tokens and prompts with `prompt`;
+ * null for none.
+ */
 export function scoring (output: number | null, prompt: number | null, ids: number[] = []): LogprobOptions | null {
   if (output === null && prompt === null) return null
   return { startLen: prompt === null ? null : 0, top: Math.max(output ?? 0, prompt ?? 0), ids, raw: false }
 }
 
-/** Scores of the prompt with `best` of each position; null while there are none. */
+/** Scores of the prompt with `best` tokens of each position; null until there are some. */
 export function promptLogprobs (
   sample: Sample,
   best: number,

@@ -102,14 +102,14 @@ export interface GeneratePlan {
   samples: SamplePlan[]
   /** One per sample. */
   outputs: OutputOptions[]
-  /** Answered by an object, not a list. */
+  /** The reply is an object, not a list. */
   single: boolean
   stream: boolean
   deltas: boolean
   streamInterval: number
 }
 
-/** Everything about a body that can be refused is refused here, before the engine hears of it. */
+/** Checks everything in a body that can be refused, before the engine gets it. */
 export function planGenerate (body: GenerateBody, context: RouteContext): GeneratePlan {
   refuseUnsupported(body, UNSUPPORTED)
   const { prompts, batch } = readPrompts(body, context)
@@ -250,7 +250,7 @@ function logprobsOf (
   return { startLen: start < 0 ? null : start, top, ids, raw: body.return_raw_logprobs ?? false }
 }
 
-/** A field that is one value for all prompts or a list with one for each. */
+/** A field that is one value for all prompts, or a list with one value for each. */
 function perItem<T> (value: T | T[] | null | undefined, index: number, count: number, param: string): T | undefined {
   if (!Array.isArray(value)) return value ?? undefined
   if (value.length !== count) {

@@ -90,7 +90,7 @@ export const FillBody = Type.Object({
 
 const DEFAULT_TIMEOUT_S = 300
 
-/** SGLang's messages. The text before a failure's reason is SGLang's, too. */
+/** The messages, and the texts before a failure's reason, are SGLang's. */
 export async function initSendGroup (
   context: WeightsContext,
   body: Static<typeof InitSendBody>,
@@ -139,7 +139,7 @@ export async function sendToRemote (context: WeightsContext, body: Static<typeof
   }
 }
 
-/** Fills this engine from another one, as it would have been at its start. */
+/** Loads the weights of another engine into this one, as at a start with --load-from. */
 export async function fillFromOther (context: WeightsContext, body: Static<typeof FillBody>, reply: FastifyReply) {
   const { peerLoads, metrics } = context
   if (peerLoads === null) throw holdsNone('cannot be filled')
@@ -192,7 +192,7 @@ function showMaster (address: string, port: number): string {
   return address.includes(':') && !address.startsWith('[') ? `[${address}]:${port}` : `${address}:${port}`
 }
 
-/** Aborted when the one who asked closes the connection before the reply. */
+/** Aborted when the caller closes the connection before the reply. */
 function goneSignal ({ raw }: FastifyReply): AbortSignal {
   const control = new AbortController()
   raw.once('close', () => {

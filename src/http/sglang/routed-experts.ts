@@ -5,8 +5,9 @@ import { invalid } from '../refuse.ts'
 import type { Sample } from '../sample.ts'
 import { nullable } from '../schemas.ts'
 
-// Which experts each token of a sample was routed to, for trainers that replay the routing (R3: Ma et al., 2025, arXiv:2510.11370).
-// Rows are the tokens from some position on, prompt and output, but for the last token, which nothing was computed for.
+// Reports which experts each token of a sample was routed to, for trainers that replay the routing (R3: Ma et al.,
+// 2025, arXiv:2510.11370). Rows are the tokens from some position on, prompt and output, except the last token, for
+// which nothing was computed.
 
 /** SGLang's fields of requests. */
 export const routedExpertsFields = {
@@ -26,13 +27,13 @@ export const RoutedExperts = Type.String({
     'Base64 of int32 [tokens - 1 - start, layers, experts per token], best expert first; zeros in layers without experts.'
 })
 
-/** Experts that are wanted of a sample: as they are recorded, and from which position on. */
+/** Experts requested for a sample: how they are recorded, and the first position. */
 export interface WantedExperts {
   layout: ExpertLayout
   from: number
 }
 
-/** What a body asks for; null for none. Throws UNSUPPORTED where it cannot be had. */
+/** The request of a body; null for none. Throws UNSUPPORTED if the engine records no experts. */
 export function wantedExperts (
   body: { return_routed_experts?: unknown, routed_experts_start_len?: number | null },
   prompts: readonly ArrayLike<number>[],
@@ -80,12 +81,12 @@ export function allLayers<T extends Uint8Array | Uint16Array | Int32Array> (
   return all
 }
 
-/** As SGLang sends them; undefined where the sample has none. */
+/** Experts as SGLang sends them; undefined if the sample has none. */
 export function sglangExperts ({ experts }: Sample, wanted: WantedExperts | null): string | undefined {
   return experts === null || wanted === null ? undefined : base64(allLayers(experts, wanted.layout, Int32Array))
 }
 
-/** SGLang's extension of OpenAI's replies: of the first sample that has experts. */
+/** SGLang's extension of OpenAI's replies: the experts of the first sample that has some. */
 export function sglext (
   samples: readonly Sample[],
   wanted: WantedExperts | null

@@ -59,7 +59,7 @@ export interface TextOptions {
 
 export interface Sampling {
   params: Omit<SamplingParams, 'maxNewTokens'>
-  /** Null: what the context leaves; undefined: at most the default, less where the context leaves less. */
+  /** null: all that the context leaves; undefined: the default, or less if the context leaves less. */
   maxNewTokens: number | null | undefined
   n: number
   text: TextOptions
@@ -68,7 +68,7 @@ export interface Sampling {
 
 export const DEFAULT_MAX_NEW_TOKENS = 128
 
-/** Refusals name the fields as OpenAI and vLLM do. */
+/** Makes refusals name the fields as OpenAI and vLLM do. */
 export function openAiNames<T> (read: () => T): T {
   const names = (text: string): string =>
     text.replaceAll('max_new_tokens', 'max_tokens').replaceAll('min_new_tokens', 'min_tokens').replaceAll(
@@ -86,7 +86,10 @@ export function openAiNames<T> (read: () => T): T {
   }
 }
 
-/** Fields in SGLang's spelling, checked with SGLang's messages. `param` says where they stood; `fallback` is the most tokens where none are asked for. */
+/**
+ * Reads fields in SGLang's spelling and checks them with SGLang's messages. `param`: the field that contained them.
+ * `fallback`: the most tokens if the request names no number.
+ */
 export function readSampling (
   fields: SamplingFields,
   info: EngineInfo,

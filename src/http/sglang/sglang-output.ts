@@ -5,22 +5,22 @@ import type { WantedExperts } from './routed-experts.ts'
 import type { Sample } from '../sample.ts'
 
 export interface OutputOptions {
-  /** Null for a reply without text. */
+  /** null for a reply without text. */
   tokenizer: Tokenizer | null
   logprobs: boolean
   top: boolean
   ids: boolean
-  /** Texts of tokens beside their logprobs. */
+  /** Add the texts of tokens to their logprobs. */
   texts: boolean
   promptIds: boolean
-  /** Null: not wanted. */
+  /** null: not requested. */
   experts: WantedExperts | null
 }
 
 /** [logprob, token id, text or null]; JSON has no -Infinity, so a banned token's logprob is null. */
 type WireLogprob = [number | null, number, string | null]
 
-/** What earlier events have shown of a sample: tokens, characters, and whether logprobs of the prompt. */
+/** What earlier events have shown of a sample: tokens, characters, and whether the prompt's logprobs. */
 export interface Shown {
   tokens: number
   text: number
@@ -29,7 +29,7 @@ export interface Shown {
 
 export const NOTHING_SHOWN: Shown = { tokens: 0, text: 0, input: false }
 
-/** One sample as `/generate` answers it: all of it so far, but for what was shown. */
+/** One sample as `/generate` returns it: everything so far, except what was shown already. */
 export function sglangOutput (sample: Sample, options: OutputOptions, shown = NOTHING_SHOWN): Record<string, unknown> {
   return {
     ...options.tokenizer === null ? {} : { text: sample.text.slice(shown.text) },

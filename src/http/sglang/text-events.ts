@@ -19,7 +19,8 @@ export function textEvents ({ engine, tokenizer }: RouteContext, plan: SamplePla
     spacesBetweenSpecialTokens: text.spacesBetweenSpecialTokens,
     context: inputIds
   }) ?? null
-  // Base models end their turns with a special token that is no eos of theirs: clients name it by its text, as SGLang lets them.
+  // Base models end their turns with a special token that is not one of their eos ids; clients name it by its text, as
+  // SGLang allows.
   const unseen = (id: number): string => {
     if (tokenizer === null || !text.skipSpecialTokens || text.stop.length === 0 || !tokenizer.specialIds.has(id)) {
       return ''

@@ -5,7 +5,7 @@ import { nullable } from '../schemas.ts'
 
 const Names = (description: string) => Type.Array(Type.String(), { description: `${description}; at most 100.` })
 
-/** How a weight transaction stands, or how it ended. */
+/** State of a weight transaction, or how it ended. */
 export const Transaction = Type.Object({
   id: Type.String(),
   owner: Type.String(),
@@ -57,10 +57,10 @@ export function toTransaction (
   }
 }
 
-/** In seconds, at most a week: a transaction that is forgotten must not keep generation still for ever. */
+/** In seconds, at most a week: a transaction that is forgotten must not stop generation for ever. */
 export const Deadline = Type.Number({ exclusiveMinimum: 0, maximum: 604_800 })
 
-/** Tensors that updates brought since a pause. */
+/** Tensors that updates wrote since a pause. */
 export const Coverage = nullable(
   Type.Object({
     since: Type.Union([Type.Literal('pause'), Type.Literal('transaction')]),

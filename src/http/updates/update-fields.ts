@@ -6,7 +6,7 @@ import { registerPending } from '../../updates/run-update.ts'
 import type { UpdateFields } from '../../updates/run-update.ts'
 import { nullable, transactionField } from '../schemas.ts'
 
-/** The fields that every update of weights has in its body, in SGLang's names. */
+/** Fields in the body of every weight update, in SGLang's names. */
 export const updateFields = {
   weight_version: nullable(Type.String(), 'The label of the new weights.'),
   flush_cache: Type.Optional(Type.Boolean({ description: 'Drop the prefix cache (default true).' })),
@@ -31,8 +31,8 @@ export function toUpdateFields (body: UpdateFieldsBody): UpdateFields {
 }
 
 /**
- * For routes with `attachValidation`: throws if the body is invalid. The transaction that the body names then has tensors pending.
- * `refuse` may add to the error, and gives back or receives what the sender holds ready for such a request.
+ * For routes with `attachValidation`: throws if the body is invalid. The transaction that the body names then has
+ * tensors pending. `refuse` may change the error, and releases what the sender holds ready for such a request.
  */
 export async function requireValidBody (
   engine: RolloutEngine,

@@ -1,7 +1,7 @@
 import { Type } from 'typebox'
 import type { WriteReport } from '../../contract/weight-source.ts'
 
-/** What an update did, as replies tell it. */
+/** Result of an update, for replies. */
 export const Report = Type.Object({
   source: Type.String(),
   tensors: Type.Integer(),

@@ -3,8 +3,9 @@ import type { IncomingMessage, Server, ServerResponse } from 'node:http'
 const waiting = new WeakMap<IncomingMessage, ServerResponse>()
 
 /**
- * Node tells a client that asks first (`Expect: 100-continue`) to send its body before anybody has looked at the request. With this, the
- * server does so when `sendContinue` is called: a body that is refused for its key, its type or its length is never sent.
+ * Node tells a client that sends `Expect: 100-continue` to send its body before anybody has looked at the request. With
+ * this, the server does so when `sendContinue` is called: a body that is refused for its key, its type or its length is
+ * never sent.
  */
 export function deferContinue (server: Server): void {
   server.on('checkContinue', (request: IncomingMessage, response: ServerResponse) => {
@@ -13,7 +14,7 @@ export function deferContinue (server: Server): void {
   })
 }
 
-/** The body may come. No-op where the client did not ask, or was told by Node. */
+/** Tells the client to send its body. Does nothing if the client did not ask, or if Node has told it already. */
 export function sendContinue (request: IncomingMessage): void {
   waiting.get(request)?.writeContinue()
   waiting.delete(request)

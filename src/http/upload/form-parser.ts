@@ -3,9 +3,9 @@ import type { FastifyInstance } from 'fastify'
 import { FORM } from './upload-types.ts'
 
 /**
- * Forms are parsed by @fastify/multipart, in this scope. A host's is inherited by every scope, and a second one beside it is refused: then
- * that one is used. What takes the body marks it as a form at once, and a hook of the host that reads all forms, which may be added later, would
- * read ours: here nothing says so before `readForm` does.
+ * @fastify/multipart parses forms, in this scope. If the host has registered it, every scope inherits it and a second
+ * registration is refused, so the host's is used. Its content type parser marks a request as a form at once, and a hook
+ * of the host that reads all forms, even one added later, would read ours. Here a request is marked only by `readForm`.
  */
 export async function installFormParser (app: FastifyInstance): Promise<void> {
   if (!app.hasRequestDecorator('isMultipart') || !app.hasRequestDecorator('parts')) {

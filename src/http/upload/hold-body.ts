@@ -3,13 +3,15 @@ import type { Readable } from 'node:stream'
 import { RefitError } from '../../errors.ts'
 import { freeChunk, freeMemory } from '../../native/host-memory.ts'
 
-/** From here on a body is worth memory of its own. */
+/** From this length on, a body gets memory of its own. */
 const LARGE_BYTES = 128 << 10
 
 /**
- * A body in one piece. A long one has memory of its own, of the announced length, which `freeBody` gives back; chunks are copied as they come and given
- * back at once: megabytes of them make the collector search the whole heap. `headers`: of the request, where `body` is what came of it and no hook of a
- * host's has put another stream there. Throws BODY_TOO_LARGE, and BODY_BROKEN where it is not as long as announced or ends in the middle.
+ * Reads a body into one buffer. A long body gets memory of its own, of the announced length, which `freeBody` gives
+ * back. Its chunks are copied as they come and given back at once: megabytes of them make the garbage collector search
+ * the whole heap.
+ * `headers`: those of the request, if `body` is its stream and no hook of the host has replaced it. Throws
+ * BODY_TOO_LARGE, and BODY_BROKEN if the length differs from the announced one or the body ends early.
  */
 export async function holdBody (
   body: Readable,
@@ -25,7 +27,7 @@ export async function holdBody (
   const chunks: Buffer[] = []
   let size = 0
   return await new Promise((resolve, reject) => {
-    // Not destroyed when it is refused: the reply still has to go out on the socket.
+    // The request is not destroyed when it is refused: the reply still has to go out on the socket.
     body.on('data', (data: Buffer | string) => {
       const chunk = typeof data === 'string' ? Buffer.from(data) : data
       const begin = size
@@ -36,7 +38,7 @@ export async function holdBody (
         return
       }
       chunk.copy(memory, begin)
-      // Where a host listens too, it is not ours alone.
+      // If a host listens too, the chunk may be in use elsewhere.
       if (body.listenerCount('data') === 1) freeChunk(chunk)
     })
     let ended = false
@@ -48,14 +50,14 @@ export async function holdBody (
     body.once('error', (error: Error & { statusCode?: number }) => {
       reject(error.statusCode === undefined ? broken(`it broke off after ${size} bytes`) : error)
     })
-    // Also closed after its end, when nobody needs an error made.
+    // 'close' also comes after the end, when no error is needed.
     body.once('close', () => {
       if (!ended) reject(broken(`it broke off after ${size} bytes`))
     })
   })
 }
 
-/** Once nobody reads it any more. */
+/** Call it once nobody reads the body any more. */
 export function freeBody (body: Buffer): void {
   if (body.length >= LARGE_BYTES && body.length === body.buffer.byteLength) freeMemory(body)
 }

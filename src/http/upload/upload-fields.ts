@@ -19,14 +19,14 @@ export const UploadFields = Type.Object({
 export type UploadFields = Static<typeof UploadFields>
 
 const check = bodyCheck(UploadFields)
-/** What must be known before the first byte of a file. */
+/** Fields that must come before the first byte of a file. */
 const EARLY = ['mode', 'load_format'] as const
-/** What must be where bytes are written as they come. */
+/** Fields that must come before a file that is written as it comes. */
 const EARLY_IN_STREAMS = ['abort_all_requests', 'transaction'] as const
 
 /** The fields of one upload as they come: those of the query, then those of the form. */
 export class UploadForm {
-  /** Checked; they change when more come. */
+  /** Checked; more fields are added as they come. */
   readonly fields: UploadFields = {}
   readonly unknown: string[] = []
   readonly #seen = new Set<string>()
@@ -40,7 +40,10 @@ export class UploadForm {
     return this.fields.mode === 'stream'
   }
 
-  /** A field of the form: a text, or what its JSON says where it is of that type. Throws INVALID_REQUEST or UNSUPPORTED. */
+  /**
+   * Adds a field of the form: a text, or a JSON value if the field has JSON's type. Throws INVALID_REQUEST or
+   * UNSUPPORTED.
+   */
   add (name: string, value: unknown): void {
     if (this.#seen.has(name)) {
       throw new RefitError(

@@ -5,8 +5,8 @@ import { isOurs } from './upload-pump.ts'
 import type { PumpOptions } from './upload-pump.ts'
 import { watchBody } from './upload-watch.ts'
 
-// All of them are said in each call: a host's @fastify/multipart comes with defaults of the host's. Files have no limit of their own here: what
-// they announce is held against the model, and counted.
+// Every call names all of the limits, because a host's @fastify/multipart has defaults of the host's. Files have no
+// limit of their own here: their announced size is checked against the model, and their bytes are counted.
 const LIMITS = {
   files: 4096,
   fields: 100,
@@ -21,7 +21,8 @@ const OPTIONS = {
   limits: LIMITS,
   throwFileSizeLimit: true,
   highWaterMark: 1 << 20,
-  // Files that wait for their turn have this each, so that many small ones stay within bounds; of the one that is read, little ever waits.
+  // Each file that waits for its turn may buffer this much, so that many small files stay within bounds; the file that
+  // is read never buffers much.
   fileHwm: 1 << 16,
   defCharset: 'utf8',
   preservePath: false,
@@ -29,7 +30,7 @@ const OPTIONS = {
     type === 'application/octet-stream' || file !== undefined
 }
 
-/** What takes the bytes of one file. */
+/** Receives the bytes of one file. */
 export interface FormFile {
   take: (chunk: Uint8Array) => Promise<void> | undefined
   end: () => Promise<void>
@@ -41,8 +42,9 @@ export interface FormOptions extends Pick<PumpOptions, 'stallMs' | 'broke' | 'si
 }
 
 /**
- * Reads a multipart/form-data body: fields and files, in their order, each when the one before it has ended. Rejects with what they throw,
- * BODY_BROKEN, BODY_STALLED or BODY_TOO_LARGE; then nothing of it is on its way any more.
+ * Reads a multipart/form-data body: fields and files, in their order, each after the one before it has ended. Rejects
+ * with what they throw, or with BODY_BROKEN, BODY_STALLED or BODY_TOO_LARGE; then no part of the body is being
+ * processed any more.
  */
 export async function readForm (
   request: FastifyRequest,
@@ -62,14 +64,14 @@ export async function readForm (
     broke(error)
   }
   failed.catch(() => {})
-  // Nothing else says so: see `installFormParser`.
+  // Nothing else marks the request as a form: see `installFormParser`.
   request.isMultipart = () => true
   const parts = request.parts(OPTIONS)
   const read = async (): Promise<IteratorResult<Multipart>> =>
     await parts.next().catch(error => {
       throw refusal(error)
     })
-  // The first look at the parts starts the parser, before a byte is lost to the watch.
+  // Asking for the first part starts the parser, before the watch could take a byte from it.
   let next = read()
   const stop = watchBody(raw, {
     stallMs,
@@ -110,7 +112,7 @@ export async function readForm (
   }
 }
 
-/** A file that is being taken when something fails is waited for, so that its owner may close it. */
+/** A file that is being received when something fails is waited for, so that its owner may close it. */
 async function readFile (
   stream: MultipartFile['file'],
   file: FormFile,
@@ -155,13 +157,13 @@ async function readFile (
     signal.addEventListener('abort', onAbort)
     stream.on('error', onError).on('end', settle).on('data', onData)
     if (signal.aborted) onAbort()
-    // It broke while it waited for its turn, and said so then.
+    // The stream broke while it waited for its turn, and reported its error then.
     else if (stream.destroyed) onError(stream.errored)
   })
   await file.end()
 }
 
-/** What a client is told of an error of the parser. */
+/** The client's error for an error of the parser. */
 function refusal (error: unknown): RefitError {
   const { code, message } = error as NodeJS.ErrnoException
   for (const what of ['parts', 'files', 'fields'] as const) {

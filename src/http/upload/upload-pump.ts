@@ -3,17 +3,19 @@ import { watchBody } from './upload-watch.ts'
 import type { WatchOptions } from './upload-watch.ts'
 
 export interface PumpOptions extends Pick<WatchOptions, 'stallMs' | 'signal'> {
-  /** Takes a chunk; a promise where the next one has to wait: until then nothing is read from the socket. */
+  /**
+   * Takes a chunk. Returns a promise if the next one has to wait; nothing is read from the socket until it resolves.
+   */
   take: (chunk: Buffer) => Promise<void> | undefined
-  /** Called with a chunk that has been taken, and that nobody else has. */
+  /** Called with a chunk that has been taken and that nobody else reads. */
   spent: (chunk: Buffer) => void
-  /** Told at once what is wrong, while a chunk may still be on its way. */
+  /** Called at once with the error, while a chunk may still be being processed. */
   broke: (error: unknown) => void
 }
 
 /**
- * Hands a body's chunks on one at a time. Rejects with what `take` throws, with BODY_BROKEN or BODY_STALLED; then no chunk is on its way any
- * more, and what the client still sends is read by nobody (`dropRest`).
+ * Hands the chunks of a body on, one at a time. Rejects with what `take` throws, with BODY_BROKEN or BODY_STALLED. Then
+ * no chunk is being processed any more, and nobody reads what the client still sends (`dropRest`).
  */
 export async function pump (
   request: IncomingMessage,
@@ -35,7 +37,8 @@ export async function pump (
         request.pause()
         broke(error)
       }
-      // The end may come while the last chunk is on its way. And what a chunk has opened, its owner knows once it has been taken.
+      // The end may come while the last chunk is being processed. What a chunk has opened is known to its owner only
+      // after it has been taken.
       const after = (): void => {
         error === undefined ? resolve() : reject(error)
       }
@@ -66,10 +69,10 @@ export async function pump (
   })
 }
 
-/** Of the body: the watch, and the pump or the parser of forms. */
+/** Listeners of our own on the body: the watch, and the pump or the form parser. */
 const OWN_LISTENERS = 2
 
-/** Nobody but us reads what comes: a host that listens as well may keep what it hears. */
+/** Whether nobody else reads the chunks: a host that listens as well may keep them. */
 export function isOurs (request: IncomingMessage): boolean {
   return request.listenerCount('data') <= OWN_LISTENERS
 }
@@ -77,8 +80,8 @@ export function isOurs (request: IncomingMessage): boolean {
 const LINGER_MS = 30_000
 
 /**
- * Reads and drops what is left of a body that has been refused: a client that reads no reply before it has sent everything still gets
- * to it. For a while; then the connection is cut.
+ * Reads and drops the rest of a refused body for a while, then cuts the connection: a client that reads no reply before
+ * it has sent everything still gets its reply.
  */
 export function dropRest (request: IncomingMessage): void {
   if (request.complete || request.destroyed) return

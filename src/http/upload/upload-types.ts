@@ -2,7 +2,7 @@ import type { FastifyRequest } from 'fastify'
 
 declare module 'fastify' {
   interface FastifyContextConfig {
-    /** The route takes uploads besides JSON; it reads them itself, from the raw request. */
+    /** The route accepts uploads besides JSON; it reads them itself, from the raw request. */
     uploads?: true
   }
 }
@@ -10,7 +10,7 @@ declare module 'fastify' {
 export const FORM = 'multipart/form-data'
 export const BYTES = 'application/octet-stream'
 
-/** The type of an upload that the request's route takes, undefined for any other request. */
+/** The type of an upload that the request's route accepts; undefined for any other request. */
 export function uploadType (request: FastifyRequest): typeof FORM | typeof BYTES | undefined {
   if (request.routeOptions.config.uploads !== true || request.method !== 'POST') return undefined
   const type = request.headers['content-type']?.split(';', 1)[0]?.trim().toLowerCase()

@@ -41,7 +41,7 @@ const INDEX = '.safetensors.index.json'
 export async function updateFromUpload (context: WeightsContext, request: FastifyRequest): Promise<UploadOutcome> {
   const { transaction } = request.query as { transaction?: unknown }
   let body: UploadBody | undefined
-  // The fields of a form arrive while its files are read: they are looked at when they are needed.
+  // The fields of a form arrive while its files are read, so they are read when they are needed.
   const options = () => ({
     ...body === undefined
       ? { transaction: typeof transaction === 'string' ? transaction : null }
@@ -88,7 +88,7 @@ class UploadBody {
     })
     sendContinue(this.#request.raw)
     const reading = isForm ? this.#readParts(upload) : this.#readBytes(upload, length)
-    // Its outcome is looked at below, when the write that goes on beside it has ended.
+    // The outcome of the reading is awaited below, after the write that runs beside it.
     reading.catch(error => {
       upload.fail(error)
     })
@@ -111,7 +111,10 @@ class UploadBody {
     }
   }
 
-  /** Refuses what can be refused before the client sends the body. Returns its length, null if the client does not state it. */
+  /**
+   * Refuses what can be refused before the client sends the body. Returns its length, null if the client does not state
+   * it.
+   */
   async #checkHead (isForm: boolean): Promise<number | null> {
     const { engine, uploads } = this.#context
     const { fields, streams } = this.form

@@ -2,27 +2,30 @@ import type { IncomingMessage } from 'node:http'
 import { RefitError } from '../../errors.ts'
 
 export interface WatchOptions {
-  /** Longest that a client may send nothing while it could. */
+  /** Longest that a client may send nothing although it could. */
   stallMs: number
-  /** Ends it early. */
+  /** Ends the watch early. */
   signal: AbortSignal
   /** Called once: without an error at the body's end, else with BODY_BROKEN, BODY_STALLED, or the signal's reason. */
   ended: (error?: unknown) => void
 }
 
-/** Watches a body that somebody reads, who pauses it while the client has to wait. Returns what stops the watch. */
+/**
+ * Watches a body while somebody else reads it, who pauses it when the client has to wait. Returns a function that stops
+ * the watch.
+ */
 export function watchBody (request: IncomingMessage, { stallMs, signal, ended }: WatchOptions): () => void {
   let received = 0
   let looking: NodeJS.Immediate | undefined
   const timer = setTimeout(() => {
     const before = received
-    // A process that stood still finds its timers due before it reads what came meanwhile.
+    // A process that was suspended finds its timers due before it reads the bytes that arrived meanwhile.
     looking = setImmediate(() => {
       look(before)
     })
   }, stallMs)
   const look = (before: number): void => {
-    // Time that the client spends waiting for us is ours.
+    // While the client waits for us, the timeout does not run.
     if (request.isPaused() || received !== before) timer.refresh()
     else {end(
         new RefitError(
@@ -51,22 +54,22 @@ export function watchBody (request: IncomingMessage, { stallMs, signal, ended }:
   const onEnd = (): void => {
     end()
   }
-  // A close after the end is not heard any more; one before it loses what was not read yet, even where all had come.
+  // A close after the end is ignored. A close before it loses bytes that were not read yet, even if all had arrived.
   const onError = (): void => {
     end(new RefitError('BODY_BROKEN', `the body broke off after ${received} bytes${of(request)}`))
   }
   const onAbort = (): void => {
     end(signal.reason)
   }
-  // Whoever destroys it later, its errors are nobody's.
+  // The request may be destroyed later by anybody; its errors are of no interest then.
   request.on('error', () => {})
-  // Before those who free a chunk's memory once they have read it.
+  // Before listeners that free a chunk's memory after reading it.
   request.prependListener('data', onData).on('resume', onResume).on('end', onEnd).on('error', onError).on(
     'close',
     onError
   )
   if (signal.aborted) onAbort()
-  // The client may have gone before anybody looked; nothing more is said of that then.
+  // The client may have disconnected before the watch began; there is no further event for that.
   else if (request.destroyed) onError()
   else signal.addEventListener('abort', onAbort)
   return stop
