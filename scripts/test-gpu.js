@@ -8,7 +8,7 @@ import { endTogether, runLimited, watchLeftovers } from './run-limited.js'
 
 // npm run test:gpu [-- --only WORD ... --small --whole --no-sanitizer --no-build --jobs N --within SECONDS
 //                     --folder DIR]
-// Runs everything that needs a GPU, without a network: each kernel's program against the CPU's kernels; the whole server
+// Runs everything that needs a GPU, without a network: each kernel's program against the CPU's kernels; the server
 // (test/gpu/engine_test.py), which needs a Python with torch, transformers and safetensors ($REFIT_PYTHON, else
 // build/venv/bin/python, else python3); then short runs of the kernels' programs under compute-sanitizer's memcheck and
 // racecheck.

@@ -17,7 +17,7 @@ import { tinyConfig } from '../helpers/tiny-config.ts'
 // than its root's never ends.
 
 useStandIn()
-const loop = useLoop(t.testdir())
+const loop = useLoop()
 
 const UPDATE = '/update_weights_from_distributed'
 /** What a vector has to fill, for the next parameter to lie right behind it: the stand-in aligns to 64 bytes. */

@@ -7,7 +7,7 @@ import type { Member } from '../helpers/load-from.ts'
 // Engines on cards that serve and take their weights from another one over NCCL: CUDA is the stand-in, NCCL native/test/nccl_loop.cc. What
 // allocates on cards, or spins on them, comes while no step runs, on both sides.
 
-const loop = useLoop(t.testdir())
+const loop = useLoop()
 
 /** What the engine's addon was asked for: which calls, beside which of them steps ran, and how many connected at once. */
 function watchCalls ({ engine }: Member): { names: Set<string>, stepped: Set<string>, connecting: number } {

@@ -15,7 +15,7 @@ import { StoreServer } from '../../src/rendezvous/server.ts'
 // vLLM's NCCL transfer into engines on cards: what is shipped but for CUDA's and NCCL's own calls. In the loop a broadcast of another
 // size than its root's never ends, so that every cut has to be the trainer's.
 
-const loop = useLoop(t.testdir())
+const loop = useLoop()
 
 const DTYPES: Record<string, string> = { BF16: 'bfloat16', F16: 'float16', F32: 'float32' }
 

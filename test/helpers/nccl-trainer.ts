@@ -8,7 +8,6 @@ import { packageRoot } from '../../src/root.ts'
 import { StoreClient } from '../../src/rendezvous/client.ts'
 import { StoreServer } from '../../src/rendezvous/server.ts'
 import { findUniqueId, publishUniqueId } from '../../src/rendezvous/unique-id.ts'
-import { compile, LIBRARY } from '../native/helpers/compile.ts'
 import { modelFolder, SMALL } from './load-from.ts'
 
 const SECONDS = 60_000
@@ -27,12 +26,15 @@ async function shared (t: Test): Promise<LocalEngine> {
   return await engine
 }
 
-/** A library with NCCL's interface whose ranks are threads of this process (native/test/nccl_loop.cc), and cards that are none. Call it before the addon is loaded. */
-export function useLoop (folder: string): string {
+/**
+ * A library with NCCL's interface whose ranks are threads of this process (native/test/nccl_loop.cc), and simulated GPUs.
+ * Call it before the addon is loaded.
+ */
+export function useLoop (): string {
   process.env.REFIT_NATIVE = join(packageRoot, 'build/faults/refit.node')
   process.env.REFIT_CUDA_LIBRARY = join(packageRoot, 'build/stand-in/librefit_cuda.so')
   process.env.REFIT_STAND_IN_CARDS = '8'
-  return compile(join(folder, 'loop.so'), ['nccl_loop.cc'], LIBRARY)
+  return join(packageRoot, 'build/stand-in/nccl_loop.so')
 }
 
 export interface NcclTrainerOptions {

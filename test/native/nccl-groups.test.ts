@@ -1,4 +1,3 @@
-import { spawnSync } from 'node:child_process'
 import { createRequire } from 'node:module'
 import { join } from 'node:path'
 import t from 'tap'
@@ -9,38 +8,16 @@ import { TENSOR, TENSOR_FIELDS } from '../../src/native/write-layout.ts'
 import type { NativeAddon } from '../../src/native/addon.ts'
 import { packageRoot } from '../../src/root.ts'
 import { codedJob, expectedParams } from './helpers/coded.ts'
-import { compile, LIBRARY, SANITIZED } from './helpers/compile.ts'
 import { plainModel, readAll } from './helpers/plain-core.ts'
 import type { PlainModel } from './helpers/plain-core.ts'
 import { configSource, FAULTY, runAlone } from './helpers/run-script.ts'
 
-// Process groups of NCCL without a card: what is shipped but for CUDA's own calls, against a library with NCCL's interface whose ranks
-// are threads (native/test/nccl_loop.cc). native/test/gpu/group/group_test.cu has the rest.
+// NCCL process groups without a GPU: the shipped code except CUDA's own calls, with a library that has NCCL's interface
+// and threads as ranks (native/test/nccl_loop.cc). native/test/gpu/group/group_test.cu tests the rest.
+// npm run test:native runs native/test/gpu/group/group_life.cc, the same without the addon, under the sanitizers.
 
-const folder = t.testdir()
-const loop = compile(join(folder, 'loop.so'), ['nccl_loop.cc'], LIBRARY)
-t.test('groups are joined, received from, given up and ended, with nothing left of them', async t => {
-  const sources = [
-    'group_life.cc',
-    'group_bytes.cc',
-    'places.cc',
-    'group.cc',
-    'group_channel.cc',
-    'group_library.cc',
-    'group_receive.cc',
-    'group_weights.cc',
-    'group_messages.cc',
-    'nccl.cc',
-    'nccl_api.cc',
-    'dynamic.cc'
-  ]
-  const program = compile(join(folder, 'group_life'), sources, SANITIZED)
-  const { status, stdout, stderr } = spawnSync(program, [loop], { encoding: 'utf8', timeout: 120_000 })
-  t.equal(status, 0, stdout + stderr)
-  t.match(stdout, / 0 failures/)
-})
-
-// The same through the addon: two engines of this process, the one in the trainer's place.
+const loop = join(packageRoot, 'build/stand-in/nccl_loop.so')
+// Two engines of this process; one takes the trainer's place.
 process.env.REFIT_CUDA_LIBRARY = join(packageRoot, 'build/stand-in/librefit_cuda.so')
 const addon = createRequire(import.meta.url)(join(packageRoot, 'build/faults/refit.node')) as NativeAddon
 const SECONDS = 60_000
