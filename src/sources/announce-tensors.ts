@@ -23,7 +23,8 @@ export function announceTensors (
     left -= (one.parts?.length ?? 1) - 1
     if (left < 0) {
       throw payloadError(
-        `with its own, the strides of this request tear its tensors into more than ${MAX_MORE} matrices; send them contiguous()`,
+        `with its own, the strides of this request tear its tensors into more than ${MAX_MORE} matrices; ` +
+          'send them contiguous()',
         tensor.name
       )
     }

@@ -18,7 +18,8 @@ export function measureTensors (
   if (dtypes.length !== names.length || shapes.length !== names.length) {
     throw invalid(
       dtypes.length === names.length ? 'shapes' : 'dtypes',
-      `names, dtypes and shapes have ${names.length}, ${dtypes.length} and ${shapes.length} entries; expected the same number`
+      `names, dtypes and shapes have ${names.length}, ${dtypes.length} and ${shapes.length} entries; ` +
+        'expected the same number'
     )
   }
   let sum = 0

@@ -4,12 +4,12 @@ import { describePickle, PickleBytes, PickleDict, PickleName, PickleObject } fro
 import type { PickleValue } from './pickle/values.ts'
 import { protocolError } from './store/protocol.ts'
 
-// ncclUniqueId as trainers publish it: 128 bytes, or those of the ctypes structure that vLLM's pynccl pickles.
+// ncclUniqueId as trainers publish it: 128 bytes, or a pickle of the ctypes structure with them (vLLM's pynccl).
 
 export const UNIQUE_ID_BYTES = 128
 
 const CTYPES = new PickleName('_ctypes', '_unpickle', 'call', '_unpickle')
-/** Forks have the class in modules of their own. */
+/** Forks of vLLM keep the class in modules of their own, so any module is accepted. */
 const names: PickleNames = (module, name) => {
   if (module === '_ctypes' && name === '_unpickle') return CTYPES
   return name === 'ncclUniqueId' ? new PickleName(module, name, 'value', 'ncclUniqueId') : undefined
@@ -25,7 +25,10 @@ export function rawUniqueId (bytes: Uint8Array): Buffer {
   return Buffer.from(bytes)
 }
 
-/** Reads what `pickle.dumps` makes of a `ncclUniqueId` or of its bytes. Throws STORE_PROTOCOL or what the pickle reader throws. */
+/**
+ * Reads what `pickle.dumps` makes of a `ncclUniqueId` or of its bytes. Throws STORE_PROTOCOL or what the pickle reader
+ * throws.
+ */
 export function unpickleUniqueId (bytes: Uint8Array): Buffer {
   const value = readPickle(bytes, names, LIMITS)
   const found = value instanceof PickleBytes ? value : structureBytes(value)
@@ -79,8 +82,8 @@ const STACK_GLOBAL = Buffer.of(0x93)
 const TUPLE2 = Buffer.of(0x86)
 
 /**
- * Where the first rank's NCCL waits for the others, for messages; undefined where the id does not say it so. An id begins with a u64 and
- * a `sockaddr_in` or `sockaddr_in6` (ncclBootstrapHandle, NCCL 2.14 and later).
+ * The address at which the first rank's NCCL waits for the others, for messages; undefined where the id holds none. An
+ * id begins with a u64 and a `sockaddr_in` or `sockaddr_in6` (ncclBootstrapHandle, NCCL 2.14 and later).
  */
 export function uniqueIdAddress (id: Buffer): { host: string, port: number } | undefined {
   const family = id.readUInt16LE(8)

@@ -1,5 +1,6 @@
-// JSON (RFC 8259) read byte by byte, for files whose exact meaning counts: JSON.parse drops duplicate keys, rounds integers past
-// 2^53 and builds whatever it is given. This reader hands out one token at a time, so nothing is built that its caller did not ask for.
+// JSON (RFC 8259) read byte by byte, for files whose exact meaning counts: JSON.parse drops duplicate keys, rounds
+// integers past 2^53 and builds whatever it is given. This reader returns one token at a time, so it builds nothing
+// that its caller did not request.
 
 const QUOTE = 0x22
 const BACKSLASH = 0x5c
@@ -11,7 +12,7 @@ const MAX_DEPTH = 64
 const ESCAPES: Record<string, string> = { '"': '"', '\\': '\\', '/': '/', b: '\b', f: '\f', n: '\n', r: '\r', t: '\t' }
 const utf8 = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true })
 
-/** What is wrong with the text, and at which byte. */
+/** The fault in the text, and its byte. */
 export class JsonSyntaxError extends Error {
   override readonly name = 'JsonSyntaxError'
   readonly at: number
@@ -114,7 +115,7 @@ export class StrictJson {
     for (;; at++) {
       const byte = bytes[at]
       if (byte === undefined || byte < ZERO || byte > NINE) break
-      // In this order: past 2^53 a sum would be rounded before it is taken back.
+      // In this order, because a sum past 2^53 would be rounded before the subtraction.
       value = value * 10 + (byte - ZERO)
       if (value > Number.MAX_SAFE_INTEGER) throw this.fail('an integer beyond 2^53 - 1')
     }
@@ -152,7 +153,7 @@ export class StrictJson {
     } else this.#skipMatch(/true|false|null/y)
   }
 
-  /** Nothing may follow but `padding` bytes. */
+  /** Only `padding` bytes may follow. */
   end (padding: number): void {
     while (this.#bytes[this.#at] === padding) this.#at++
     if (this.#at < this.#bytes.length) throw this.fail(`expected the end, got ${this.#seen()}`)
@@ -185,7 +186,7 @@ export class StrictJson {
   }
 }
 
-/** At most `max` characters of a text out of a file, for a message. */
+/** At most `max` characters of a text from a file, for a message. */
 export function clip (text: string, max = 200): string {
   return text.length > max ? `${text.slice(0, max)}...` : text
 }

@@ -1,7 +1,7 @@
 import { payloadError } from './torch/tensor.ts'
 
-// The part of the zip format (PKWARE's APPNOTE) that torch.save writes: entries that are stored, not compressed, and sizes in the central
-// directory at the end. Nothing is inflated, and no name is ever a path.
+// The part of the zip format (PKWARE's APPNOTE) that torch.save writes: entries that are stored without compression,
+// with their sizes in the central directory at the end. Nothing is inflated, and no name is used as a path.
 
 const END = 0x06054b50
 const ENTRY = 0x02014b50
@@ -14,7 +14,7 @@ const MAX_COMMENT = 1024
 const ZIP64 = 0xffffffff
 const MAX_ENTRIES = 65_534
 
-/** Views of the entries' bytes by their names. Throws TENSOR_PAYLOAD. */
+/** Views of the entries' bytes, by name. Throws TENSOR_PAYLOAD. */
 export function zipEntries (bytes: Uint8Array): Map<string, Uint8Array> {
   const data = Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength)
   const end = findEnd(data)

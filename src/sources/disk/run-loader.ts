@@ -58,7 +58,10 @@ export async function runLoader ({ name, loader, opened, unpickle }: LoaderRun):
   }
 
   /** The references of one pickle are given back once, so that it is opened once, whoever asks for it. */
-  async function openOnce (bytes: Uint8Array, classes: readonly string[]): Promise<OpenTensors & { value: PlainValue }> {
+  async function openOnce (
+    bytes: Uint8Array,
+    classes: readonly string[]
+  ): Promise<OpenTensors & { value: PlainValue }> {
     const key = Buffer.from(bytes).toString('latin1')
     let opening = pickles.get(key)
     if (opening === undefined) {

@@ -45,7 +45,8 @@ export async function readS3Object (name: S3Name, limit: number, options: S3Opti
     if (reply.status === 403) {
       throw new RefitError(
         'INVALID_REQUEST',
-        `${message}. The server's credentials are those of its environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN)`,
+        `${message}. The server's credentials are those of its environment (AWS_ACCESS_KEY_ID, ` +
+          'AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN)',
         { param: 'key' }
       )
     }

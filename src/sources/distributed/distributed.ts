@@ -168,7 +168,8 @@ export class DistributedReceiver {
       this.#groups.get(groupName).abandon(message)
       throw new RefitError(
         code,
-        `${message}. There is no room to receive and drop it, so that process group "${groupName}" was aborted; initialise it again`,
+        `${message}. There is no room to receive and drop it, so that process group "${groupName}" was aborted; ` +
+          'initialise it again',
         { cause: error, ...param === undefined ? {} : { param } }
       )
     }

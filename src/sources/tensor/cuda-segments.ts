@@ -77,7 +77,8 @@ export class CudaSegments {
       if (this.#taken.size >= MAX_DESCRIPTORS) {
         throw new RefitError(
           'TENSOR_PAYLOAD',
-          `one request may bring ${MAX_DESCRIPTORS} blocks of expandable segments; send several requests, or start the sender without expandable_segments`
+          `one request may bring ${MAX_DESCRIPTORS} blocks of expandable segments; ` +
+            'send several requests, or start the sender without expandable_segments'
         )
       }
       this.#taken.set(key, takeDescriptor(this.#addon, pid, fd))

@@ -115,7 +115,8 @@ export class RequestHandles {
       if (this.#files.size >= MAX_FILES) {
         throw new RefitError(
           'TENSOR_PAYLOAD',
-          `one request may bring ${MAX_FILES} files of shared memory; send flattened buckets, which take one each, or several requests`
+          `one request may bring ${MAX_FILES} files of shared memory; ` +
+            'send flattened buckets, which take one each, or several requests'
         )
       }
       this.#files.set(name, file = { ...openSharedMemory(name), index: this.#files.size })
@@ -174,13 +175,15 @@ function blamed<T> (cause: TensorStorage | HandleSegment, open: () => T): T {
 function byDescriptor (): RefitError {
   return new RefitError(
     'UNSUPPORTED',
-    'its memory is shared by a file descriptor, which only processes started by the sender can ask for. Call torch.multiprocessing.set_sharing_strategy("file_system") in the sender before it shares tensors'
+    'its memory is shared by a file descriptor, which only processes started by the sender can ask for. ' +
+      'Call torch.multiprocessing.set_sharing_strategy("file_system") in the sender before it shares tensors'
   )
 }
 
 function onCpu (): RefitError {
   return new RefitError(
     'UNSUPPORTED',
-    'it lies in the memory of a GPU, and this engine is on the CPU: send tensors on the CPU (.cpu()), or start refit with --device cuda'
+    'it lies in the memory of a GPU, and this engine is on the CPU: ' +
+      'send tensors on the CPU (.cpu()), or start refit with --device cuda'
   )
 }

@@ -89,7 +89,8 @@ export class TensorReceiver {
       await this.discard(entries)
       throw new RefitError(
         'INVALID_REQUEST',
-        `serialized_named_tensors has one entry; with load_format "direct" every tensor-parallel rank (${this.#options.ranks}) is sent its own shards, in an entry of its own`,
+        'serialized_named_tensors has one entry; with load_format "direct" every tensor-parallel rank ' +
+          `(${this.#options.ranks}) is sent its own shards, in an entry of its own`,
         { param: 'serialized_named_tensors' }
       )
     }

@@ -127,7 +127,8 @@ export class VerlDelta {
     const got = deltaChecksum(await this.#host.hash(positions, null), values)
     if (got !== checksum) {
       throw payloadError(
-        `the checksum of positions and values is ${got}, and the sender's was ${checksum}: they were changed on the way. Nothing has changed here`,
+        `the checksum of positions and values is ${got}, and the sender's was ${checksum}: ` +
+          'they were changed on the way. Nothing has changed here',
         DELTA_SPEC
       )
     }

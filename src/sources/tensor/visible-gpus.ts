@@ -38,7 +38,8 @@ export class VisibleGpus {
     if (gpu !== undefined) return gpu.uuid
     throw new RefitError(
       'TENSOR_PAYLOAD',
-      `it lies on GPU-${device}, which refit does not see (${this.#seen()}): run both on the same GPUs (CUDA_VISIBLE_DEVICES, docker run --gpus), or send tensors on the CPU (.cpu())`
+      `it lies on GPU-${device}, which refit does not see (${this.#seen()}): ` +
+        'run both on the same GPUs (CUDA_VISIBLE_DEVICES, docker run --gpus), or send tensors on the CPU (.cpu())'
     )
   }
 
@@ -47,7 +48,9 @@ export class VisibleGpus {
     if (gpu !== undefined) return gpu.uuid
     throw new RefitError(
       'TENSOR_PAYLOAD',
-      `it lies on a GPU that its sender counts as ${device}, and refit does not count so far (${this.#seen()}): send the UUIDs of GPUs, not numbers (SGLang's monkey_patch_torch_reductions does it), or start both with the same CUDA_VISIBLE_DEVICES`
+      `it lies on a GPU that its sender counts as ${device}, and refit does not count so far (${this.#seen()}): ` +
+        "send the UUIDs of GPUs, not numbers (SGLang's monkey_patch_torch_reductions does it), " +
+        'or start both with the same CUDA_VISIBLE_DEVICES'
     )
   }
 

@@ -171,6 +171,7 @@ function failed (folder: string, error: unknown): RefitError {
 function noRoom (folder: string, what: string): RefitError {
   return new RefitError(
     'SPOOL_FAILED',
-    `${folder} has no room for the upload: ${what}. Send smaller parts, or mode=stream, or name another folder with --upload-folder. Nothing has changed`
+    `${folder} has no room for the upload: ${what}. Send smaller parts, or mode=stream, ` +
+      'or name another folder with --upload-folder. Nothing has changed'
   )
 }

@@ -75,7 +75,8 @@ export class Staging {
     if (buffer === undefined) {
       throw new RefitError(
         'NO_MEMORY',
-        `other uploads use the staging memory (${this.#live} of ${this.#limit} bytes); nothing has changed, send it again`
+        `other uploads use the staging memory (${this.#live} of ${this.#limit} bytes); ` +
+          'nothing has changed, send it again'
       )
     }
     return buffer

@@ -67,7 +67,9 @@ export class Upload {
     if (this.#options.isStream() && this.#files.length > 0) {
       throw new RefitError(
         'UNSUPPORTED',
-        `${label} is a second file: with mode=stream a request has one, since all of its tensors are checked before the first is written. Leave mode out, or send one request per file`,
+        `${label} is a second file: with mode=stream a request has one, ` +
+          'since all of its tensors are checked before the first is written. ' +
+          'Leave mode out, or send one request per file',
         { param: 'mode' }
       )
     }
@@ -123,7 +125,8 @@ export class Upload {
     if (this.bytes > maxBytes) {
       throw new RefitError(
         'BODY_TOO_LARGE',
-        `${label}: with it the tensors of this upload take ${this.bytes} bytes, several times what the model does (at most ${maxBytes})`
+        `${label}: with it the tensors of this upload take ${this.bytes} bytes, ` +
+          `several times what the model does (at most ${maxBytes})`
       )
     }
     for (const { name } of tensors) {

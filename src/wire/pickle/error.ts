@@ -1,6 +1,6 @@
 import { RefitError } from '../../errors.ts'
 
-// Every error of the reader says at which byte: of the opcode at fault.
+// Every error of the reader names the byte of the opcode at fault.
 
 export function malformed (message: string, at: number): RefitError {
   return new RefitError('PICKLE_MALFORMED', `bad pickle at byte ${at}: ${message}`)

@@ -6,10 +6,10 @@ import { PickleBytes, PickleDict, PickleFloat, PickleList, PickleName, PickleObj
 import type { PickleTuple, PickleValue } from './values.ts'
 import { clip } from '../strict-json.ts'
 
-// The addon reads the opcodes (native/codec/pickle_machine.h) into tables of numbers; this builds values from them.
-// Numbers that leave the addon are in range, and a tuple holds objects of lower rows alone.
+// The addon reads the opcodes (native/codec/pickle_machine.h) into tables of numbers; this builds values from them. The
+// addon checks that every index is in range and that a tuple holds only objects of lower rows.
 
-/** The closed set: a name of it, a sentence on why a known name is not in it, or undefined. */
+/** The closed set. Returns a name of the set, a sentence that says why a known name is refused, or undefined. */
 export type PickleNames = (module: string, name: string) => PickleName | string | undefined
 
 const MAX_NAME = 256
@@ -17,7 +17,10 @@ const ROW = 4
 const NONE = -1
 const ERRORS = [malformed, refused, limited] as const
 
-/** Reads one whole pickle. Throws PICKLE_MALFORMED, PICKLE_REFUSED or PICKLE_LIMIT. Bytes of the result are views of `bytes`. */
+/**
+ * Reads one whole pickle. Throws PICKLE_MALFORMED, PICKLE_REFUSED or PICKLE_LIMIT. Bytes of the result are views of
+ * `bytes`.
+ */
 export function readPickle (bytes: Uint8Array, names: PickleNames, limits?: PickleLimits): PickleValue {
   const found: PickleName[] = []
   const read = native().readPickle(bytes, (module, name) => {
@@ -97,22 +100,22 @@ class TreeBuilder {
     const more = this.#rows[row + 3]!
     switch (this.#rows[row]) {
       case PICKLE_TYPES.list:
-        (value as PickleList).items = this.#items(at, at + size)
+        ;(value as PickleList).items = this.#items(at, at + size)
         break
       case PICKLE_TYPES.set:
-        (value as PickleSet).items = more === NONE
+        ;(value as PickleSet).items = more === NONE
           ? this.#items(at, at + size)
           : (this.#built[more] as PickleList).items
         break
       case PICKLE_TYPES.dict:
         for (let index = at; index < at + size; index += 2) {
-          (value as PickleDict).keys.push(this.#value(index))
+          ;(value as PickleDict).keys.push(this.#value(index))
           ;(value as PickleDict).values.push(this.#value(index + 1))
         }
         break
       case PICKLE_TYPES.call: {
+        // For a record that keeps what it is given, the arguments are a list of a lower row, which is filled already.
         const args = this.#built[size]!
-        // A list of its own row holds those of a record that may be given more; it is filled already.
         ;(value as PickleObject).args = args instanceof PickleList ? args.items : args as PickleTuple
         if (more !== NONE) (value as PickleObject).state = this.#built[more] as PickleDict
       }
@@ -128,7 +131,7 @@ class TreeBuilder {
   #value (index: number): PickleValue {
     const low = this.#values[2 * index]!
     const high = this.#values[2 * index + 1]!
-    // 56 bits: all of `high` above 24 of `low`.
+    // 56 bits: 32 in `high`, then the upper 24 of `low`.
     const payload = high * 0x100_0000 + (low >>> 8)
     switch (low & 0xff) {
       case PICKLE_TYPES.none:
@@ -146,7 +149,7 @@ class TreeBuilder {
     }
   }
 
-  /** Two's complement, little-endian: a number where it is safe as one. */
+  /** Two's complement, little-endian. A number where a number holds it exactly, else a bigint. */
   #long (at: number, length: number): number | bigint {
     let value = BigInt(this.#bytes.readInt8(at + length - 1))
     for (let i = length - 2; i >= 0; i--) value = value * 256n + BigInt(this.#bytes[at + i]!)

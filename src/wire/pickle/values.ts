@@ -1,5 +1,5 @@
-// What a pickle is read into: inert records. Python's None, bool, int and str become null, boolean, number or bigint, and string;
-// a tuple becomes an array. Nothing here refers to anything but other records and the bytes that were read.
+// The inert values that a pickle is read into. Python's None, bool, int and str become null, boolean, number or bigint,
+// and string; a tuple becomes an array. A value refers only to other values and to the bytes that were read.
 
 export type PickleValue =
   | null
@@ -19,15 +19,16 @@ export type PickleValue =
 export type PickleTuple = PickleValue[]
 
 /**
- * What a name of the closed set may be used for. `value`: stands for itself (a class or dtype as an argument). `call`: has arguments
- * (REDUCE) and becomes a PickleObject. `class`: an instance with state (NEWOBJ, BUILD), a PickleObject too. The others are Python's
- * own ways of writing plain values, read as those: `tuple` (a subclass of tuple around a tuple), `dict`, `set`, `bytes`, and
- * `latin1` (bytes as text, how protocol 2 writes them). `any`: all of them at once, a record that keeps whatever it is given; only for
- * looking through what was refused.
+ * How a name of the closed set may be used. `value`: it stands for itself (a class or dtype as an argument). `call`: it
+ * has arguments (REDUCE) and becomes a PickleObject. `class`: an instance with state (NEWOBJ, BUILD), also a
+ * PickleObject. The others are Python's own ways to write plain values and are read as those values: `tuple` (a
+ * subclass of tuple around a tuple), `dict`, `set`, `bytes`, and `latin1` (bytes as text, as protocol 2 writes them).
+ * `any`: all of these, as a record that keeps whatever it is given; it serves only to search a refused pickle for
+ * handles.
  */
 export type PickleUse = 'value' | 'call' | 'class' | 'tuple' | 'dict' | 'set' | 'bytes' | 'latin1' | 'any'
 
-/** A global name of the closed set. `role` is what its readers switch on: several modules spell one function. */
+/** A global name of the closed set. Readers switch on `role`, because several modules have names for one function. */
 export class PickleName {
   readonly module: string
   readonly name: string
@@ -42,13 +43,13 @@ export class PickleName {
   }
 }
 
-/** A call that was written and never made, or an instance that was written and never built. */
+/** A call that was not made, or an instance that was not built: the name and its arguments. */
 export class PickleObject {
   readonly name: PickleName
   args: PickleTuple
-  /** What BUILD gave an instance of a class. */
+  /** The dict that BUILD gave an instance of a class. */
   state: PickleDict | null = null
-  /** What a reader made of it, so that one object that stands in several places is one there too. */
+  /** The result that a reader made of this object. An object that stands in several places gives one result. */
   seen: unknown = undefined
 
   constructor (name: PickleName, args: PickleTuple = []) {
@@ -93,7 +94,7 @@ export class PickleBytes {
   }
 }
 
-/** Told apart from an int, which Python would not take for it in a shape. */
+/** A class of its own, because Python takes no float in a shape. */
 export class PickleFloat {
   readonly value: number
 
@@ -112,7 +113,7 @@ export class PickleSet {
 
 const MAX_FIELDS = 256
 
-/** Entries in the order of the pickle; a key may stand there twice. */
+/** Entries in the order of the pickle. A key may appear twice. */
 export class PickleDict {
   readonly keys: PickleValue[] = []
   readonly values: PickleValue[] = []
@@ -121,13 +122,16 @@ export class PickleDict {
     return this.keys.length
   }
 
-  /** The last value under a key that is text; of a dict with so many entries that it is no record of fields, none: each of thousands of records may have one dict. */
+  /**
+   * The last value under a text key. A dict with more entries than MAX_FIELDS is no record of fields and gives
+   * undefined: thousands of records may have one such dict.
+   */
   get (key: string): PickleValue | undefined {
     return this.keys.length > MAX_FIELDS ? undefined : this.values[this.keys.lastIndexOf(key)]
   }
 }
 
-/** A few words on a value for a message: never its contents. */
+/** A short description of a value for a message, without its contents. */
 export function describePickle (value: PickleValue | undefined): string {
   if (value === undefined) return 'nothing'
   if (value === null) return 'None'

@@ -2,7 +2,7 @@ import { RefitError } from '../../errors.ts'
 import { PREFIX_BYTES } from './header.ts'
 import { SAFETENSORS_BITS } from './dtypes.ts'
 
-// The data area starts at a multiple of this, as the reference's writer has it.
+// The data area starts at a multiple of this, as in the reference implementation.
 const ALIGNMENT = 8
 
 export interface SafetensorsEntry {
@@ -11,7 +11,7 @@ export interface SafetensorsEntry {
   shape: number[]
 }
 
-/** Length prefix and padded JSON of a file that holds the tensors in this order, one after another. */
+/** The length prefix and padded JSON of a file that holds the tensors in this order, without gaps. */
 export function encodeHeader (entries: readonly SafetensorsEntry[], metadata: Record<string, string> = {}): Buffer {
   const json: string[] = []
   if (Object.keys(metadata).length > 0) json.push(`"__metadata__":${JSON.stringify(metadata)}`)
@@ -38,7 +38,7 @@ export function encodeHeader (entries: readonly SafetensorsEntry[], metadata: Re
   return out
 }
 
-/** A whole file in memory; each tensor's data must have the length that its dtype and shape ask for. */
+/** A whole file in memory. Each tensor's data must have the length that its dtype and shape require. */
 export function encodeSafetensors (
   tensors: readonly (SafetensorsEntry & { data: Uint8Array })[],
   metadata: Record<string, string> = {}

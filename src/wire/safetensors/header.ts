@@ -2,16 +2,17 @@ import { RefitError } from '../../errors.ts'
 import { SAFETENSORS_BITS } from './dtypes.ts'
 import { clip, JsonSyntaxError, StrictJson } from '../strict-json.ts'
 
-// A safetensors file is: u64 LE header length N, N bytes of JSON, data. Stricter than the reference parser where it is lenient
-// (duplicate names, unknown fields, leading space, trailing newline): no known writer makes those, and each of them has two readings.
+// A safetensors file is a u64 (little-endian) with the header's length N, N bytes of JSON, and the data. This parser
+// refuses four things that the reference parser accepts (duplicate names, unknown fields, leading space, trailing
+// newline): no known writer makes them, and each can be read in two ways.
 
 /** Bytes before the JSON. */
 export const PREFIX_BYTES = 8
 /** The format's own limit. */
 export const MAX_HEADER_BYTES = 100_000_000
-/** Several times the largest model's; what a header of 100 MB could hold would fill the memory. */
+/** Several times as many as the largest model has. A header of 100 MB could hold enough tensors to fill the memory. */
 export const MAX_TENSORS = 500_000
-/** Of `__metadata__`, which is read in one go. */
+/** Bytes of `__metadata__`, which is read at once. */
 const MAX_METADATA = 65_536
 const MAX_NAME = 2048
 const MAX_DIMS = 32
@@ -20,7 +21,7 @@ const SPACE = 0x20
 
 export interface SafetensorsTensor {
   name: string
-  /** As the file says it: BF16, F32, F8_E4M3, ... */
+  /** The file's own name for it: BF16, F32, F8_E4M3, ... */
   dtype: string
   shape: number[]
   /** Bytes from the start of the file; `end` is exclusive. */
@@ -29,12 +30,12 @@ export interface SafetensorsTensor {
 }
 
 export interface SafetensorsHeader {
-  /** In the order of their bytes. */
+  /** In the order of their bytes in the file. */
   tensors: SafetensorsTensor[]
   metadata: Map<string, string>
 }
 
-/** A bad file, named as the caller knows it. */
+/** The error for a bad file, with the name by which the caller knows the file. */
 export function formatError (file: string, message: string, tensor?: string): RefitError {
   const where = tensor === undefined ? file : `${file}: tensor ${JSON.stringify(clip(tensor))}`
   return new RefitError(
@@ -44,7 +45,10 @@ export function formatError (file: string, message: string, tensor?: string): Re
   )
 }
 
-/** The JSON's length, from the first 8 bytes of a file of `fileBytes`; checked before anybody allocates it. */
+/**
+ * The JSON's length, from the first 8 bytes of a file of `fileBytes`. It is checked before anybody allocates memory for
+ * it.
+ */
 export function headerLength (prefix: Uint8Array, fileBytes: number, file: string): number {
   if (fileBytes < PREFIX_BYTES + 2 || prefix.length < PREFIX_BYTES) {
     throw formatError(file, `${fileBytes} bytes are too few for a safetensors file`)
@@ -73,8 +77,8 @@ export function parseHeader (json: Uint8Array, fileBytes: number, file: string):
 }
 
 /**
- * As `parseHeader`, but pauses every few thousand tensors, so that a long header need not hold up an event loop. Without `fileBytes`
- * (null: not known yet) the file must turn out to end where its last tensor does.
+ * Like `parseHeader`, but pauses every few thousand tensors, so that a long header need not block an event loop. With
+ * `fileBytes` null (not known yet) the file must end where its last tensor ends.
  */
 export function* parseHeaderInSlices (
   json: Uint8Array,
@@ -148,7 +152,7 @@ function readEntry (reader: StrictJson, name: string, dataStart: number, file: s
 function byteLength (dtype: string, shape: number[], name: string, file: string): number {
   const bits = SAFETENSORS_BITS.get(dtype)
   if (bits === undefined) throw formatError(file, `the unknown dtype ${JSON.stringify(clip(dtype))}`, name)
-  // As the reference does it: an overflow before a later 0 is an overflow all the same.
+  // As in the reference implementation, an overflow before a later 0 is an overflow.
   let total = bits
   for (const dim of shape) {
     total *= dim

@@ -1,9 +1,9 @@
 import { formatError, MAX_TENSORS } from './header.ts'
 import { clip, JsonSyntaxError, StrictJson } from '../strict-json.ts'
 
-/** The name that transformers gives the index of a sharded checkpoint. */
+/** The name that transformers gives to the index of a sharded checkpoint. */
 export const INDEX_NAME = 'model.safetensors.index.json'
-/** And that of one that is not sharded. */
+/** The name that it gives to a checkpoint in one file. */
 export const SINGLE_NAME = 'model.safetensors'
 const MAX_FILE_NAME = 255
 const SUFFIX = '.safetensors'
@@ -11,17 +11,20 @@ const SUFFIX = '.safetensors'
 export interface SafetensorsIndex {
   /** Tensor name to file name. */
   weightMap: Map<string, string>
-  /** File names, each once, in alphabetical order. */
+  /** File names without duplicates, in alphabetical order. */
   files: string[]
 }
 
-/** Parses an index; file names must be plain names beside it. Throws CHECKPOINT_FORMAT. `file` names it in messages. */
+/**
+ * Parses an index. File names must be plain names in the index's own folder. Throws CHECKPOINT_FORMAT; messages call
+ * the index `file`.
+ */
 export function parseIndex (json: Uint8Array, file: string): SafetensorsIndex {
   const reader = new StrictJson(json)
   let weightMap: Map<string, string> | undefined
   try {
     for (const key of reader.entries()) {
-      // `metadata` (total_size and the like) informs; it is checked as JSON and left out.
+      // `metadata` (total_size and the like) is only informative: it is checked as JSON and left out.
       if (key === 'weight_map') weightMap = readWeightMap(reader, file)
       else reader.skip()
     }
@@ -41,7 +44,7 @@ function readWeightMap (reader: StrictJson, file: string): Map<string, string> {
   for (const tensor of reader.entries()) {
     if (map.size === MAX_TENSORS) throw formatError(file, `more than ${MAX_TENSORS} tensors`)
     const name = reader.string()
-    // The first copy of each file name stands for all.
+    // All equal file names become one string, so that the copies can be freed.
     let known = names.get(name)
     if (known === undefined) {
       checkFileName(name, tensor, file)

@@ -27,7 +27,7 @@ export function pingAnswer (nonce: number): Buffer {
   return u32(nonce)
 }
 
-/** Keys of the wire. */
+/** `keys` are as on the wire. */
 export function keysAnswer (keys: readonly string[]): Buffer {
   return Buffer.concat([i64(keys.length), ...keys.flatMap(key => sized(Buffer.from(key, 'latin1')))])
 }

@@ -3,7 +3,7 @@ import type { Pull } from './pull.ts'
 
 // The fields that requests and replies are made of.
 
-/** Bytes that one message may still have. */
+/** Bytes that one message may still take. */
 export interface Budget {
   left: number
 }
@@ -24,7 +24,7 @@ export function u32 (value: number): Buffer {
   return bytes
 }
 
-/** A length and the bytes. */
+/** A length, then the bytes. */
 export function sized (value: Uint8Array): Uint8Array[] {
   return [i64(value.length), value]
 }
@@ -36,21 +36,23 @@ export function* readI64 (): Pull<number> {
   return number
 }
 
-/** A length or count of at most `limit`; `what` names it in the error. */
+/** A length or count of at most `limit`. `what` names it in the error. */
 export function* readCount (limit: number, what: string): Pull<number> {
   const value = (yield 8).readBigUInt64LE()
   if (value > BigInt(limit)) throw protocolError(`${what} of ${value}: at most ${limit} is taken`)
   return Number(value)
 }
 
-/** Bytes of their own memory: what they came in is let go. */
+/** A copy, so that the memory of the whole message can be freed. */
 export function* readValue (left: Budget, limit: number = STORE_LIMITS.valueBytes): Pull<Buffer> {
   const length = yield* readCount(Math.min(limit, left.left), "a value's length")
   left.left -= length
   return length === 0 ? Buffer.alloc(0) : Buffer.from(yield length)
 }
 
-/** One character a byte (latin1), so that keys that are no UTF-8 stay apart; `keyText` makes the words of it. */
+/**
+ * One character a byte (latin1), so that different keys stay different where they are not UTF-8; `keyText` decodes one.
+ */
 export function* readKey (left: Budget): Pull<string> {
   const length = yield* readCount(Math.min(STORE_LIMITS.keyBytes, left.left), "a key's length")
   left.left -= length
@@ -64,12 +66,12 @@ export function* readKeys (left: Budget): Pull<string[]> {
   return keys
 }
 
-/** What a key that came as bytes says. */
+/** The text of a key that came as bytes. */
 export function keyText (key: string): string {
   return Buffer.from(key, 'latin1').toString()
 }
 
-/** The other way. */
+/** The reverse of `keyText`. */
 export function keyBytes (key: string): string {
   return Buffer.from(key).toString('latin1')
 }

@@ -1,8 +1,9 @@
 import { RefitError } from '../../errors.ts'
 
-// The protocol of torch's TCPStore, from 2.1 on (torch/csrc/distributed/c10d/TCPStore.cpp and TCPStoreLibUvBackend.cpp). Numbers are
-// little-endian; a text or value is a u64 with its length and its bytes; a list of keys is a u64 with their count and the keys. Replies
-// come in the order of the requests and carry no number. Torch 2.0 and before had no handshake and other opcodes: they are not spoken.
+// The protocol of torch's TCPStore, from 2.1 on (torch/csrc/distributed/c10d/TCPStore.cpp and
+// TCPStoreLibUvBackend.cpp). Numbers are little-endian. A text or value is a u64 with its length, then its bytes; a
+// list of keys is a u64 with their count, then the keys. Replies come in the order of the requests and carry no number.
+// Torch 2.0 and before had no handshake and other opcodes, which are not supported.
 
 export const OPCODES = {
   VALIDATE: 0,
@@ -18,13 +19,13 @@ export const OPCODES = {
   MULTI_GET: 10,
   MULTI_SET: 11,
   CANCEL_WAIT: 12,
-  /** Since torch 2.5. A server of 2.1 to 2.4 closes the connection. */
+  /** Since torch 2.5. A server of 2.1 to 2.4 closes the connection on it. */
   PING: 13,
   /** Since torch 2.10. */
   LIST_KEYS: 17
 } as const
 
-/** What VALIDATE carries: the first request of every connection. */
+/** The value that VALIDATE carries. VALIDATE is the first request of every connection. */
 export const MAGIC = 0x3c85f7ce
 
 /** Replies of one byte. */
@@ -33,19 +34,19 @@ export const NOT_READY = 1
 export const STOP_WAITING = 0
 export const WAIT_CANCELED = 1
 
-/** What the server of torch (libuv) takes; refit's server and client take no more either. */
+/** The limits of torch's server (libuv). refit's server and client have the same. */
 export const STORE_LIMITS = {
   keyBytes: 8 * 1024,
   valueBytes: 8 * 1024 * 1024,
   keys: 131_072,
-  /** refit's own: of one request or reply. */
+  /** refit's own limit, for one request or reply. */
   messageBytes: 32 * 1024 * 1024
 } as const
 
-/** The key that every client counts its ranks under. It has no slash before it on the wire. */
+/** The key under which every client counts its ranks. It has no slash before it on the wire. */
 export const WORKERS_KEY = 'init/'
 
-/** A key of Python as it is on the wire. */
+/** The form on the wire of a key that Python code uses. */
 export function wireKey (key: string): string {
   return `/${key}`
 }

@@ -1,13 +1,16 @@
 /**
- * Reads a message piece by piece: yields how many bytes it needs next and is given exactly those, as a view that holds until the next
- * yield. Written so that no reader has to begin anew when a message comes in parts.
+ * Reads a message piece by piece: it yields how many bytes it needs next and receives exactly those, as a view that is
+ * valid until the next yield. So no reader starts again when a message comes in parts.
  */
 export type Pull<T> = Generator<number, T, Buffer>
 
 const SMALLEST = 4096
 const KEPT = 64 * 1024
 
-/** Bytes as they come from a socket, in one piece of memory that at most doubles: a byte at a time costs no more than all at once. */
+/**
+ * Bytes as they come from a socket, in one buffer that doubles when it is full, so bytes that come one at a time cost
+ * no more than bytes that come together.
+ */
 export class PullBuffer {
   #bytes = Buffer.alloc(0)
   #start = 0
@@ -31,7 +34,7 @@ export class PullBuffer {
     this.#end += chunk.length
   }
 
-  /** The next `count` bytes, a view until the next push; undefined while there are fewer. */
+  /** The next `count` bytes as a view, valid until the next push; undefined while there are fewer. */
   take (count: number): Buffer | undefined {
     if (count > this.length) return undefined
     const view = this.#bytes.subarray(this.#start, this.#start + count)
@@ -53,7 +56,10 @@ export class Pulling<T> {
     this.#reader = reader
   }
 
-  /** Goes on as far as the bytes reach: the message once it is whole, else undefined. Throws what the reader throws. */
+  /**
+   * Continues as far as the bytes reach. Returns the message once it is complete, else undefined. Throws what the
+   * reader throws.
+   */
   run (bytes: PullBuffer): { value: T } | undefined {
     let step = this.#needs === undefined ? this.#reader.next() : undefined
     for (;;) {

@@ -2,7 +2,7 @@ import { newBudget, readCount, readI64, readKey, readValue } from './fields.ts'
 import { NOT_READY, protocolError, READY, STOP_WAITING, STORE_LIMITS, WAIT_CANCELED } from './protocol.ts'
 import type { Pull } from './pull.ts'
 
-// Replies as a client reads them; which one comes is known from the request. Throws STORE_PROTOCOL.
+// Replies as a client reads them. The request determines the type of its reply. Throws STORE_PROTOCOL.
 
 export function numberReply (): Pull<number> {
   return readI64()
@@ -20,7 +20,7 @@ export function* valuesReply (count: number, limit: number = STORE_LIMITS.valueB
   return values
 }
 
-/** The reply to CHECK: whether all are there. */
+/** The reply to CHECK: true if all keys exist. */
 export function* checkReply (): Pull<boolean> {
   const byte = (yield 1)[0]!
   if (byte !== READY && byte !== NOT_READY) {
@@ -30,8 +30,8 @@ export function* checkReply (): Pull<boolean> {
 }
 
 /**
- * The reply to WAIT: true when the keys are there, false when it was cancelled. `isCanceled` says whether CANCEL_WAIT has been sent by
- * now: its answer comes in any case, also after that of a wait that ended just before.
+ * The reply to WAIT: true when the keys exist, false when the wait was cancelled. `isCanceled` returns whether
+ * CANCEL_WAIT has been sent by now: its answer always comes, also after that of a wait that ended just before.
  */
 export function* waitReply (isCanceled: () => boolean): Pull<boolean> {
   const byte = (yield 1)[0]!
@@ -51,7 +51,7 @@ export function* pingReply (nonce: number): Pull<void> {
   if (echo !== nonce) throw protocolError(`${echo} as the answer to PING of ${nonce}`)
 }
 
-/** The reply to LIST_KEYS, as keys of the wire. */
+/** The reply to LIST_KEYS, as keys on the wire. */
 export function* keysReply (): Pull<string[]> {
   const left = newBudget()
   const count = yield* readCount(STORE_LIMITS.keys, 'a number of keys')

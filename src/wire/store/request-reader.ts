@@ -16,7 +16,9 @@ export function* readHandshake (): Pull<StoreRequest> {
   return { op: 'VALIDATE', magic }
 }
 
-/** One request after it, as a server reads it. Throws STORE_PROTOCOL for what a server closes the connection on. */
+/**
+ * One request after the handshake, as a server reads it. Throws STORE_PROTOCOL where a server closes the connection.
+ */
 export function* readRequest (): Pull<StoreRequest> {
   const opcode = (yield 1)[0]!
   const left = newBudget()

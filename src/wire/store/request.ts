@@ -2,7 +2,7 @@ import { RefitError } from '../../errors.ts'
 import { i64, sized, u32 } from './fields.ts'
 import { MAGIC, OPCODES, STORE_LIMITS } from './protocol.ts'
 
-// Requests as a client writes them. Keys are those of the wire, one character a byte.
+// Requests as a client writes them. Keys are as on the wire, one character a byte.
 
 export type StoreRequest =
   | { op: 'VALIDATE', magic: number }
@@ -21,7 +21,7 @@ export type StoreRequest =
   | { op: 'PING', nonce: number }
   | { op: 'LIST_KEYS' }
 
-/** One piece of memory: a server that reads on one thread for all clients must not be left with half a request. */
+/** One buffer: a server that reads for all clients on one thread must not be left with half a request. */
 export function encodeRequests (...requests: StoreRequest[]): Buffer {
   return Buffer.concat(requests.flatMap(request => [Buffer.of(OPCODES[request.op]), ...fields(request)]))
 }
@@ -62,7 +62,7 @@ export function validate (): StoreRequest {
   return { op: 'VALIDATE', magic: MAGIC }
 }
 
-/** Throws INVALID_REQUEST for what a server would close the connection on. */
+/** Throws INVALID_REQUEST for a key on which a server would close the connection. */
 function key (name: string): Uint8Array[] {
   const bytes = Buffer.from(name, 'latin1')
   return sized(within(bytes, STORE_LIMITS.keyBytes, `the key ${JSON.stringify(name.slice(0, 64))}`))

@@ -14,28 +14,34 @@ import type { TensorDescriptor, TensorStorage } from './tensor.ts'
 export interface TensorRequest {
   /** `serialized_named_tensors`: one entry per tensor-parallel rank (further ones are not read), or one for all. */
   entries: ReadonlyArray<string | Uint8Array>
-  /** Null, `direct` and names of custom loaders bring lists of (name, tensor); `flattened_bucket` brings a bucket. */
+  /**
+   * Null, `direct` and names of custom loaders stand for lists of (name, tensor); `flattened_bucket` stands for a
+   * bucket.
+   */
   loadFormat: string | null
   /** Tensor-parallel ranks of the engine. */
   ranks: number
-  /** UUID of each rank's GPU: what it takes of a tensor that is offered on several. None: an engine without GPUs. */
+  /**
+   * UUID of each rank's GPU. A rank takes the handle of its own GPU where a tensor is offered on several. None: an
+   * engine without GPUs.
+   */
   gpus?: readonly string[]
 }
 
 export interface TensorRequestOptions extends StorageOptions {
-  /** Take tensors of bytes, integers and float64 too: for custom loaders, which make weights of them. */
+  /** Accept tensors of bytes, integers and float64 too: custom loaders make weights of them. */
   anyDType?: boolean
 }
 
 export interface TensorBody {
-  /** Per rank, in the order of its entry. Ranks that are sent the same share one array. */
+  /** Per rank, in the order of its entry. Ranks with the same tensors share one array. */
   ranks: TensorDescriptor[][]
-  /** Every storage that is not empty, each share once: what is to be opened, and what is to be released. */
+  /** Every storage that is not empty, without duplicates: to be opened, and to be released. */
   storages: TensorStorage[]
 }
 
 export interface TensorRequestBody extends TensorBody {
-  /** Shared for GPUs that no rank has: to be released, and not to be opened. */
+  /** Storages on GPUs that no rank has: to be released, and not to be opened. */
   spares: TensorStorage[]
 }
 
@@ -44,9 +50,9 @@ type Reader = (rank: number, gpu: string | undefined) => TensorDescriptor[]
 const WHERE = 'serialized_named_tensors'
 
 /**
- * Reads all that a request brings, for all ranks; nothing is opened. Throws INVALID_REQUEST (number of entries), PICKLE_MALFORMED,
- * PICKLE_REFUSED, PICKLE_LIMIT, TENSOR_PAYLOAD or UNSUPPORTED; messages name entry and tensor. Storages that a refused request
- * shares are told by `findStorages`.
+ * Reads the whole request, for all ranks; nothing is opened. Throws INVALID_REQUEST (number of entries),
+ * PICKLE_MALFORMED, PICKLE_REFUSED, PICKLE_LIMIT, TENSOR_PAYLOAD or UNSUPPORTED; messages name entry and tensor.
+ * `findStorages` lists the storages of a refused request.
  */
 export function readTensorBody (
   { entries, loadFormat, ranks, gpus = [] }: TensorRequest,

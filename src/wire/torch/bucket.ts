@@ -9,11 +9,12 @@ import { payloadError } from './tensor.ts'
 import type { TensorDescriptor } from './tensor.ts'
 import { checkTensorCount, nameTensor, toTensorName } from './tensor-name.ts'
 
-// SGLang's FlattenedTensorBucket: tensors one after another in one flat tensor, and a list of what lies where. Since late 2025 the
-// flat tensor is of bytes and so are the indices, without any alignment; before, it had the dtype of all its tensors, and the
-// indices counted elements. The flat tensor's dtype says which; the lengths are checked against it.
+// SGLang's FlattenedTensorBucket: tensors one after another in one flat tensor, and a list of their places. Since late
+// 2025 the flat tensor is of bytes and the indices count bytes, without any alignment. Before, it had the dtype of all
+// its tensors, and the indices counted elements. The flat tensor's dtype shows which; the lengths are checked against
+// it.
 
-/** Every tensor of a bucket, as a view of the flat tensor's storage; `gpu`: the rank's own. Throws TENSOR_PAYLOAD. */
+/** Every tensor of a bucket, as a view of the flat tensor's storage. `gpu`: the rank's own. Throws TENSOR_PAYLOAD. */
 export function readBucket (root: PickleValue, storages: StorageTable, gpu?: string): TensorDescriptor[] {
   const flat = root instanceof PickleDict ? root.get('flattened_tensor') : undefined
   const metadata = root instanceof PickleDict ? root.get('metadata') : undefined
@@ -29,7 +30,7 @@ export function readBucket (root: PickleValue, storages: StorageTable, gpu?: str
   return metadata.items.map(item => readPiece(item, bucket))
 }
 
-/** True where ranks may take different ones. */
+/** True if ranks may take different handles. */
 export function isOfferedBucket (root: PickleValue): boolean {
   return root instanceof PickleDict && isOffer(root.get('flattened_tensor'))
 }
@@ -91,7 +92,7 @@ function placePiece (name: string, state: PickleDict, flat: TensorDescriptor): T
   }
 }
 
-/** Strides of a row-major tensor, as torch has them (a dimension of 0 counts as 1). */
+/** Strides of a row-major tensor, as in torch (a dimension of 0 counts as 1). */
 export function contiguous (shape: readonly number[]): number[] {
   const stride = new Array<number>(shape.length)
   let step = 1

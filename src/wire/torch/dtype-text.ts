@@ -1,6 +1,6 @@
 import { torchItemBytes, TORCH_DTYPES } from './dtypes.ts'
 
-// torch's dtypes as trainers write them into JSON: an attribute of the module, with `torch.` before it or without.
+// torch's dtypes as trainers write them into JSON: an attribute of the module, with or without `torch.` before it.
 
 const ALIASES: ReadonlyMap<string, string> = new Map([
   ['half', 'float16'],
@@ -27,7 +27,10 @@ const OTHER_BYTES: ReadonlyMap<string, number> = new Map([
   ['complex128', 16]
 ])
 
-/** Its canonical name and the bytes of an element; undefined for what is no dtype, or none that tensors are sent in. */
+/**
+ * The canonical name and the bytes of an element; undefined for a text that is no dtype, or a dtype that tensors are
+ * not sent in.
+ */
 export function readDTypeText (text: string): { name: string, bytes: number } | undefined {
   const bare = text.replace(/^torch\./, '')
   const name = ALIASES.get(bare) ?? bare

@@ -1,9 +1,9 @@
 import { bytesOf, DTYPES } from '../../native/dtypes.ts'
 import type { DType, ElementType } from '../../native/dtypes.ts'
 
-// torch's dtypes by the name that a pickle has for them (always the canonical one: `bfloat16`, never `half`).
+// torch's dtypes, by their names in a pickle (always the canonical one: `bfloat16`, never `half`).
 
-/** Dtypes that a payload may carry: three of weights; the others carry bytes, indices, masks. */
+/** Dtypes that a payload may carry: three of weights; the others are of bytes, indices and masks. */
 const CARRIED: readonly ElementType[] = [
   'bfloat16',
   'float16',
@@ -21,7 +21,7 @@ const CARRIED: readonly ElementType[] = [
 ]
 const BYTES: ReadonlyMap<string, number> = new Map(CARRIED.map(name => [name, bytesOf(name)]))
 
-/** Known by name, and not taken. */
+/** Known by name, and refused. */
 const QUANTISED = new Set([
   'float8_e4m3fn',
   'float8_e4m3fnuz',
@@ -56,7 +56,7 @@ const QUANTISED = new Set([
 ])
 const COMPLEX = new Set(['complex32', 'complex64', 'complex128'])
 
-/** Classes of torch before 2.0 that say a storage's dtype by their names. */
+/** Classes of torch before 2.0 whose names are the dtypes of storages. */
 const STORAGES: ReadonlyMap<string, string> = new Map([
   ['BFloat16Storage', 'bfloat16'],
   ['HalfStorage', 'float16'],
@@ -78,7 +78,7 @@ export function torchItemBytes (name: string): number | undefined {
   return BYTES.get(name)
 }
 
-/** refit's dtype for a weight of a torch dtype, undefined where refit has none. */
+/** refit's dtype for a weight of a torch dtype; undefined if refit has none. */
 export function torchWeightDType (name: string): DType | undefined {
   return Object.hasOwn(DTYPES, name) ? name as DType : undefined
 }
@@ -87,7 +87,7 @@ export function torchStorageDType (storageClass: string): string | undefined {
   return STORAGES.get(storageClass)
 }
 
-/** Why a dtype is not taken, and what to do. */
+/** The reason why a dtype is refused, and what to do. */
 export function describeUnreadDType (name: string): string {
   const taken = 'refit takes bfloat16, float16 and float32'
   if (QUANTISED.has(name)) {

@@ -3,7 +3,7 @@ import { payloadError } from './tensor.ts'
 // torch's own limit.
 const MAX_DIMS = 64
 
-/** Elements of a shape. Throws TENSOR_PAYLOAD where they are more than 2^53, or in more dimensions than tensors have. */
+/** Elements of a shape. Throws TENSOR_PAYLOAD for more than 2^53 elements, or more dimensions than tensors have. */
 export function countElements (shape: readonly number[], tensor?: string): number {
   if (shape.length > MAX_DIMS) throw payloadError(`${shape.length} dimensions (at most ${MAX_DIMS})`, tensor)
   let count = 1
@@ -17,8 +17,8 @@ export function countElements (shape: readonly number[], tensor?: string): numbe
 }
 
 /**
- * Checks that all elements lie inside of a storage: `offset` bytes into it the first, the others by `stride` (elements). An empty
- * tensor has none, wherever it is. Throws TENSOR_PAYLOAD.
+ * Checks that all elements lie inside a storage: the first one `offset` bytes into it, the others by `stride`
+ * (elements). An empty tensor always passes. Throws TENSOR_PAYLOAD.
  */
 export function checkExtent (
   shape: readonly number[],
@@ -36,7 +36,7 @@ export function checkExtent (
   let last = 0
   for (let axis = 0; axis < shape.length; axis++) {
     last += (shape[axis]! - 1) * stride[axis]!
-    // A sum that is rounded is beyond any storage already.
+    // A sum that is rounded is already beyond any storage.
     if (last > Number.MAX_SAFE_INTEGER) break
   }
   const end = offset + (last + 1) * itemBytes

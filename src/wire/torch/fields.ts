@@ -3,7 +3,7 @@ import type { PickleTuple, PickleValue } from '../pickle/values.ts'
 import { describeUnreadDType, torchItemBytes } from './dtypes.ts'
 import { payloadError } from './tensor.ts'
 
-// Fields of torch's records, each checked for what torch writes there. All throw TENSOR_PAYLOAD.
+// Reads fields of torch's records and checks that they hold what torch writes. All functions throw TENSOR_PAYLOAD.
 
 /** An int in [0, 2^53). */
 export function toSize (value: PickleValue | undefined, what: string): number {
@@ -11,7 +11,7 @@ export function toSize (value: PickleValue | undefined, what: string): number {
   throw payloadError(`${what} is ${describePickle(value)}, not an int from 0 to 2^53 - 1`)
 }
 
-/** A tuple of such ints; the tuple itself, not a copy. */
+/** A tuple of such ints: the tuple itself, not a copy. */
 export function toSizes (value: PickleValue | undefined, what: string): number[] {
   if (!Array.isArray(value)) throw payloadError(`${what} is ${describePickle(value)}, not a tuple of ints`)
   for (const size of value) {

@@ -9,7 +9,8 @@ import { torchNames } from './names.ts'
 import { payloadError } from './tensor.ts'
 import { zipEntries } from '../zip-entries.ts'
 
-// torch.save's format since 1.6: a zip archive with a pickle, whose persistent ids name storages that are entries beside it.
+// torch.save's format since 1.6: a zip archive with a pickle. The pickle's persistent ids name storages, which are
+// other entries.
 
 /** A tensor that a file holds, row-major. */
 export interface FileTensor {
@@ -27,7 +28,9 @@ const names: PickleNames = (module, name) => {
   return torchNames(module, name)
 }
 
-/** A file of torch.save, as data; `tensor` reads what stands in it in place of a tensor. Throws PICKLE_* and TENSOR_PAYLOAD. */
+/**
+ * A file of torch.save, as data. `tensor` reads a value that stands for a tensor. Throws PICKLE_* and TENSOR_PAYLOAD.
+ */
 export function readTorchFile (
   bytes: Uint8Array
 ): { root: PickleValue, tensor: (value: PickleValue | undefined) => FileTensor } {

@@ -9,10 +9,10 @@ import type { StorageOptions } from './storage.ts'
 import type { TensorStorage } from './tensor.ts'
 
 /**
- * Every storage that the entries of a request share, each once, whatever else is wrong with them: after a refusal the sender's
- * references are given back all the same, or its memory is never freed. Names outside of the closed set are passed over as records.
- * Never throws; what is malformed shares nothing. `gpus`: of what is offered on several GPUs only that of these, the rest being other
- * engines'.
+ * Every storage that the entries of a request name, without duplicates, whatever else is wrong with them. After a
+ * refusal the sender's references must be given back, or its memory is never freed. Names outside the closed set become
+ * records. Never throws; a malformed entry gives no storages. `gpus`: where a tensor is offered on several GPUs, only
+ * storages on these are listed, because the others belong to other engines.
  */
 export function findStorages (
   entries: ReadonlyArray<string | Uint8Array>,
@@ -21,7 +21,7 @@ export function findStorages (
 ): TensorStorage[] {
   const own = gpus?.map(gpu => toGpuUuid(gpu))
   const storages = new StorageTable(options)
-  // Equal texts share the same things; the counts of shared memory are per pickle, not per copy of it.
+  // Equal texts name the same storages. References in shared memory are counted per pickle, not per copy of it.
   for (
     const entry of new Set(
       entries.map(entry => typeof entry === 'string' ? entry : Buffer.from(entry).toString('latin1'))
@@ -33,7 +33,7 @@ export function findStorages (
   return storages.list
 }
 
-/** Walks all that hangs together, each object once. */
+/** Visits every value that the root reaches, once. */
 export function collect (root: PickleValue, storages: StorageTable, own?: ReadonlyArray<string | undefined>): void {
   const seen = new Set<PickleValue>()
   const open: PickleValue[] = [root]
@@ -66,7 +66,7 @@ export function collect (root: PickleValue, storages: StorageTable, own?: Readon
   }
 }
 
-/** Handles by GPU. Newer ones are arguments alone, which are told from other tuples only here. */
+/** Handles by GPU. Newer senders leave out the function; only the dict tells their arguments from other tuples. */
 function takeOffer (
   { keys, values }: PickleDict,
   storages: StorageTable,
@@ -89,7 +89,7 @@ function take (name: PickleName, args: PickleTuple, storages: StorageTable): voi
   if (name.role === 'rebuild_cuda_tensor') attempt(() => storages.cuda(args))
 }
 
-/** Roots of the pickles that a LocalSerializedTensor holds; each is read once, however many hold it. */
+/** Roots of the pickles in a LocalSerializedTensor. Each is read once, however many objects hold it. */
 function nested (values: PickleValue | undefined, seen: Set<PickleValue>): PickleValue[] {
   if (!(values instanceof PickleList) || seen.has(values)) return []
   seen.add(values)

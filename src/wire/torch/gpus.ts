@@ -2,17 +2,19 @@ import { PickleDict } from '../pickle/values.ts'
 import type { PickleValue } from '../pickle/values.ts'
 import { payloadError } from './tensor.ts'
 
-// One tensor on several GPUs: vLLM's senders gather the handles of all training ranks into {UUID of the GPU: handle}, and each of
-// the engine's ranks takes the one of its own GPU.
+// One tensor on several GPUs: vLLM's senders gather the handles of all training ranks into {UUID of the GPU: handle},
+// and each rank of the engine takes the one of its own GPU.
 
 const UUID = /^(?:gpu-|mig-)?([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})$/
 
-/** The UUID of a GPU in lower case, without `GPU-` or `MIG-`; undefined for what is none. */
+/** The UUID of a GPU in lower case, without `GPU-` or `MIG-`; undefined for other text. */
 export function toGpuUuid (text: string): string | undefined {
   return UUID.exec(text.toLowerCase())?.[1]
 }
 
-/** The handles of a dict by GPU, null for dicts of something else. One dict may stand in every tensor of a request: it is looked through once. */
+/**
+ * The handles of a dict by GPU; null for other dicts. Cached, because one dict may stand in every tensor of a request.
+ */
 const known = new WeakMap<PickleDict, ReadonlyMap<string, PickleValue> | null>()
 
 function byGpu (dict: PickleDict): ReadonlyMap<string, PickleValue> | null {
@@ -31,14 +33,14 @@ function readGpus ({ keys, values }: PickleDict): ReadonlyMap<string, PickleValu
   return handles.size === 0 ? null : handles
 }
 
-/** A dict that is not empty and has nothing but UUIDs for keys. Asked when all of the pickle has been read. */
+/** A dict that is not empty and has only UUIDs for keys. Call it when the whole pickle has been read. */
 export function isGpuDict (value: PickleValue | undefined): value is PickleDict {
   return value instanceof PickleDict && byGpu(value) !== null
 }
 
 /**
- * The handle for the rank that has `gpu`: the one of its GPU; the only one, which is read over NVLink where it is another's; or,
- * for an engine without GPUs, the first. Throws TENSOR_PAYLOAD where there are others alone.
+ * The handle for the rank that has `gpu`: the one of its GPU; or the only one, which is read over NVLink if another GPU
+ * has it; or, for an engine without GPUs, the first. Throws TENSOR_PAYLOAD if there are only other GPUs.
  */
 export function pickGpu (dict: PickleDict, gpu: string | undefined): { device: string, handle: PickleValue } {
   if (dict.size === 1 || gpu === undefined) {

@@ -7,8 +7,9 @@ import type { IpcHandle } from './ipc-handle.ts'
 import { torchNames } from './names.ts'
 import { isShmName, toDevice } from './storage.ts'
 
-// The usual request brings thousands of handles of whole, row-major tensors. The addon reads such lists, some ten times as fast as
-// src/wire/pickle/read.ts, and refuses the rest without a word: that one reads all there is, and says what is wrong.
+// The usual request has thousands of handles of whole, row-major tensors. The addon reads such lists some ten times as
+// fast as src/wire/torch/body.ts reads them, and returns null for all others: body.ts reads every payload and reports
+// what is wrong.
 
 export interface HandleSegment {
   device: number | string
@@ -16,7 +17,7 @@ export interface HandleSegment {
   events: string[]
 }
 
-/** Lists of tensors of GPUs: one for each pickle. */
+/** Lists of CUDA tensors, one for each pickle. */
 export interface HandleLists {
   columns: HandleColumns
   segments: HandleSegment[]
@@ -24,7 +25,7 @@ export interface HandleLists {
 
 const EVENT_BYTES = 64
 
-/** The lists of pickles that are all of that kind, or null. */
+/** The lists in the pickles, or null if any of them is of another kind. */
 export function readHandleLists ({ readHandles }: NativeHandles, pickles: readonly Uint8Array[]): HandleLists | null {
   const columns = readHandles(pickles, roleOf)
   if (columns === null || columns.dims.length > MAX_TENSORS || !columns.counters.every(({ file }) => isShmName(file))) {
@@ -37,7 +38,7 @@ export function readHandleLists ({ readHandles }: NativeHandles, pickles: readon
   }
 }
 
-/** Throws TENSOR_PAYLOAD for a handle or a GPU that is not one. */
+/** Throws TENSOR_PAYLOAD for a bad handle or GPU. */
 function segmentsOf (
   { devices, deviceOf, reach, handles, handleEnds, events, eventEnds }: HandleColumns
 ): HandleSegment[] {

@@ -7,8 +7,9 @@ import { StorageTable } from './storage.ts'
 import { directHandle } from '../trainers/verl-buckets.ts'
 
 /**
- * Reads a pickle of one tensor's handle: (function, arguments), as torch's reduce_tensor returns it; or of verl's metadata with one in it. `gpu`: the UUID of the GPU that
- * it lies on; the index in it counts the GPUs that the sender sees. Throws PICKLE_*, TENSOR_PAYLOAD or UNSUPPORTED.
+ * Reads a pickle of one tensor's handle: (function, arguments), as torch's reduce_tensor returns it, or verl's metadata
+ * with one in it. `gpu`: the UUID of the GPU that it lies on, because the index in it counts the GPUs that the sender
+ * sees. Throws PICKLE_*, TENSOR_PAYLOAD or UNSUPPORTED.
  */
 export function readHandle (name: string, bytes: Uint8Array, gpu?: string): TensorRequestBody {
   const pickled = readNested(bytes)

@@ -1,12 +1,13 @@
 import type { PickleBytes } from '../pickle/values.ts'
 import { payloadError } from './tensor.ts'
 
-// The blob that torch's caching allocator gives out for a segment (CUDACachingAllocator.cpp, shareIpcHandle). Up to torch 2.4 the
-// 64 bytes of cudaIpcMemHandle_t alone; since then a version byte, a type byte and what belongs to the type.
+// The handle that torch's caching allocator makes for a segment (CUDACachingAllocator.cpp, shareIpcHandle). Up to torch
+// 2.4 it is the 64 bytes of cudaIpcMemHandle_t; since then a version byte, a type byte and the fields of the type.
 
 /**
- * What opens a segment. `key` is equal for equal segments and fit for a cache: padding, which torch leaves as it was, is no part of
- * it. Bytes are text of one character each (latin1), which takes a third of the memory and time of as many Uint8Arrays.
+ * The key to open a segment with. `key` is equal for equal segments and fit for a cache: it leaves out the padding,
+ * which torch does not set. Bytes are text of one character each (latin1), which takes a third of the memory and time
+ * of as many Uint8Arrays.
  */
 export type IpcHandle = DeviceHandle | ExpandableHandle
 
@@ -22,7 +23,7 @@ export interface ExpandableHandle {
   type: 'expandable'
   version: number
   key: string
-  /** Of the sender, as its own namespace numbers it. */
+  /** The sender's, as its own namespace numbers it. */
   pid: number
   segmentBytes: number
   /** Descriptor numbers in the sender (then `fabric` is empty), or 64-byte fabric handles. */
@@ -38,7 +39,10 @@ const FABRIC_BYTES = 64
 const FD_BYTES = 4
 const MIN_SEGMENT = 2 * 1024 * 1024
 
-/** Throws TENSOR_PAYLOAD. `newer` takes segments of cudaMalloc from versions that refit does not know: their 64 bytes have never changed. */
+/**
+ * Throws TENSOR_PAYLOAD. `newer` accepts segments of cudaMalloc from versions that refit does not know: their 64 bytes
+ * have never changed.
+ */
 export function parseIpcHandle (bytes: PickleBytes, newer = false): IpcHandle {
   const blob = bytes.latin1()
   if (blob.length === LEGACY_BYTES) return { type: 'device', version: 0, key: blob }
@@ -47,7 +51,8 @@ export function parseIpcHandle (bytes: PickleBytes, newer = false): IpcHandle {
   const type = blob.charCodeAt(1)
   if (version === 0 || (version > NEWEST_VERSION && !(newer && type === DEVICE))) {
     throw payloadError(
-      `a CUDA handle of ${blob.length} bytes and version ${version}; 64 bytes (torch up to 2.4) and versions 1 to ${NEWEST_VERSION} (2.5 to 2.14) are known`
+      `a CUDA handle of ${blob.length} bytes and version ${version}; ` +
+        `64 bytes (torch up to 2.4) and versions 1 to ${NEWEST_VERSION} (2.5 to 2.14) are known`
     )
   }
   if (type === EXPANDABLE) return expandableHandle(version, blob)
@@ -75,7 +80,7 @@ function expandableHandle (version: number, blob: string): ExpandableHandle {
   if (!Number.isSafeInteger(segmentBytes * count)) throw bad(`${count} blocks of ${segmentBytes} bytes`)
   const size = (blob.length - start) / count
   const kind = version >= 3 ? bytes.readInt32LE(26) : 0
-  // Version 1 had descriptors only; version 2 does not say what it has, and the length does.
+  // Version 1 had only descriptors. Version 2 does not name its handle type, but the length shows it.
   const fds = size === FD_BYTES && kind !== 2
   if (!fds && !(size === FABRIC_BYTES && kind !== 1 && version > 1)) {
     throw bad(`${count} blocks of handle type ${kind} do not take ${blob.length - start} bytes`)
@@ -91,7 +96,7 @@ function expandableHandle (version: number, blob: string): ExpandableHandle {
   return handle
 }
 
-/** Bytes that the mapping of a handle has, where the handle says so. */
+/** Bytes of the handle's mapping; undefined if the handle does not contain them. */
 export function mappedBytes (handle: IpcHandle): number | undefined {
   return handle.type === 'device' ? undefined : handle.segmentBytes * (handle.fds.length + handle.fabric.length)
 }

@@ -7,9 +7,10 @@ import type { TensorDescriptor } from './tensor.ts'
 const MAX_MATRICES = 4096
 
 /**
- * The tensor as the plan sees tensors ([n] is [n, 1], [..., c] is [rows, c]): one matrix where its rows lie at one distance from each
- * other (contiguous, transposed, sliced), else several, in the order of their rows. None for a tensor without elements.
- * Throws TENSOR_PAYLOAD for one that is expanded (stride 0) or in more than 4096 pieces, and says to send it contiguous.
+ * The tensor in the form that the plan uses ([n] is [n, 1], [..., c] is [rows, c]): one matrix if its rows have one
+ * distance (contiguous, transposed, sliced), else several, in the order of their rows. A tensor without elements has
+ * none. Throws TENSOR_PAYLOAD for a tensor that is expanded (stride 0) or in more than 4096 pieces, and says to send it
+ * contiguous.
  */
 export function asMatrices ({ name, dtype, shape, stride, offset }: TensorDescriptor): StridedMatrix[] {
   if (countElements(shape, name) === 0) return []
@@ -33,7 +34,7 @@ export function asMatrices ({ name, dtype, shape, stride, offset }: TensorDescri
   }))
 }
 
-/** Neighbouring axes that make up one, outermost first; axes of 1 are left out. */
+/** Merges neighbouring axes that are one axis in memory, outermost first. Axes of 1 are left out. */
 function mergeAxes (shape: readonly number[], stride: readonly number[]): Array<{ size: number, step: number }> {
   const groups: Array<{ size: number, step: number }> = []
   for (const [axis, size] of shape.entries()) {

@@ -9,16 +9,16 @@ import { payloadError } from './tensor.ts'
 import type { TensorDescriptor } from './tensor.ts'
 import { checkTensorCount, nameTensor, toTensorName } from './tensor-name.ts'
 
-// A list of (name, tensor) or a dict of tensors by name. A tensor may be verl's LocalSerializedTensor, which holds a pickle of its own
-// for every rank, or vLLM's dict of handles by GPU.
+// A list of (name, tensor) or a dict of tensors by name. A tensor may be verl's LocalSerializedTensor, which holds a
+// pickle for every rank, or vLLM's dict of handles by GPU.
 
-/** What one entry brings to each rank. */
+/** The tensors that one entry holds for each rank. */
 export class NamedTensors {
   readonly #pairs: Array<[name: PickleValue, tensor: PickleValue]>
   readonly #storages: StorageTable
-  /** By the bytes that were read: what stands in several places is read once. */
+  /** By the bytes that were read, so that bytes in several places are read once. */
   readonly #nested = new Map<PickleBytes, TensorDescriptor>()
-  /** True where ranks get different tensors. */
+  /** True if ranks get different tensors. */
   readonly perRank: boolean
 
   constructor (root: PickleValue, storages: StorageTable) {

@@ -3,13 +3,14 @@ import { PickleName } from '../pickle/values.ts'
 import type { PickleUse } from '../pickle/values.ts'
 import { TORCH_DTYPES, TORCH_STORAGES } from './dtypes.ts'
 
-// The closed set of names that torch's handles, and what SGLang and its trainers put around them, are made of.
+// The closed set of names in torch's handles and in the structures that SGLang and its trainers put around them.
 
 const REDUCTIONS = 'torch.multiprocessing.reductions'
-const PLAIN =
-  "the tensor was pickled with its data inside. Serialise with ForkingPickler (SGLang's MultiprocessingSerializer), which sends handles, or upload safetensors"
+const PLAIN = "the tensor was pickled with its data inside. Serialise with ForkingPickler (SGLang's " +
+  'MultiprocessingSerializer), which sends handles, or upload safetensors'
 const SUBCLASS =
-  'it rebuilds a tensor subclass (DTensor, ShardedTensor, a quantised tensor, a parameter class of an engine). Send plain tensors: full_tensor() of a DTensor, the gathered one of a ShardedTensor, dequantize(), or .data'
+  'it rebuilds a tensor subclass (DTensor, ShardedTensor, a quantised tensor, a parameter class of an engine). ' +
+  'Send plain tensors: full_tensor() of a DTensor, the gathered one of a ShardedTensor, dequantize(), or .data'
 const SHARDED = 'a DTensor or its parts. Send whole tensors: gather with full_tensor()'
 const SPARSE = 'sparse and nested tensors are not weights. Send dense ones: to_dense()'
 const ASCEND = 'memory of an Ascend NPU, which refit cannot open'
@@ -82,7 +83,7 @@ refuse(SPARSE, [REDUCTIONS], ['rebuild_nested_tensor', 'rebuild_sparse_coo_tenso
 refuse(SPARSE, ['torch._utils'], ['_rebuild_sparse_tensor', '_rebuild_sparse_csr_tensor', '_rebuild_nested_tensor'])
 refuse('CUDA events are sent inside of tensor handles only', [REDUCTIONS], ['rebuild_event'])
 
-// Trainers vendor their own copies of these, so they are known by name in any module.
+// Trainers vendor copies of these, so any module may have them.
 const ANYWHERE: ReadonlyMap<string, readonly [PickleUse, role: string]> = new Map([
   ['_rebuild_cuda_tensor_modified', ['call', 'rebuild_cuda_tensor']],
   ['FlattenedTensorMetadata', ['class', 'FlattenedTensorMetadata']],
@@ -100,7 +101,9 @@ const REFUSED_ANYWHERE: ReadonlyMap<string, string> = new Map([
 ])
 const MODULE = /^[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*$/
 
-/** The same with records for all others: to find handles in what was refused. Nothing is imported here either. */
+/**
+ * The same, with records for all other names: to find the handles in a refused pickle. Nothing is imported here either.
+ */
 export const salvageNames: PickleNames = (module, name) => {
   const found = torchNames(module, name)
   return found instanceof PickleName ? found : new PickleName(module, name, 'any', 'unknown')

@@ -14,16 +14,17 @@ import { payloadError } from './tensor.ts'
 import type { TensorDescriptor } from './tensor.ts'
 import { checkTensorCount, nameTensor, toTensorName } from './tensor-name.ts'
 
-// vLLM's IPC transfer (weight_transfer/ipc_engine.py): names, dtypes and shapes stand in the request, and only the handles are pickled, by
-// the UUID of the GPU that they lie on. Each engine takes those of its own GPUs; the others are for other engines.
+// vLLM's IPC transfer (weight_transfer/ipc_engine.py): names, dtypes and shapes are in the request, and only the
+// handles are pickled, by the UUID of the GPU that they lie on. Each engine takes the handles of its own GPUs; the
+// others are for other engines.
 
 export interface Offer {
   names: readonly string[]
   dtypes: readonly string[]
   shapes: ReadonlyArray<readonly number[]>
-  /** Null: a handle for each tensor. Else one for a flat tensor in which they lie one after another: how much each takes of it. */
+  /** Null: a handle for each tensor. Else one handle for a flat tensor that holds them all: the size of each. */
   sizes: readonly number[] | null
-  /** What `sizes` count: of elements there is one dtype, and the flat tensor has it. */
+  /** The unit of `sizes`. With `elements` there is one dtype, which is also that of the flat tensor. */
   unit: 'bytes' | 'elements'
 }
 
@@ -37,8 +38,9 @@ interface Wanted {
 const WHERE = 'ipc_handles_pickled'
 
 /**
- * Reads what each rank takes of an offer; nothing is opened. `gpus`: the UUID of each rank's. Throws INVALID_REQUEST for lists that do not
- * fit together, UNSUPPORTED for an engine without GPUs, PICKLE_MALFORMED, PICKLE_REFUSED, PICKLE_LIMIT or TENSOR_PAYLOAD.
+ * Reads the tensors that each rank takes of an offer; nothing is opened. `gpus`: the UUID of each rank's. Throws
+ * INVALID_REQUEST for lists that do not fit together, UNSUPPORTED for an engine without GPUs, PICKLE_MALFORMED,
+ * PICKLE_REFUSED, PICKLE_LIMIT or TENSOR_PAYLOAD.
  */
 export function readOfferBody (
   entry: string,
@@ -62,7 +64,10 @@ export function readOfferBody (
   return { ranks: own.map(gpu => shared ?? read(gpu)), storages: storages.list, spares: [] }
 }
 
-/** Which exports of a sender (reducer calls, each with a reference of its own) ranks on `gpus` take; none where it cannot be read. */
+/**
+ * The exports of a sender (reducer calls, each with a reference of its own) that ranks on `gpus` take; none if the
+ * entry cannot be read.
+ */
 export function offeredExports (entry: string, gpus: readonly string[]): string[] {
   try {
     const root = readPayload(entry)

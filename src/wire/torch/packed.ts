@@ -2,8 +2,9 @@ import type { TensorBody } from './body.ts'
 import type { IpcHandle } from './ipc-handle.ts'
 import type { TensorDescriptor, TensorStorage } from './tensor.ts'
 
-// A body on its way from one thread to another. Structured cloning of some 19,000 descriptors with their storages takes longer than
-// reading them; this is a list of texts, one of handles and one of numbers, whose buffer is transferred.
+// A body as arrays, to be posted to another thread. Structured cloning of some 19,000 descriptors and their storages
+// takes longer than reading them. These are a list of texts, one of handles and one of numbers, whose buffer is
+// transferred.
 
 export interface PackedTensorBody {
   numbers: Float64Array<ArrayBuffer>
@@ -14,7 +15,7 @@ export interface PackedTensorBody {
 const KINDS = ['empty', 'cuda', 'shared-file', 'descriptor'] as const
 const NONE = -1
 
-/** Transfer `numbers.buffer`. */
+/** Transfer `numbers.buffer` with it. */
 export function packTensorBody ({ ranks, storages }: TensorBody): PackedTensorBody {
   const packer = new Packer()
   const indices = new Map<TensorStorage, number>()
@@ -141,7 +142,7 @@ class Packer {
     this.put(this.texts.push(text) - 1)
   }
 
-  /** A text that comes again and again. */
+  /** A text that is often repeated: stored once. */
   known (text: string): void {
     const index = this.#known.get(text)
     if (index !== undefined) return this.put(index)

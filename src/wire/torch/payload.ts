@@ -6,11 +6,11 @@ import { malformed } from '../pickle/error.ts'
 import type { PickleValue } from '../pickle/values.ts'
 import { torchNames } from './names.ts'
 
-// What MultiprocessingSerializer.serialize gives out: a pickle, or base64 of one.
+// The output of MultiprocessingSerializer.serialize: a pickle, or base64 of one.
 
 const PROTO = 0x80
 const HIGHEST_PROTOCOL = 5
-/** A tensor's handle takes less than a kilobyte, and one of a very long expandable segment some tens. */
+/** A tensor's handle takes less than a kilobyte; that of a very long expandable segment takes some tens. */
 const NESTED_LIMITS: PickleLimits = {
   bytes: 2 ** 20,
   memo: 4096,
@@ -21,7 +21,10 @@ const NESTED_LIMITS: PickleLimits = {
   text: 2 ** 16
 }
 
-/** Reads one entry. As SGLang's server does, takes bytes or text, and base64 of base64. Throws PICKLE_*; bytes of the result are views. */
+/**
+ * Reads one entry. Like SGLang's server, it accepts bytes or text, and base64 of base64. Throws PICKLE_*. Bytes of the
+ * result are views.
+ */
 export function readPayload (entry: string | Uint8Array, names: PickleNames = torchNames): PickleValue {
   return readPickle(decodePayload(entry), names)
 }
@@ -35,16 +38,16 @@ export function decodePayload (entry: string | Uint8Array): Uint8Array {
   return bytes
 }
 
-/** Reads a pickle of one tensor that stands as bytes in another. Throws PICKLE_*. */
+/** Reads the pickle of one tensor that another pickle holds as bytes. Throws PICKLE_*. */
 export function readNested (bytes: Uint8Array, names: PickleNames = torchNames): PickleValue {
   return readPickle(bytes, names, NESTED_LIMITS)
 }
 
-/** Standard base64: the strict alphabet, padded, nothing between. */
+/** Standard base64: the strict alphabet, with padding and without line breaks. */
 export function decodeBase64 (text: string): Buffer {
   const padding = text.endsWith('==') ? 2 : text.endsWith('=') ? 1 : 0
   const bytes = Buffer.from(text, 'base64')
-  // Buffer skips what is not base64 and takes the URL alphabet as well; either shows.
+  // Buffer skips bytes that are not base64 and accepts the URL alphabet too; these checks find both.
   if (
     text.length % 4 !== 0 || bytes.length !== text.length / 4 * 3 - padding || text.includes('-') || text.includes('_')
   ) {
@@ -62,7 +65,7 @@ function looksLikeText (bytes: Uint8Array): boolean {
   return bytes[0] === 0x67 || bytes[0] === 0x5a
 }
 
-/** Says in which entry an error was. */
+/** Adds the name of the entry to an error. */
 export function inEntry<T> (where: string, read: () => T): T {
   try {
     return read()

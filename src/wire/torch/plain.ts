@@ -21,13 +21,14 @@ import { payloadError } from './tensor.ts'
 import type { TensorDescriptor } from './tensor.ts'
 import { checkTensorCount } from './tensor-name.ts'
 
-// Trainers that pack a request of their own into a tensor pickle it as plain data with handles in it. For custom loaders it is read
-// as that: by the same closed set, with classes that the loader names taken as records of their fields.
+// Some trainers pickle a request of their own as plain data with handles in it, and send the pickle in a tensor. This
+// reads such a pickle for custom loaders: by the same closed set, with the classes that the loader names as records of
+// their fields.
 
 /**
- * None, bool, int and str as in JavaScript; tuples, lists and sets are arrays; a dict is an object without a prototype where all keys are
- * text, else a Map; bytes are a Uint8Array, dtypes their names, instances of named classes objects of their fields. A tensor is a
- * TensorMark: this crosses threads, and what a mark stands for follows apart.
+ * None, bool, int and str as in JavaScript. Tuples, lists and sets are arrays. A dict is an object without a prototype
+ * if all keys are text, else a Map. Bytes are a Uint8Array, dtypes their names, instances of named classes objects of
+ * their fields. A tensor is a TensorMark, because this value crosses threads and its tensors follow separately.
  */
 export type PlainValue =
   | null
@@ -41,7 +42,7 @@ export type PlainValue =
   | Map<PlainValue, PlainValue>
   | { [key: string]: PlainValue }
 
-/** One number: which of the body's tensors. Nothing else is read into a Float64Array. */
+/** One number: the tensor's index in the body. Nothing else is read into a Float64Array. */
 export type TensorMark = Float64Array
 
 export interface PlainBody extends TensorRequestBody {
@@ -56,7 +57,9 @@ function plainNames (classes: readonly string[]): PickleNames {
     torchNames(module, name) ?? (classes.includes(name) ? new PickleName(module, name, 'class', 'record') : undefined)
 }
 
-/** Reads a pickle, or base64 of one. `gpus`: the UUID of each rank's. Throws PICKLE_*, TENSOR_PAYLOAD or UNSUPPORTED. */
+/**
+ * Reads a pickle, or base64 of one. `gpus`: the UUID of each rank's. Throws PICKLE_*, TENSOR_PAYLOAD or UNSUPPORTED.
+ */
 export function readPlain (
   bytes: Uint8Array,
   classes: readonly string[],
@@ -68,7 +71,7 @@ export function readPlain (
   const reader = new PlainReader(storages, ranks, gpus)
   const value = reader.read(root, 0)
   const spares = takeSpares(storages)
-  // What stands where no tensor is read is given back too.
+  // Storages of handles that are in no place of a tensor are given back too.
   const used = new Set(storages.list)
   collect(root, storages)
   return {
@@ -84,7 +87,7 @@ class PlainReader {
   readonly tensors: TensorDescriptor[][]
   readonly #storages: StorageTable
   readonly #gpus: Array<string | undefined>
-  /** By identity: what stands in several places stays one. Undefined while it is read. */
+  /** By identity, so that a value in several places stays one value. Undefined while the value is read. */
   readonly #seen = new Map<object, PlainValue | undefined>()
 
   constructor (storages: StorageTable, ranks: number, gpus: readonly string[]) {
@@ -114,7 +117,7 @@ class PlainReader {
       return value.items.map(item => this.read(item, depth))
     }
     if (value instanceof PickleDict) return this.#dict(value, depth)
-    // A copy: the whole of a buffer would be sent along with a view of it.
+    // A copy, because postMessage clones the whole buffer behind a view.
     if (value instanceof PickleBytes) return new Uint8Array(value.view())
     if (value instanceof PickleFloat) return value.value
     if (value instanceof PickleName && value.role === 'dtype') return value.name
@@ -146,7 +149,7 @@ class PlainReader {
   }
 }
 
-/** A handle in any form that readTensor knows. */
+/** True for a handle in any form that readTensor knows. */
 function isTensor (value: PickleValue): boolean {
   if (value instanceof PickleObject) return value.name.role.startsWith('rebuild_')
   if (Array.isArray(value)) {

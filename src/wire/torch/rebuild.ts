@@ -13,8 +13,8 @@ import { nameTensor } from './tensor-name.ts'
 const CUDA_ARGS = 15
 
 /**
- * What torch.multiprocessing's reducers wrote for a tensor: a call, its (function, arguments) as a bare tuple, or a dict of these by
- * GPU, of which `gpu` is the reader's. Throws TENSOR_PAYLOAD, naming it.
+ * Reads a tensor as torch.multiprocessing's reducers wrote it: a call, a bare tuple of (function, arguments), or a dict
+ * of these by GPU, of which `gpu` is the reader's. Throws TENSOR_PAYLOAD, with the tensor's name.
  */
 export function readTensor (
   name: string,
@@ -32,12 +32,15 @@ export function readTensor (
   }
 }
 
-/** True where ranks may take different handles of it. */
+/** True if ranks may take different handles of it. */
 export function isOffer (value: PickleValue | undefined): boolean {
   return isGpuDict(value) && value.size > 1
 }
 
-/** What stood on offer for GPUs that no rank has: to be given back, and not to be opened. Takes it off the list of storages; after the last tensor has been read. */
+/**
+ * The storages that were offered on GPUs that no rank has: to be given back, and not to be opened. Takes them off the
+ * list of storages. Call it after the last tensor has been read.
+ */
 export function takeSpares (storages: StorageTable): TensorStorage[] {
   const used = storages.list.length
   for (const { keys, values } of storages.offers) {
@@ -50,7 +53,7 @@ export function takeSpares (storages: StorageTable): TensorStorage[] {
   return storages.list.splice(used)
 }
 
-/** `gpu`: the UUID under which it stood, where a newer vLLM leaves out the function. */
+/** `gpu`: the UUID that is the handle's key, for newer versions of vLLM, which leave out the function. */
 function readHandle (
   name: string,
   value: PickleValue | undefined,
@@ -65,7 +68,7 @@ function readHandle (
   throw payloadError(`${describePickle(value)} where a tensor was expected`)
 }
 
-/** The arguments of rebuild_cuda_tensor alone. */
+/** True for the arguments of rebuild_cuda_tensor without the function. */
 export function isCudaArgs (value: PickleValue | undefined): value is PickleTuple {
   return Array.isArray(value) && value.length === CUDA_ARGS && value[0] instanceof PickleName &&
     value[0].role === 'tensor class'

@@ -8,28 +8,28 @@ import { torchItemBytes } from './dtypes.ts'
 import { payloadError } from './tensor.ts'
 import type { CudaStorage, DescriptorStorage, EmptyStorage, SharedFileStorage, TensorStorage } from './tensor.ts'
 
-// NewProcessWideShmHandle: pid, a random number and, since 1.x, a count.
+// torch's NewProcessWideShmHandle: pid, a random number and, since 1.x, a count.
 const SHM_NAME = /^\/torch_\d{1,10}_\d{1,10}(?:_\d{1,20})?$/
 const EVENT_BYTES = 64
-// CUDA_IPC_REF_COUNTER_FILE_SIZE
+// torch's CUDA_IPC_REF_COUNTER_FILE_SIZE.
 const SLOTS = 10_000
 const MAX_SHM_NAME = 64
-/** Bytes of handles that are looked at for one request: what a pickle says once may stand in every tensor of it. */
+/** Bytes of handles that one request may compare: every tensor may name one long value of the pickle. */
 const MAX_LOOKED = 2 ** 30
-// sun_path
+// The size of sun_path.
 const MAX_PATH = 108
 const MAX_DEVICE = 1024
 
 export interface StorageOptions {
-  /** Take segments of cudaMalloc from versions of torch that refit does not know. */
+  /** Accept segments of cudaMalloc from versions of torch that refit does not know. */
   newerHandles?: boolean
 }
 
 const EMPTY: EmptyStorage = { kind: 'empty', bytes: 0 }
 
-/** The storages of one request, each share once: however many tensors and entries name it, it is one object. */
+/** The storages of one request. A storage is one object, however many tensors and entries name it. */
 export class StorageTable {
-  /** In the order in which they were met; empty ones are left out. */
+  /** In the order in which they were found, without empty ones. */
   readonly list: TensorStorage[] = []
   /** Tensors that were offered on several GPUs. */
   readonly offers = new Set<PickleDict>()
@@ -39,7 +39,7 @@ export class StorageTable {
   readonly #handles = new Map<number | string, Map<string, IpcHandle>>()
   /** By counter file, then by slot. */
   readonly #counters = new Map<string, CounterFile>()
-  // Tensors that come one after another mostly lie in one segment and count in one file.
+  // Neighbouring tensors mostly lie in one segment and count in one file.
   #last: { device: number | string, bytes: PickleBytes, handle: IpcHandle } | undefined
   #lastCounter: CounterFile | undefined
   #lastDevice: { text: string, device: number | string } | undefined
@@ -49,8 +49,8 @@ export class StorageTable {
   }
 
   /**
-   * Of the 15 arguments of rebuild_cuda_tensor (torch 2.0 to 2.14; reductions.py). `gpu`: the UUID under which they stood; the index
-   * among them is the sender's own. Throws TENSOR_PAYLOAD.
+   * Reads the 15 arguments of rebuild_cuda_tensor (torch 2.0 to 2.14; reductions.py). `gpu`: the UUID that is the
+   * handle's key; the index among the arguments is the sender's own. Throws TENSOR_PAYLOAD.
    */
   cuda (args: PickleTuple, gpu?: string): CudaStorage | EmptyStorage {
     const bytes = toSize(args[8], 'storage_size_bytes')
@@ -90,7 +90,7 @@ export class StorageTable {
     return known
   }
 
-  /** Of a storage of CPU memory: a call of rebuild_storage_filename, _fd or _empty. Throws TENSOR_PAYLOAD. */
+  /** Reads a storage in CPU memory: a call of rebuild_storage_filename, _fd or _empty. Throws TENSOR_PAYLOAD. */
   cpu (value: PickleValue | undefined): Exclude<TensorStorage, CudaStorage> {
     if (!(value instanceof PickleObject)) {
       throw payloadError(`its storage is ${describePickle(value)}, not one that torch rebuilds`)
@@ -136,7 +136,7 @@ export class StorageTable {
   }
 }
 
-/** `shares` by slot: torch hands them out in order; where they are few and far between V8 makes a table of it. */
+/** `shares` by slot: torch assigns slots in order. V8 makes a table of a sparse array. */
 interface CounterFile {
   file: string
   bytes: PickleBytes
@@ -193,7 +193,7 @@ export function toDevice (value: PickleValue | undefined): number | string {
   return device
 }
 
-/** Whether torch names its shared memory so. */
+/** True for a name that torch gives to its shared memory. */
 export function isShmName (name: string): boolean {
   return SHM_NAME.test(name)
 }
@@ -223,7 +223,7 @@ function toEvent (value: PickleValue | undefined, needed: boolean): string | nul
   return needed ? bytes.latin1() : null
 }
 
-/** Storage and dtype of a typed storage, or of an untyped one whose dtype its last argument says. */
+/** Storage and dtype of a typed storage, or of an untyped one whose last argument is the dtype. */
 export function readTypedStorage (
   value: PickleValue | undefined
 ): { storage: PickleValue | undefined, dtype: PickleValue | undefined } {

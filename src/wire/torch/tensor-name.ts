@@ -8,7 +8,7 @@ import { payloadError } from './tensor.ts'
 const MAX_NAME = 2048
 const LORA = /(?:^|\.)lora_(?:A|B|embedding_A|embedding_B|magnitude_vector)(?:\.|$)/
 
-/** Throws TENSOR_PAYLOAD for what is no name, and UNSUPPORTED for a part of a LoRA adapter. */
+/** Throws TENSOR_PAYLOAD for a value that is no name, and UNSUPPORTED for a part of a LoRA adapter. */
 export function toTensorName (value: PickleValue | undefined): string {
   if (typeof value !== 'string') throw payloadError(`a tensor's name is ${describePickle(value)}, not a str`)
   if (value === '' || value.length > MAX_NAME || value.includes('\0')) {
@@ -19,19 +19,20 @@ export function toTensorName (value: PickleValue | undefined): string {
       'UNSUPPORTED',
       `tensor ${
         JSON.stringify(clip(value))
-      } is a part of a LoRA adapter, which refit does not apply: merge the adapter into the weights (merge_and_unload) and send those`,
+      } is a part of a LoRA adapter, which refit does not apply: ` +
+        'merge the adapter into the weights (merge_and_unload) and send those',
       { param: clip(value) }
     )
   }
   return value
 }
 
-/** Before anything is made for each of them. Throws TENSOR_PAYLOAD. */
+/** Call it before anything is made for each tensor. Throws TENSOR_PAYLOAD. */
 export function checkTensorCount (count: number): void {
   if (count > MAX_TENSORS) throw payloadError(`${count} tensors (at most ${MAX_TENSORS})`)
 }
 
-/** The error, with the tensor's name in front unless it has one. */
+/** The error with the tensor's name in front, unless it has a name already. */
 export function nameTensor (error: unknown, name: string): unknown {
   if (!(error instanceof RefitError) || error.param !== undefined) return error
   return new RefitError(error.code, `tensor ${JSON.stringify(clip(name))}: ${error.message}`, { param: clip(name) })

@@ -2,10 +2,10 @@ import { RefitError } from '../../errors.ts'
 import type { IpcHandle } from './ipc-handle.ts'
 import { clip } from '../strict-json.ts'
 
-/** Where the bytes of tensors lie. One object per share that the sender made: what is released once is one object. */
+/** The place of tensors' bytes. A storage that is released once is one object. */
 export type TensorStorage = CudaStorage | SharedFileStorage | DescriptorStorage | MemoryStorage | EmptyStorage
 
-/** Memory of a GPU, shared by CUDA IPC: `offset` bytes into what `handle` opens lie `bytes` bytes. */
+/** Memory of a GPU, exported by CUDA IPC: `bytes` bytes that begin `offset` bytes into the segment of `handle`. */
 export interface CudaStorage {
   kind: 'cuda'
   /** The sender's GPU: its index there, or the UUID in lower case without `GPU-` or `MIG-`. */
@@ -15,27 +15,36 @@ export interface CudaStorage {
   offset: number
   bytes: number
   /**
-   * The sender's reference counter: a POSIX shared-memory name and a slot (8-byte integers from byte 64 on). Minus one, exactly once
-   * per share, after the last read; else the sender's memory is never freed.
+   * The sender's reference counter: a POSIX shared-memory name and a slot (8-byte integers from byte 64 on). It goes
+   * down by one, exactly once per handle, after the last read; else the sender's memory is never freed.
    */
   counterFile: string
   counterSlot: number
-  /** 64 bytes (as latin1) to open and wait for before the first read; null where the sender has waited itself. */
+  /** 64 bytes (as latin1) to open and wait for before the first read; null if the sender has waited itself. */
   event: string | null
 }
 
-/** torch's `file_system` strategy: a file in shared memory, an int32 count at its start, the data from SHARED_FILE_HEADER on. */
+/**
+ * torch's `file_system` strategy: a file in shared memory with an int32 count at its start and the data from
+ * SHARED_FILE_HEADER on.
+ */
 export interface SharedFileStorage {
   kind: 'shared-file'
-  /** POSIX shared-memory name, `/torch_...`. The count goes down by one per share; who reaches 0 unlinks it. */
+  /**
+   * POSIX shared-memory name, `/torch_...`. The count goes down by one per handle. The process that brings it to 0
+   * unlinks the file.
+   */
   file: string
   /** Path of the socket of torch_shm_manager. */
   manager: string
-  /** Of data. The file is SHARED_FILE_HEADER longer. */
+  /** Bytes of data. The file is SHARED_FILE_HEADER bytes longer. */
   bytes: number
 }
 
-/** torch's `file_descriptor` strategy: the descriptor is asked for once, at a Unix socket, by someone who knows the sender's authkey. */
+/**
+ * torch's `file_descriptor` strategy: a process that knows the sender's authkey requests the descriptor once, at a Unix
+ * socket.
+ */
 export interface DescriptorStorage {
   kind: 'descriptor'
   address: string
@@ -43,7 +52,7 @@ export interface DescriptorStorage {
   bytes: number
 }
 
-/** Bytes of this process, which nobody shares: what a weight loader made. */
+/** Bytes of this process alone, which a weight loader made. */
 export interface MemoryStorage {
   kind: 'memory'
   data: Uint8Array
@@ -57,7 +66,7 @@ export interface EmptyStorage {
 
 export const SHARED_FILE_HEADER = 64
 
-/** A tensor as strided elements of a storage. Checked: all of them lie inside of it. */
+/** A tensor as strided elements of a storage. All of them are checked to lie inside it. */
 export interface TensorDescriptor {
   name: string
   /** torch's name: `bfloat16`, `float32`, `uint8`, ... */
@@ -65,12 +74,12 @@ export interface TensorDescriptor {
   shape: number[]
   /** In elements, one per dimension, never negative. */
   stride: number[]
-  /** Bytes from the start of the storage to the first element. Pieces of a bucket may lie at odd ones. */
+  /** Bytes from the start of the storage to the first element. Pieces of a bucket may begin at odd bytes. */
   offset: number
   storage: TensorStorage
 }
 
-/** A payload that was read and is not what it should be. */
+/** The error for a payload that was read and is not as it should be. */
 export function payloadError (message: string, tensor?: string): RefitError {
   if (tensor === undefined) return new RefitError('TENSOR_PAYLOAD', message)
   return new RefitError('TENSOR_PAYLOAD', `tensor ${JSON.stringify(clip(tensor))}: ${message}`, { param: clip(tensor) })

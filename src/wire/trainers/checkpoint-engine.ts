@@ -11,15 +11,16 @@ import type { TensorDescriptor } from '../torch/tensor.ts'
 import { checkTensorCount, nameTensor, toTensorName } from '../torch/tensor-name.ts'
 import { bucketMeta, directHandle } from './verl-buckets.ts'
 
-// What checkpoint-engine's parameter server says to an engine's worker, as pickles (MoonshotAI/checkpoint-engine, checkpoint_engine/worker.py
-// and ps.py): first the handle of one flat buffer, then for each bucket a list of what lies where in it, at the end None twice; or an
-// exception at any time, which ends it. Each is answered with nothing, or with an error's text. verl speaks much the same to vLLM's workers
-// (verl-buckets.ts), but that it looks at no answer.
+// The messages of checkpoint-engine's parameter server to an engine's worker, as pickles (MoonshotAI/checkpoint-engine,
+// checkpoint_engine/worker.py and ps.py): first the handle of one flat buffer, then for each bucket a list of the
+// places of tensors in it, and None twice at the end. An exception may come at any time and ends the exchange. The
+// worker answers each message with nothing, or with an error's text. verl sends nearly the same messages to vLLM's
+// workers (verl-buckets.ts), but does not look at answers.
 
-/** A tensor in the buffer: whole, row-major. */
+/** A tensor in the buffer: whole and row-major. */
 export interface BufferPiece {
   name: string
-  /** As torch names it. */
+  /** torch's name. */
   dtype: string
   shape: number[]
   /** Bytes from the buffer's first one. */
@@ -29,22 +30,22 @@ export interface BufferPiece {
 export interface Bucket {
   type: 'bucket'
   pieces: BufferPiece[]
-  /** verl's alone: nothing follows the last one. */
+  /** Only from verl: nothing follows the last one. */
   isLast?: boolean
-  /** verl's alone: the only tensor does not lie in the buffer, but where its own handle says. */
+  /** Only from verl: the only tensor does not lie in the buffer, and has a handle of its own. */
   isDirect?: boolean
 }
 
 export type ServerMessage =
   | Bucket
-  /** None: first there is nothing more to write, then all is over. */
+  /** None: the first one ends the writes, the second one ends the exchange. */
   | { type: 'none' }
-  /** An exception: some worker has failed, and all stop. */
+  /** An exception: a worker has failed, and all workers stop. */
   | { type: 'stop', reason: string }
 
-/** Reads what follows the handle. Throws PICKLE_*, TENSOR_PAYLOAD or UNSUPPORTED; nothing is imported or called. */
+/** Reads a message after the handle. Throws PICKLE_*, TENSOR_PAYLOAD or UNSUPPORTED. Nothing is imported or called. */
 export function readServerMessage (bytes: Uint8Array): ServerMessage {
-  // Exceptions may be of any class: they are read as records of it.
+  // An exception may be of any class and is read as a record of it.
   const root = readPickle(bytes, salvageNames)
   if (root === null) return { type: 'none' }
   if (root instanceof PickleList) {
@@ -79,7 +80,7 @@ function readPiece (value: PickleValue): BufferPiece {
   }
 }
 
-/** Where it lies in memory. Throws TENSOR_PAYLOAD where that is not inside of the buffer. */
+/** The tensor's place in memory. Throws TENSOR_PAYLOAD if that is not inside the buffer. */
 export function placePiece ({ name, dtype, shape, offset }: BufferPiece, buffer: TensorDescriptor): TensorDescriptor {
   const bytes = countElements(shape, name) * torchItemBytes(dtype)!
   const size = buffer.shape[0]!

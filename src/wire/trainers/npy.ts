@@ -1,5 +1,5 @@
-// NumPy's file format, version 1.0 (numpy.lib.format): magic, version, length of the header, header (a Python literal, padded with spaces
-// so that the data begins at a multiple of 64), data in C order.
+// NumPy's file format, version 1.0 (numpy.lib.format): magic, version, length of the header, header (a Python literal,
+// padded with spaces so that the data begins at a multiple of 64), data in C order.
 
 const MAGIC = Buffer.from('\x93NUMPY\x01\x00', 'latin1')
 const ALIGNMENT = 64

@@ -6,7 +6,9 @@ import type { PickleValue } from '../pickle/values.ts'
 import { TORCH_DTYPES } from '../torch/dtypes.ts'
 import { torchNames } from '../torch/names.ts'
 
-/** What prime-rl says ahead of a state dict: tensors in the order in which they are sent, those of one dtype together. */
+/**
+ * The metadata that prime-rl sends before a state dict: tensors in the order in which they are sent, grouped by dtype.
+ */
 export interface StateDictMetadata {
   names: string[]
   dtypes: string[]
@@ -16,7 +18,10 @@ export interface StateDictMetadata {
 const names: PickleNames = (module, name) =>
   module === 'torch' && (name === 'Size' || TORCH_DTYPES.includes(name)) ? torchNames(module, name) : undefined
 
-/** Reads `{dtype: [(name, shape, numel)]}` (prime-rl, transports/weights/nccl.py) as data. Throws PICKLE_* and TENSOR_PAYLOAD. */
+/**
+ * Reads `{dtype: [(name, shape, numel)]}` (prime-rl, transports/weights/nccl.py) as data. Throws PICKLE_* and
+ * TENSOR_PAYLOAD.
+ */
 export function readStateDictMetadata (bytes: Uint8Array): StateDictMetadata {
   const root = readPickle(bytes, names)
   if (!(root instanceof PickleDict)) throw unread(root, 'a dict of dtypes')

@@ -7,8 +7,8 @@ import { readTorchFile } from '../torch/file.ts'
 import type { FileTensor } from '../torch/file.ts'
 import { payloadError } from '../torch/tensor.ts'
 
-// What NeMo-RL's sparse refit sends (nemo_rl/utils/weight_transfer_sparse_codec.py): (positions, values by dtype, [item]). The values are bits,
-// as integers of the tensor's width; positions are a range, or the gaps between them.
+// The payload of NeMo-RL's sparse refit (nemo_rl/utils/weight_transfer_sparse_codec.py): (positions, values by dtype,
+// [item]). The values are bits, as integers of the tensor's width. Positions are a range, or the gaps between them.
 
 /** Changes of one tensor. */
 export interface SparseItem {
@@ -24,10 +24,10 @@ export interface SparseItem {
 }
 
 const GAPS: Readonly<Record<number, SparseItem['encoding']>> = { 2: 'gap16', 4: 'gap32', 8: 'gap64' }
-/** Integers of a width, as torch names them. */
+/** torch's names of integers by their width. */
 const INTEGERS: Readonly<Record<number, string>> = { 2: 'int16', 4: 'int32' }
 
-/** Views of `bytes`. Throws PICKLE_* and TENSOR_PAYLOAD. */
+/** The result holds views of `bytes`. Throws PICKLE_* and TENSOR_PAYLOAD. */
 export function readSparsePayload (bytes: Uint8Array): SparseItem[] {
   const { root, tensor } = readTorchFile(bytes)
   if (!Array.isArray(root) || root.length !== 3 || !Array.isArray(root[1]) || !(root[2] instanceof PickleList)) {

@@ -4,10 +4,11 @@ import { readPickle } from '../pickle/read.ts'
 import { salvageNames } from '../torch/names.ts'
 import { payloadError } from '../torch/tensor.ts'
 
-// What verl's worker says to vLLM's (verl, vllm_rollout/bucketed_weight_transfer.py): first the handle of a buffer, or a name in POSIX shared
-// memory, then {"bucket_meta": {name: what lies where}, "is_last"}. What is larger than the buffer comes as a handle of its own.
+// The messages of verl's worker to vLLM's (verl, vllm_rollout/bucketed_weight_transfer.py): first the handle of a
+// buffer, or a name in POSIX shared memory, then {"bucket_meta": {name: its place}, "is_last"}. A tensor that is larger
+// than the buffer comes as a handle of its own.
 
-/** A buffer in shared memory without torch: the whole of it. */
+/** A whole buffer in shared memory, made without torch. */
 export interface NamedMemory {
   name: string
   bytes: number
@@ -15,7 +16,7 @@ export interface NamedMemory {
 
 const MEMORY = /^verl_weights_[0-9a-f]{32}$/
 
-/** The first message, where it is no handle. Throws PICKLE_* and TENSOR_PAYLOAD. */
+/** Reads the first message; null if it is a handle. Throws PICKLE_* and TENSOR_PAYLOAD. */
 export function readNamedMemory (bytes: Uint8Array): NamedMemory | null {
   const root = readPickle(bytes, salvageNames)
   if (!(root instanceof PickleDict) || root.get('size') === undefined) return null

@@ -3,16 +3,16 @@ import { countElements } from '../torch/extent.ts'
 import { payloadError } from '../torch/tensor.ts'
 import { errorMessage } from '../../errors.ts'
 
-// What verl's delta_sharded sends per flush: three tensors, of which this one (uint8, JSON) says what stands where in the other two.
+// verl's delta_sharded sends three tensors per flush. This one (uint8, JSON) describes the contents of the other two.
 
 export const DELTA_SPEC = '__delta_spec__'
 export const DELTA_POSITIONS = '__positions__'
 export const DELTA_VALUES = '__values__'
 
-/** One tensor of the model, or a part of its changes: a tensor of many changes comes in several. */
+/** One tensor of the model, or a part of its changes: a tensor with many changes comes in several parts. */
 export interface DeltaParam {
   name: string
-  /** As torch names it. */
+  /** torch's name. */
   dtype: string
   shape: number[]
   /** Bytes of the positions, and elements of the values. */
@@ -26,9 +26,9 @@ export interface DeltaSpec {
   params: DeltaParam[]
   /** hash(positions) xor (hash(values) << 1): 65 bits. */
   checksum: bigint
-  /** Dense: the weights are there already, and are to be found equal. */
+  /** Only with `dense`: the weights must already be equal to these. */
   verify: boolean
-  /** Of a verification. */
+  /** True for the last flush of a verification. */
   isLast: boolean
 }
 
@@ -36,7 +36,8 @@ export interface DeltaSpec {
 const POSITION_BYTES = 4
 
 /**
- * Reads a spec for blobs of so many bytes of positions and elements of values; all of both must be used, in order. Throws TENSOR_PAYLOAD.
+ * Reads a spec for blobs of so many bytes of positions and elements of values. The spec must use all of both, in order.
+ * Throws TENSOR_PAYLOAD.
  */
 export function readDeltaSpec (bytes: Uint8Array, positionBytes: number, valueCount: number): DeltaSpec {
   const root = parse(bytes)
@@ -60,7 +61,7 @@ export function readDeltaSpec (bytes: Uint8Array, positionBytes: number, valueCo
 function parse (bytes: Uint8Array): Record<string, unknown> {
   try {
     const text = new TextDecoder('utf-8', { fatal: true }).decode(bytes)
-    // It may have 65 bits, which JSON.parse would round. Inside a string the quotes would be escaped.
+    // The checksum may have 65 bits, which JSON.parse would round. Inside a string the quotes would be escaped.
     const root: unknown = JSON.parse(text.replace(/"checksum":\s*(\d+)/g, '"checksum":"$1"'))
     if (typeof root !== 'object' || root === null || Array.isArray(root)) throw new Error('it is no object')
     return root as Record<string, unknown>
@@ -106,12 +107,15 @@ function readParam (value: unknown, index: number, encoding: DeltaSpec['encoding
   return { name, dtype, shape: [...shape], positions: [from, to], values: [first, last] }
 }
 
-/** One after another, without gap or overlap, from first to last: what is cut short, or stands in two places, changes nothing. */
+/**
+ * Parts follow one another without gap or overlap from the first to the last, so a blob that is cut off or used twice
+ * is refused before anything changes.
+ */
 function demandAll (params: readonly DeltaParam[], positionBytes: number, valueCount: number): void {
   let position = 0
   let value = 0
   for (const { name, positions, values } of params) {
-    // Whole tensors have none, wherever that is.
+    // Whole tensors have no positions.
     const isEmpty = positions[0] === positions[1]
     if ((!isEmpty && positions[0] !== position) || values[0] !== value || values[1] < values[0]) {
       throw payloadError(
@@ -126,17 +130,18 @@ function demandAll (params: readonly DeltaParam[], positionBytes: number, valueC
   }
   if (position !== positionBytes || value !== valueCount) {
     throw bad(
-      `it describes ${position} bytes of positions and ${value} values, and there are ${positionBytes} and ${valueCount}`
+      `it describes ${position} bytes of positions and ${value} values, ` +
+        `and there are ${positionBytes} and ${valueCount}`
     )
   }
 }
 
-/** What the spec's checksum should be. */
+/** The checksum that the spec should have. */
 export function deltaChecksum (positions: bigint, values: bigint): bigint {
   return positions ^ (values << 1n)
 }
 
-/** Bytes of an element of the values, undefined for what are no weights. */
+/** Bytes of an element of the values; undefined for a dtype that is not one of weights. */
 export function valueBytes (dtype: string): number | undefined {
   return torchWeightDType(dtype) === undefined ? undefined : torchItemBytes(dtype)
 }

@@ -1,7 +1,8 @@
 import { RefitError } from '../../errors.ts'
 
-// ZMTP 3.1, the wire protocol of ZeroMQ, with the NULL mechanism: https://rfc.zeromq.org/spec/37/ (3.0: https://rfc.zeromq.org/spec/23/).
-// A peer sends a greeting of 64 bytes, then a READY command with what kind of socket it is, then messages of one or more frames.
+// ZMTP 3.1, the wire protocol of ZeroMQ, with the NULL mechanism: https://rfc.zeromq.org/spec/37/ (3.0:
+// https://rfc.zeromq.org/spec/23/). A peer sends a greeting of 64 bytes, then a READY command with its socket type,
+// then messages of one or more frames.
 
 const GREETING_BYTES = 64
 const MECHANISM_AT = 12
@@ -10,20 +11,20 @@ const MORE = 1
 const LONG = 2
 const COMMAND = 4
 const RESERVED = 0xf8
-/** Of one frame, and of all frames of a message together. */
+/** The most bytes of one frame, and of all frames of a message together. */
 const MAX_BYTES = 64 * 2 ** 20
 const MAX_FRAMES = 16
 
 export type SocketType = 'REP' | 'REQ'
 
-/** What a peer has sent. `ready` comes first, once. */
+/** One thing that a peer has sent. `ready` comes first, once. */
 export type ZmtpEvent =
   | { type: 'ready', socketType: string }
   | { type: 'message', frames: Buffer[] }
   /** A heartbeat, to be answered with a PONG of the same context. */
   | { type: 'ping', context: Buffer }
 
-/** What a connection begins with, of either side. */
+/** The first 64 bytes of a connection, from either side. */
 export function zmtpGreeting (): Buffer {
   const bytes = Buffer.alloc(GREETING_BYTES)
   bytes[0] = 0xff
@@ -49,7 +50,7 @@ export function zmtpMessage (frames: readonly Uint8Array[]): Buffer {
   )
 }
 
-/** Reads what a peer sends, in pieces of any size. Throws ZMQ_PROTOCOL, after which it is of no use. */
+/** Reads the bytes of a peer, in pieces of any size. Throws ZMQ_PROTOCOL, after which it cannot be used. */
 export class ZmtpReader {
   #chunks: Buffer[] = []
   #have = 0
@@ -58,7 +59,7 @@ export class ZmtpReader {
   #frames: Buffer[] = []
   #frameBytes = 0
 
-  /** What has come whole with these bytes. */
+  /** Returns the events that these bytes complete. */
   push (chunk: Buffer): ZmtpEvent[] {
     this.#chunks.push(chunk)
     this.#have += chunk.length
@@ -67,10 +68,10 @@ export class ZmtpReader {
     return events
   }
 
-  /** False where more bytes are needed. */
+  /** False if more bytes are needed. */
   #greeting (): boolean {
     const bytes = this.#peek(Math.min(this.#have, GREETING_BYTES))
-    // As early as it shows: a peer that speaks something else may never send 64 bytes.
+    // Checked as early as possible: a peer of another protocol may never send 64 bytes.
     if (bytes.length > 0 && bytes[0] !== 0xff) throw protocol('what is there does not speak ZMTP')
     if (bytes.length > 9 && (bytes[9]! & 1) === 0) throw protocol('its signature is not that of ZMTP')
     if (bytes.length > 10 && bytes[10]! < 3) {
@@ -124,11 +125,11 @@ export class ZmtpReader {
       this.#ready = true
       events.push({ type: 'ready', socketType: propertiesOf(rest).get('socket-type') ?? '' })
     } else if (!this.#ready) throw protocol('a command before its READY')
-    // Two bytes of how long it waits stand before the context.
+    // The context follows two bytes with the time that the peer waits.
     else if (name === 'PING') events.push({ type: 'ping', context: rest.subarray(2, 18) })
   }
 
-  /** The first bytes; there are so many. */
+  /** The first bytes. The caller has checked that there are enough. */
   #peek (count: number): Buffer {
     const first = this.#chunks[0]
     if (first === undefined) return Buffer.alloc(0)
@@ -168,7 +169,7 @@ function property (name: string, value: string): Buffer {
   return bytes
 }
 
-/** Names in lower case: they are the same in any. */
+/** Names are case-insensitive, so they are stored in lower case. */
 function propertiesOf (bytes: Buffer): Map<string, string> {
   const found = new Map<string, string>()
   for (let at = 0; at < bytes.length;) {

@@ -1,11 +1,14 @@
 import { payloadError } from '../torch/tensor.ts'
 
 const MAGIC = 0xfd2fb528
-/** Bytes of the dictionary's id, and of the content's size, by what the descriptor says. */
+/** Bytes of the dictionary id and of the content size, by the value in the descriptor. */
 const ID_BYTES = [0, 1, 2, 4] as const
 const SIZE_BYTES = [0, 2, 4, 8] as const
 
-/** How many bytes a Zstandard frame holds (RFC 8878, section 3.1.1.1), as it says itself. Throws TENSOR_PAYLOAD where it does not. */
+/**
+ * The content size that a Zstandard frame declares (RFC 8878, section 3.1.1.1). Throws TENSOR_PAYLOAD if it declares
+ * none.
+ */
 export function zstdContentBytes (frame: Uint8Array): number {
   const data = Buffer.from(frame.buffer, frame.byteOffset, frame.byteLength)
   if (data.length < 14 || data.readUInt32LE(0) !== MAGIC) throw payloadError('it is no Zstandard frame')
@@ -17,6 +20,6 @@ export function zstdContentBytes (frame: Uint8Array): number {
   const at = 5 + (isSingle ? 0 : 1) + ID_BYTES[descriptor & 3]!
   if (at + bytes > data.length) throw payloadError('its Zstandard frame ends within its header')
   if (bytes === 8) return Number(data.readBigUInt64LE(at))
-  // Sizes of two bytes begin at 256: smaller ones have one byte.
+  // Sizes of two bytes begin at 256, because smaller sizes take one byte.
   return data.readUIntLE(at, bytes) + (bytes === 2 ? 256 : 0)
 }

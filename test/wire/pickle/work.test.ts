@@ -79,7 +79,10 @@ t.test('one dict of many GPUs in many tensors is looked through once', async t =
 
 t.test('one state of many records, and one list of what they hold, are looked through once', async t => {
   const local = global('x', 'LocalSerializedTensor')
-  t.same(findStorages([assemble(PROTO4, local, '\x940}\x94(', again('NN'), 'u0(', again('h\x00)\x81h\x01b'), 't.')]), [])
+  t.same(
+    findStorages([assemble(PROTO4, local, '\x940}\x94(', again('NN'), 'u0(', again('h\x00)\x81h\x01b'), 't.')]),
+    []
+  )
   const values = assemble(']\x94(', bin(Buffer.alloc(1)), '\x94', again('h\x02'), 'e0')
   t.same(
     findStorages([
