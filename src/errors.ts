@@ -4,16 +4,16 @@
 const CODES = {
   INVALID_REQUEST: [400, 'a field of the request is missing, of the wrong type or out of range'],
   PROMPT_TOO_LONG: [400, 'prompt and requested tokens do not fit the context length'],
-  UNSUPPORTED: [400, 'known, but not supported here'],
+  UNSUPPORTED: [400, 'known, but not supported by refit'],
   UNAUTHORIZED: [401, 'no key, or a wrong one'],
   FORBIDDEN: [403, 'the key does not reach this route'],
   NOT_FOUND: [404, 'no such route, model or name'],
-  CONFLICT: [409, 'another update or a state of the engine stands against it'],
+  CONFLICT: [409, 'another update, or the state of the engine, prevents it'],
   TRANSACTION_OPEN: [409, "somebody else's weight transaction is open"],
   TRANSACTION_INCOMPLETE: [409, 'a weight transaction cannot be committed yet: it stays open'],
   TRANSACTION_ENDED: [409, 'the weight transaction was committed or aborted, or its deadline has passed'],
   BODY_TOO_LARGE: [413, 'the body exceeds the limit of its route'],
-  BODY_BROKEN: [400, 'the body broke off, is not of the length that it says, or is no well-formed form'],
+  BODY_BROKEN: [400, 'the body broke off, differs from its stated length, or is no well-formed form'],
   BODY_STALLED: [408, 'no byte of an upload came for longer than --upload-timeout'],
   SPOOL_FAILED: [
     507,
@@ -23,13 +23,13 @@ const CODES = {
   ENGINE_TORN: [503, 'weights are torn: an update failed midway and has not been repeated'],
   ENGINE_ASLEEP: [503, 'memory of the engine is released and has not been resumed'],
   ENGINE_CLOSED: [503, 'the engine is shutting down or has failed'],
-  DEVICE_LOST: [503, 'a device can compute no more, or is stuck: the process has to end'],
-  NO_MEMORY: [503, 'there is not enough memory; nothing has changed, or what was released stays so'],
+  DEVICE_LOST: [503, 'a device can compute no more, or is stuck; the process has to end'],
+  NO_MEMORY: [503, 'there is not enough memory; nothing has changed, or released memory stays released'],
   MASTER_REFUSED: [403, 'the address of a store is one that refit does not connect to: see --allow-master'],
   STORE_UNREACHABLE: [502, 'the store of a rendezvous cannot be reached, or the connection to it broke'],
-  STORE_PROTOCOL: [502, 'what answers where a store should be is no TCPStore, or holds what no trainer puts there'],
+  STORE_PROTOCOL: [502, 'the peer at the address of a store is no TCPStore, or holds values that no trainer puts there'],
   ZMQ_UNREACHABLE: [502, 'the ZeroMQ socket of a parameter server cannot be reached, or the connection to it broke'],
-  ZMQ_PROTOCOL: [502, 'what answers at a ZeroMQ socket is no parameter server, or sends what none sends'],
+  ZMQ_PROTOCOL: [502, 'the peer at a ZeroMQ socket is no parameter server, or sends messages that none sends'],
   NO_ENGINE: [503, 'no engine behind the gateway is ready'],
   ENGINE_FAILED: [502, 'an engine behind the gateway, or a remote one, could not be reached or answered with an error'],
   VERSIONS_DISAGREE: [409, 'engines behind the gateway hold different weights'],
@@ -39,29 +39,31 @@ const CODES = {
   CHECKPOINT_FORMAT: [400, 'a safetensors file or index breaks its format'],
   CHECKPOINT_CHANGED: [400, 'a file changed while it was read'],
   PICKLE_MALFORMED: [400, 'a payload is not a well-formed pickle (or not base64 of one)'],
-  PICKLE_REFUSED: [400, 'a pickle holds an opcode or a name outside of the closed set that refit reads as data'],
+  PICKLE_REFUSED: [400, 'a pickle contains an opcode or a name outside of the closed set that refit reads as data'],
   PICKLE_LIMIT: [400, 'a pickle is larger, deeper or holds more objects than refit reads'],
   TENSOR_PAYLOAD: [400, 'a payload was read, but does not describe tensors that refit can take'],
-  WEIGHT_LOADER: [400, 'a custom weight loader failed, or returned what are no weights; nothing has changed'],
+  WEIGHT_LOADER: [400, 'a custom weight loader failed, or returned something that is no weights; nothing has changed'],
   WEIGHTS_UNKNOWN_NAME: [400, 'a tensor name that the model does not have'],
   WEIGHTS_MISMATCH: [400, 'a tensor of another shape or dtype than the model expects'],
-  WEIGHTS_INCOMPLETE: [400, 'tensors are missing where all are demanded'],
+  WEIGHTS_INCOMPLETE: [400, 'tensors are missing, and all are required'],
   WEIGHTS_TORN: [500, 'a write failed midway; the named tensors are torn'],
   GROUP_REFUSED: [
     400,
-    'a process group cannot be: the message says why, and nothing was joined where that could be known before'
+    'a process group cannot be joined; the message gives the reason, and nothing was joined if it was known before'
   ],
   GROUP_BROKEN: [
     502,
-    'a process group broke: a peer ended, closed its connection or sent what it must not; initialise it again'
+    'a process group broke: a peer ended, closed its connection or sent an invalid message; initialise it again'
   ],
   BROADCAST_SPENT: [
     409,
-    'an update through a process group failed after its trainer had begun to send: the same request again would wait for bytes that nobody sends'
+    'an update through a process group failed after its trainer had begun to send; ' +
+      'the same request again would wait for bytes that nobody sends'
   ],
   GROUP_TIMEOUT: [
     504,
-    'another rank of a process group did not come, or stood still, for longer than --group-timeout; initialise it again'
+    'another rank of a process group did not come, or made no progress, for longer than --group-timeout; ' +
+      'initialise it again'
   ],
   CONFIG: [400, 'a flag, variable or key of the configuration is wrong'],
   NATIVE_MISSING: [500, 'the native addon is not built'],

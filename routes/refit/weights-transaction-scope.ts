@@ -47,8 +47,10 @@ const scope: Routes<WeightsContext> = async (app, { context }) => {
       operationId: 'beginWeightUpdate',
       summary: 'Begin an update of many requests',
       description:
-        'All updates until the end belong to it: labels wait for the end, and from the first write to the end nothing is generated. ' +
-        'A begin while one is open, after a crash of the trainer, aborts that and starts anew. 409 while a weight transaction is open.',
+        'All updates until the end belong to it: labels wait for the end, and nothing is generated from the first ' +
+          'write to the end. ' +
+        'A begin while a scope is open, after a crash of the trainer, aborts that one and starts a new one. ' +
+          '409 while a weight transaction is open.',
       body: BeginBody
     }
   }, async request => {
@@ -69,7 +71,8 @@ const scope: Routes<WeightsContext> = async (app, { context }) => {
       operationId: 'endWeightUpdate',
       summary: 'End an update of many requests',
       description:
-        'Moves the label, drops the caches and lets generation go on. 409, and it stays open, while an update that failed in it has not been repeated. ' +
+        'Moves the label, drops the caches and lets generation go on. ' +
+          '409, and it stays open, until an update that failed in it has been repeated. ' +
         '409 also where it was aborted since. Without a begin, and a second time, it succeeds and does nothing.',
       body: EndBody
     }

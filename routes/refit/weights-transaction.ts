@@ -11,7 +11,8 @@ const OpenBody = Type.Object({
     minLength: 1,
     maxLength: 256,
     description:
-      'Who opens it, in words, for those whom it keeps out. Opening again under the same words aborts the one that is open.'
+      'Who opens it, for people whose updates are refused meanwhile. ' +
+        'Opening again under the same owner aborts the one that is open.'
   }),
   id: nullable(
     Type.String({ pattern: '^[\\w.-]{1,64}$' }),
@@ -58,7 +59,8 @@ function openRoute (app: App, transactions: WeightTransactions): void {
       operationId: 'openWeightTransaction',
       summary: 'Open a weight transaction',
       description:
-        'Updates that name its id write in it, from any source and over several connections. From its first write until it ends nothing is generated. ' +
+        'Updates that name its id write in it, from any source and over several connections. ' +
+          'Nothing is generated from its first write until it ends. ' +
         'Other updates get 409 meanwhile.',
       body: OpenBody
     }
@@ -112,7 +114,8 @@ function endRoutes (app: App, transactions: WeightTransactions): void {
       operationId: 'commitWeightTransaction',
       summary: 'Commit a weight transaction',
       description:
-        'Moves the label, drops the caches and lets generation go on. 409, and it stays open, while expected tensors are missing or a write that failed ' +
+        'Moves the label, drops the caches and lets generation go on. ' +
+          '409, and it stays open, while expected tensors are missing or a write that failed ' +
         'has not been repeated. A second commit gets the answer of the first.',
       params: Params,
       body: CommitBody
@@ -137,7 +140,8 @@ function endRoutes (app: App, transactions: WeightTransactions): void {
       operationId: 'abortWeightTransaction',
       summary: 'Abort a weight transaction',
       description:
-        'The label stays. `outcome` says what the weights are: "old" if it had written nothing, "torn" if it had written a part, which has to be written again, and ' +
+        'The label stays. `outcome` is the state of the weights: ' +
+          '"old" if it had written nothing, "torn" if it had written a part, which has to be written again, and ' +
         '"new" if it had written all.',
       params: Params,
       body: AbortBody

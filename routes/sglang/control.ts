@@ -27,7 +27,8 @@ const FlushQuery = Type.Object({
 })
 const PauseBody = Type.Object({
   mode: Type.Optional(Type.Union([Type.Literal('abort'), Type.Literal('retract'), Type.Literal('in_place')], {
-    description: 'abort (default): end all requests with what they have; retract: drop their KV and compute it again; ' +
+    description: 'abort (default): end all requests with what they have; retract: ' +
+      'drop their KV and compute it again; ' +
       'in_place: keep it.'
   }))
 })

@@ -33,7 +33,8 @@ const health: Routes = async (app, { context }) => {
       operationId: 'ready',
       summary: 'Readiness',
       description:
-        '503 while weights are torn, memory is released or the engine is closed. An engine that is paused, or in the midst of a weight transaction, is ready: it takes requests and holds them.',
+        '503 while weights are torn, memory is released or the engine is closed. ' +
+          'An engine that is paused or in a weight transaction is ready: it accepts requests and holds them.',
       tags: ['health'],
       response
     }
@@ -48,7 +49,8 @@ const health: Routes = async (app, { context }) => {
       operationId: 'healthGenerate',
       summary: 'Generates one token',
       description:
-        'While paused, asleep or in the midst of a weight transaction, where it stands still on purpose, it answers 200 at once; while weights are torn, 503.',
+        'While the engine is idle on purpose (paused, asleep or in a weight transaction), it answers 200 at once; ' +
+          'while weights are torn, 503.',
       tags: ['health'],
       response
     }

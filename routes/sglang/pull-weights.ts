@@ -37,7 +37,8 @@ const pull: Routes<WeightsContext> = async (app, { context }) => {
       operationId: 'pullWeights',
       summary: "Bring this host's checkpoint to a published version",
       description:
-        'Generation goes on meanwhile; /update_weights_from_disk with the local folder loads it. Calls for one folder take turns on a host, whoever makes them.',
+        'Generation continues meanwhile; /update_weights_from_disk with the local folder loads it. ' +
+          'Calls for one folder take turns on a host.',
       tags: ['weights'],
       body: PullBody,
       response: { 200: Pulled, ...refusals(WeightsRefusal) }

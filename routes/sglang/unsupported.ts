@@ -20,7 +20,8 @@ const leftovers: Routes = async app => {
         operationId: 'postProcessWeights',
         summary: 'What quantised weights need before and after an update',
         description:
-          'slime sends this around updates of quantised models. Weights are held as they are sent here (bfloat16), so that there is never anything to do.',
+          'slime sends this around updates of quantised models. ' +
+            'refit holds weights as they are sent (bfloat16), so there is nothing to do.',
         tags: ['weights'],
         body: PostProcessBody,
         response: { 200: Done, ...refusals(WeightsRefusal) }
@@ -45,14 +46,16 @@ const leftovers: Routes = async app => {
         operationId,
         summary: `Refused: no profile is ${word}`,
         description:
-          'There is no profiler in here. Nsight Systems profiles the process from outside; /metrics has times of steps and updates.',
+          'refit has no profiler. Nsight Systems profiles the process from outside; ' +
+            '/metrics has times of steps and updates.',
         tags: ['control'],
         response: refusals()
       }
     }, async () => {
       throw new RefitError(
         'UNSUPPORTED',
-        `no profile is ${word}: refit has no profiler of its own. Run the server under one (nsys profile refit serve ...), and see /metrics`
+        `no profile is ${word}: refit has no profiler of its own. ` +
+          'Run the server under one (nsys profile refit serve ...), and see /metrics'
       )
     })
   }
@@ -71,14 +74,17 @@ const leftovers: Routes = async app => {
         operationId,
         summary: 'Refused: weights are not written from outside',
         description:
-          "Of SGLang's transfer engine (Mooncake), by which trainers write into the memory of ranks. Here every byte is checked before it is written.",
+          "Part of SGLang's transfer engine (Mooncake), which lets trainers write into the memory of ranks. " +
+            "refit checks every byte before it is written.",
         tags: ['weights'],
         response: refusals()
       }
     }, async () => {
       throw new RefitError(
         'UNSUPPORTED',
-        'there is no transfer engine here: ranks are not written to from outside. Send weights through a process group (/init_weights_update_group), as handles or uploads (/update_weights_from_tensor) or from disk'
+        'there is no transfer engine here: ranks are not written to from outside. ' +
+          'Send weights through a process group (/init_weights_update_group), as handles or uploads ' +
+          '(/update_weights_from_tensor) or from disk'
       )
     })
   }

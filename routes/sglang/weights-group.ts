@@ -25,7 +25,8 @@ const InitBody = Type.Object({
   backend: Type.Optional(Type.String({ description: '"nccl" (default) or "gloo".' })),
   barrier: nullable(
     Type.Boolean(),
-    "refit's own: all ranks meet in a barrier when the group is made, as SGLang's and ROLL's instance loaders do (default false)."
+    "refit's own: all ranks meet in a barrier when the group is made, as SGLang's and ROLL's instance loaders do " +
+      "(default false)."
   ),
   pp_rank: unused()
 }, { title: 'InitWeightsUpdateGroupRequest' })
@@ -49,7 +50,9 @@ const groups: Routes<WeightsContext> = async (app, { context }) => {
       operationId: 'initWeightsUpdateGroup',
       summary: "Join a trainer's process group",
       description:
-        "Answers as soon as the trainer's store has counted this engine's ranks; what comes later goes on by itself. The same call again changes nothing; another one under the same name is a 409.",
+        "Answers as soon as the trainer's store has counted this engine's ranks; " +
+          "the rest continues in the background. The same call again changes nothing; " +
+          "a different one under the same name is a 409.",
       body: InitBody
     }
   }, async request => {

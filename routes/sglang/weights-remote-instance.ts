@@ -70,7 +70,8 @@ const remoteInstance: Routes<WeightsContext> = async (app, { context }) => {
       operationId: 'initWeightsSendGroup',
       summary: "Make a group to send this engine's weights in",
       description:
-        'Answers once all ranks are there, connected and through a barrier. A group serves one transfer. Engines that start with --load-from call it.',
+        'Answers once all ranks are connected and have passed a barrier. A group serves one transfer. ' +
+          'Engines that start with --load-from call it.',
       tags,
       body: InitSendBody,
       response: { 200: Done, ...refusals(WeightsRefusal) }
@@ -83,7 +84,8 @@ const remoteInstance: Routes<WeightsContext> = async (app, { context }) => {
       operationId: 'sendWeights',
       summary: "Send this engine's weights",
       description:
-        'In its turn among the updates: no update writes meanwhile. Generation goes on over gloo, and stands still over NCCL while it sends.',
+        'Waits for its turn among the updates: no update writes meanwhile. ' +
+          'Generation continues over gloo, and stops over NCCL while it sends.',
       tags,
       body: SendBody,
       response: { 200: Sent, ...refusals(WeightsRefusal) }
@@ -96,8 +98,10 @@ const remoteInstance: Routes<WeightsContext> = async (app, { context }) => {
       operationId: 'updateWeightsFromPeer',
       summary: 'Take all weights, and the label, of another engine',
       description:
-        'As an engine that starts with --load-from, while this one serves: updates wait meanwhile, and nothing is generated until every checksum has been compared. ' +
-        'Whoever closes the request gives it up: nothing has changed before the first byte, and after it all weights are torn until they are written again.',
+        'Like a start with --load-from, while this engine serves: ' +
+          'updates wait, and nothing is generated until every checksum has been compared. ' +
+        'Closing the request gives the load up: before the first byte nothing has changed; ' +
+          'after it all weights are torn until they are written again.',
       tags,
       body: FillBody,
       response: { 200: Filled, ...refusals(WeightsRefusal) }

@@ -90,7 +90,8 @@ function updateRoutes (app: App, context: WeightsContext): void {
       operationId: 'updateWeightsFromDisk',
       summary: 'Take new weights from a checkpoint on disk',
       description:
-        "All headers are checked before the first byte is written. A call equal to one that runs already gets that one's outcome.",
+        "All headers are checked before the first byte is written. " +
+          "A call equal to one that runs already gets that one's outcome.",
       tags,
       body: DiskUpdateBody,
       response: { 200: DiskUpdated, ...refusals(WeightsRefusal) }
@@ -138,7 +139,8 @@ function getRoutes (app: App, engine: RolloutEngine): void {
       const most = Math.floor(MAX_VALUES / columns)
       throw new RefitError(
         'INVALID_REQUEST',
-        `truncate_size: ${rows} rows of ${columns} values are more than one reply holds; at most ${most} rows of ${name}`,
+        `truncate_size: ${rows} rows of ${columns} values are more than one reply holds; ` +
+          `at most ${most} rows of ${name}`,
         { param: 'truncate_size' }
       )
     }

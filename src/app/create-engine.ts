@@ -51,12 +51,8 @@ async function start (
   // Load the addon here first. If only the worker held it, it would be unloaded under running threads when the worker
   // ends.
   const addon = native()
-  const { core: config, contextLength, maxRunningRequests, maxBatchTokens, gpus, visible, experts } = await sizeCore(
-    arch,
-    table,
-    options,
-    addon
-  )
+  const sizes = await sizeCore(arch, table, options, addon)
+  const { core: config, contextLength, maxRunningRequests, maxBatchTokens, gpus, visible, experts } = sizes
   const limits = { contextLength, maxRunningRequests, maxQueuedRequests }
   const data: StartData = {
     core: config,
@@ -72,7 +68,7 @@ async function start (
     },
     randomSeed: options.randomSeed === undefined ? null : BigInt(options.randomSeed)
   }
-  const { updateDeadlineMs: deadlineMs } = options
+  const deadlineMs = options.updateDeadlineMs
   const scheduler = await startScheduler(data, options)
   try {
     const { core } = scheduler

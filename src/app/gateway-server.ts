@@ -21,7 +21,8 @@ const KEEP_ALIVE_MS = 3_600_000
 const API = {
   title: 'refit gateway',
   description:
-    'One address for many engines. Routes of the engines themselves are those of openapi.json: generation goes to one of them, what is about weights and state to all.',
+    "One address for many engines. The engines' own routes are those of openapi.json: generation goes to one of " +
+      'them, calls about weights and state to all.',
   tags: [{ name: 'workers', description: 'The engines, and the health of the gateway.' }]
 }
 

@@ -41,7 +41,8 @@ export function needTokenizer (tokenizer: Tokenizer | null, param: string): Toke
   if (tokenizer !== null) return tokenizer
   throw new RefitError(
     'UNSUPPORTED',
-    `${param}: this server has no tokenizer (its model folder has none, or it was started with --skip-tokenizer-init); send token ids`,
+    `${param}: this server has no tokenizer (its model folder has none, or it was started with ` +
+      '--skip-tokenizer-init); send token ids',
     { param }
   )
 }

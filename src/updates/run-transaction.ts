@@ -74,12 +74,12 @@ export class TransactionPart {
   async write (source: WeightSource): Promise<void> {
     const { flushCache, version } = this.#options
     this.#reports.push(
-      await writeSource(this.#engine, source, {
+      await writeSource(this.#engine, source, () => ({
         transaction: this.#id,
         flushCache,
         // An own transaction has the label already.
         version: this.#isOwn ? null : version
-      })
+      }))
     )
   }
 

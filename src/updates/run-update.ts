@@ -103,7 +103,7 @@ async function runOnce (
   try {
     const report = await open(async source => {
       isOpen = true
-      return await writeSource(engine, source, options())
+      return await writeSource(engine, source, options)
     })
     return { report, torn: tornCount(engine) }
   } catch (error) {
@@ -116,15 +116,17 @@ async function runOnce (
 export async function writeSource (
   engine: RolloutEngine,
   source: WeightSource,
-  { abortAllRequests = false, flushCache = true, version, transaction, ...options }: RunOptions
+  options: () => RunOptions
 ): Promise<WriteReport> {
-  const { check, allowTorn = true, failurePrefix = '' } = options
+  const { abortAllRequests = false, transaction, check, failurePrefix = '' } = options()
   const write = async (): Promise<WriteReport> => {
     const update = await engine.update({ abortAllRequests, ...transaction == null ? {} : { transaction } })
     try {
       const report = await update.write(source)
       check?.(report)
       source.accept?.(report)
+      // A form that is written as it comes may name the label behind its file.
+      const { flushCache = true, version, allowTorn = true } = options()
       await update.commit({ flushCache, allowTorn, ...version == null ? {} : { version } })
       return report
     } catch (error) {

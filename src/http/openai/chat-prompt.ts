@@ -23,7 +23,8 @@ export const chatFields = {
   continue_final_message: nullable(Type.Boolean(), 'Go on with the last message.'),
   tools: nullable(
     Type.Array(Type.Unknown(), { maxItems: 1024 }),
-    'Schemas for the chat template, where it knows any. With `"tool_choice": "none"`: calls are not parsed, they stay in the text.'
+    'Schemas for the chat template, where it knows any. With `"tool_choice": "none"`: ' +
+      'calls are not parsed, they stay in the text.'
   ),
   tool_choice: nullable(Type.Unknown(), 'Only "none", where there are tools.'),
   functions: refused('functions'),
@@ -51,7 +52,8 @@ export function chatPrompt (
   if (isSet(fields.tools) && fields.tool_choice !== 'none') {
     throw new RefitError(
       'UNSUPPORTED',
-      'tools: tools are not supported by this server, but for their place in the prompt: calls are not parsed out of the text. Leave the field out, or send "tool_choice": "none"',
+      'tools: this server puts tools into the prompt, but does not parse calls out of the text. ' +
+        'Leave the field out, or send "tool_choice": "none"',
       { param: 'tools' }
     )
   }

@@ -11,7 +11,8 @@ import { nullable } from '../schemas.ts'
 
 export const promptLogprobsField = nullable(
   Type.Integer({ minimum: -1, maximum: MAX_TOP_LOGPROBS }),
-  "Scores of the prompt's tokens, each with so many best ones at its position; -1 for all of the vocabulary. Of the model's own distribution: temperature and penalties have no part in them."
+  "Scores of the prompt's tokens, each with so many best tokens at its position; -1 for the whole vocabulary. " +
+    "They are of the model's own distribution, without temperature and penalties."
 )
 
 export const PromptLogprobs = nullable(

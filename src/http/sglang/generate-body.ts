@@ -50,7 +50,8 @@ export const GenerateBody = Type.Object({
   stream: nullable(Type.Boolean(), 'Server-sent events, each with everything so far.'),
   stream_deltas: nullable(
     Type.Boolean(),
-    "refit's own: each event of a stream has only what is new in it (`output_ids`, `text`, lists of logprobs), not everything so far."
+    "refit's own: each event of a stream has only what is new in it (`output_ids`, `text`, lists of logprobs), " +
+      "not everything so far."
   ),
   extra_key: nullable(
     Type.Union([CacheKey, Type.Array(CacheKey)]),

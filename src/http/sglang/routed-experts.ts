@@ -13,7 +13,8 @@ import { nullable } from '../schemas.ts'
 export const routedExpertsFields = {
   return_routed_experts: nullable(
     Type.Boolean(),
-    'With the experts that each token was routed to, of prompt and output but for the last token. Of mixtures of experts, on servers with --enable-return-routed-experts.'
+    'Return the experts that each token of prompt and output was routed to, except the last token. ' +
+      'For mixtures of experts, on servers with --enable-return-routed-experts.'
   ),
   routed_experts_start_len: nullable(
     Type.Integer({ minimum: 0 }),
@@ -24,7 +25,8 @@ export const routedExpertsFields = {
 /** Base64 of int32 [rows, layers, experts per token], best expert first; zeros in layers that have none. */
 export const RoutedExperts = Type.String({
   description:
-    'Base64 of int32 [tokens - 1 - start, layers, experts per token], best expert first; zeros in layers without experts.'
+    'Base64 of int32 [tokens - 1 - start, layers, experts per token], best expert first; ' +
+      'zeros in layers without experts.'
 })
 
 /** Experts requested for a sample: how they are recorded, and the first position. */
@@ -49,8 +51,10 @@ export function wantedExperts (
 export function demandExperts ({ experts, architecture }: EngineInfo, param: string): ExpertLayout {
   if (experts !== undefined) return experts
   const why = /moe/i.test(architecture)
-    ? 'routed experts are not recorded by this engine; start the server with --enable-return-routed-experts, or leave the field out'
-    : `routed experts of ${architecture} are not supported by this server: it is no mixture of experts; leave the field out`
+    ? 'routed experts are not recorded by this engine; start the server with --enable-return-routed-experts, or ' +
+      'leave the field out'
+    : `routed experts of ${architecture} are not supported by this server: it is no mixture of experts; ` +
+      'leave the field out'
   throw new RefitError('UNSUPPORTED', `${param}: ${why}`, { param })
 }
 

@@ -23,7 +23,8 @@ export const TensorUpdateBody = Type.Object({
   })),
   load_format: nullable(
     Type.String(),
-    'null: a list of (name, tensor), whole tensors by their names in checkpoints. "flattened_bucket": such tensors in ' +
+    'null: a list of (name, tensor), whole tensors by their names in checkpoints. "flattened_bucket": ' +
+      'such tensors in ' +
       'one flat tensor. "direct": a list of each rank\'s own parameters, as SGLang names and shapes them. ' +
       'Other names: custom loaders that were registered when the server started.'
   ),

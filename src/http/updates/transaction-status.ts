@@ -18,10 +18,10 @@ export const Transaction = Type.Object({
     description: 'The label that its commit sets; null leaves the one there is.'
   }),
   expected_count: Type.Union([Type.Integer(), Type.Null()], {
-    description: 'Tensors that a commit demands; null where none.'
+    description: 'Tensors that a commit requires; null if it requires none.'
   }),
-  written_count: Type.Integer({ description: 'Tensors of the model that it brought whole.' }),
-  missing: Names('Of the expected tensors (of all, where none are), those that it has not brought'),
+  written_count: Type.Integer({ description: 'Tensors of the model that it has written whole.' }),
+  missing: Names('Expected tensors (all tensors, if none are expected) that it has not written'),
   missing_count: Type.Integer(),
   failed: Names('Tensors of writes that failed in it and were not repeated; without them there is no commit'),
   failed_count: Type.Integer(),
@@ -34,7 +34,7 @@ export const Transaction = Type.Object({
     description: 'Until it is aborted; null once it has ended.'
   }),
   outcome: Type.Union([Type.Literal('old'), Type.Literal('new'), Type.Literal('torn'), Type.Null()], {
-    description: 'Once it has ended, what its weights are: as before it, as it brought them, or torn.'
+    description: 'Once it has ended, the state of its weights: as before it, as it wrote them, or torn.'
   }),
   reason: Type.Union([Type.String(), Type.Null()], { description: 'Why it was aborted.' })
 }, { title: 'WeightTransaction', description: 'How it stands, or how it ended.' })
@@ -64,10 +64,11 @@ export const Deadline = Type.Number({ exclusiveMinimum: 0, maximum: 604_800 })
 export const Coverage = nullable(
   Type.Object({
     since: Type.Union([Type.Literal('pause'), Type.Literal('transaction')]),
-    missing: Names('Tensors of the model that no update has brought since'),
+    missing: Names('Tensors of the model that no update has written since'),
     missing_count: Type.Integer()
   }),
-  'Which tensors no update has brought since the last pause, or since a weight transaction was opened without one. Left out or null where there was no update.'
+  'Which tensors no update has written since the last pause or, without a pause, since a weight transaction was ' +
+    'opened. Absent or null if there was no update.'
 )
 
 export function toCoverage (coverage: WeightCoverage | null): Static<typeof Coverage> {

@@ -9,19 +9,21 @@ export const Report = Type.Object({
   bytes_in_place: Type.Optional(
     Type.Integer({
       description:
-        'Of broadcasts: those of the bytes that were received straight into the weights, and were not staged.'
+        'For broadcasts: bytes that were received straight into the weights, without staging.'
     })
   ),
-  missing: Type.Array(Type.String(), { description: 'Tensors of the model that were not brought, at most 100.' }),
+  missing: Type.Array(Type.String(), {
+    description: 'Tensors of the model that the update did not contain, at most 100.'
+  }),
   missing_count: Type.Integer(),
-  ignored: Type.Array(Type.String(), { description: 'Tensors that the model has no use for.' }),
+  ignored: Type.Array(Type.String(), { description: 'Tensors that the model does not use.' }),
   ms: Type.Record(Type.String(), Type.Number(), { description: 'Milliseconds per phase.' }),
   gb_per_second: Type.Number({ description: '1e9 bytes per second, of the write alone.' }),
-  changed: Type.Optional(Type.Integer({ description: 'Of a delta: elements that have other bits than before.' })),
+  changed: Type.Optional(Type.Integer({ description: 'For a delta: elements whose bits differ from before.' })),
   warning: Type.Optional(
     Type.String({
       description:
-        'All was written, but memory of a sender stays mapped; closing it is tried again with the next update.'
+        'All was written, but a mapping of a sender's memory stays open; the next update tries to close it again.'
     })
   ),
   transaction: Type.Optional(

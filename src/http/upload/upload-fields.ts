@@ -5,7 +5,8 @@ import { nullable, transactionField } from '../schemas.ts'
 import { bodyCheck } from '../validation.ts'
 
 const MODE =
-  'null: all of the body is there before the first byte is written. "stream": it is written as it comes; if it breaks off, what is torn is named.'
+  'null: the whole body is received before the first byte is written. "stream": it is written as it comes; ' +
+    'if it breaks off, the torn tensors are named.'
 
 export const UploadFields = Type.Object({
   weight_version: nullable(Type.String(), 'The label of the new weights.'),
