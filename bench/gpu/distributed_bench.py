@@ -1,27 +1,26 @@
-"""/update_weights_from_distributed between cards: whole requests, POST to 200, beside plain NCCL broadcasts and torch's own receive loop.
+"""/update_weights_from_distributed between cards: whole requests, POST to 200, beside plain NCCL broadcasts and torch's
+own receive loop.
 
-usage: distributed_bench.py [--only WORD]... [--device cuda|cpu] [--model qwen3-8b] [--layers N] [--folder DIR] [--out FILE]
+usage: distributed_bench.py [--only WORD]... [--device cuda|cpu] [--model qwen3-8b] [--layers N] [--folder DIR] [--out
+FILE]
 
-distributed-empty, distributed-init, distributed-bucket, distributed-buckets, distributed-each and distributed-tp2 are the parts. This
-process is the trainer, on card 0; engines are on card 1 (and 2). Beside each engine's rank is a process of torch on the same card
-(torch_group_receiver.py), in a group of its own: the plain broadcast of the same bytes in the same chunks, and torch's receive loop.
-Ours and theirs take turns, communicators are warm, and after every part all checksums are compared with the trainer's. On a CPU it is
-gloo. Prints markdown rows: figure | refit | compared with | ratio | goal | reached.
+distributed-empty, distributed-init, distributed-bucket, distributed-buckets, distributed-each and distributed-tp2 are
+the parts. This process is the trainer, on card 0; engines are on card 1 (and 2). Beside each engine's rank is a process
+of torch on the same card (torch_group_receiver.py), in a group of its own: the plain broadcast of the same bytes in the
+same chunks, and torch's receive loop. Ours and theirs take turns, communicators are warm, and after every part all
+checksums are compared with the trainer's. On a CPU it is gloo. Prints markdown rows: figure | refit | compared with |
+ratio | goal | reached.
 """
 
-import concurrent.futures
 import gc
-import http.client
 import json
 import os
 import pathlib
 import statistics
 import subprocess
 import sys
-import time
 
 import torch
-import torch.distributed as dist
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "test/gpu"))
@@ -29,103 +28,25 @@ sys.path.insert(0, str(ROOT / "examples/trainers"))
 import machine  # noqa: E402
 import models  # noqa: E402
 import tensor_payloads as payloads  # noqa: E402
-from distributed_group import DESTROY, INIT, UPDATE, free_port  # noqa: E402
+from distributed_group import UPDATE  # noqa: E402
 from distributed_setup import NCCL, nccl_of_torch  # noqa: E402
-from process_group import broadcast, init_custom_process_group  # noqa: E402
+from distributed_side import Client, Side  # noqa: E402
 from report import attempt, keep, read_options, row, tell  # noqa: E402
 from server import Server  # noqa: E402
-from tensor_bench import TINY  # noqa: E402
+from tiny_models import TINY  # noqa: E402
 
 ROUNDS = 7
 BUCKET = 512_000_000
 
 
-class Client:
-    """One connection that stays open, as a trainer's."""
-
-    def __init__(self, port):
-        self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=180)
-
-    def send(self, path, data):
-        self.connection.request("POST", path, data, {"content-type": "application/json"})
-
-    def receive(self, path):
-        reply = self.connection.getresponse()
-        text = reply.read()
-        if reply.status != 200:
-            raise RuntimeError(f"{path}: {reply.status}: {text.decode(errors='replace')[:800]}")
-        return json.loads(text)
-
-    def post(self, path, body):
-        """(milliseconds, reply)."""
-        data = json.dumps(body).encode()
-        began = time.perf_counter()
-        self.send(path, data)
-        reply = self.receive(path)
-        return 1000 * (time.perf_counter() - began), reply
-
-
-class Side:
-    """The other end of a group: one server with all its ranks, or a process of torch for each rank."""
-
-    def __init__(self, name, clients, ranks, options):
-        self.name, self.clients, self.ranks, self.options = name, clients, ranks, options
-        self.pool = concurrent.futures.ThreadPoolExecutor(len(clients))
-        self.group = None
-
-    def ask(self, path, body):
-        return [self.pool.submit(client.post, path, body) for client in self.clients]
-
-    def join(self, pause_s=0.0):
-        """Everybody of the group; milliseconds of the slowest answer."""
-        port, world = free_port(), 1 + self.ranks
-        place = dict(master_address="127.0.0.1", master_port=port, world_size=world, group_name=self.name, backend=self.options.backend)
-        each = self.ranks // len(self.clients)
-        with concurrent.futures.ThreadPoolExecutor(1) as own:
-            mine = own.submit(init_custom_process_group, self.options.backend, f"tcp://127.0.0.1:{port}", world, 0, self.name)
-            time.sleep(pause_s)
-            asked = [self.pool.submit(client.post, INIT, dict(place, rank_offset=1 + each * index)) for index, client in enumerate(self.clients)]
-            self.group = mine.result(120)
-            return max(reply.result()[0] for reply in asked)
-
-    def leave(self):
-        asked = self.ask(DESTROY, dict(group_name=self.name))
-        dist.destroy_process_group(self.group)
-        self.group = None
-        gc.collect()
-        for reply in asked:
-            reply.result()
-
-    def broadcast(self, tensors):
-        for work in [broadcast(tensor, self.group, async_op=True) for tensor in tensors]:
-            work.wait()
-        self.options.synchronize()
-
-    def request(self, path, body, tensors):
-        """One request and its broadcasts: (milliseconds until both sides are done, replies). The body's text is the trainer's work."""
-        data = json.dumps(body).encode()
-        began = time.perf_counter()
-        for client in self.clients:
-            client.send(path, data)
-        self.broadcast(tensors)
-        replies = [client.receive(path) for client in self.clients]
-        return 1000 * (time.perf_counter() - began), replies
-
-    def plain(self, tensors):
-        """The broadcasts alone: the receivers wait in them already."""
-        asked = self.ask("/plain", dict(sizes=[tensor.numel() for tensor in tensors]))
-        time.sleep(0.05)
-        self.options.synchronize()
-        began = time.perf_counter()
-        self.broadcast(tensors)
-        ms = 1000 * (time.perf_counter() - began)
-        for reply in asked:
-            reply.result()
-        return ms
-
-
 def announced(named, name, bucket):
-    body = dict(names=[entry for entry, _ in named], dtypes=["bfloat16"] * len(named), shapes=[list(tensor.shape) for _, tensor in named], group_name=name, flush_cache=False)
+    body = dict(
+        names=[entry for entry, _ in named],
+        dtypes=["bfloat16"] * len(named),
+        shapes=[list(tensor.shape) for _, tensor in named],
+        group_name=name,
+        flush_cache=False,
+    )
     return {**body, "load_format": "flattened_bucket"} if bucket else body
 
 
@@ -150,8 +71,23 @@ class Run:
 
     def receiver(self, rank):
         env = dict(NCCL)
-        process = subprocess.Popen([sys.executable, str(ROOT / "bench/gpu/torch_group_receiver.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **env})
-        process.stdin.write(json.dumps(dict(device=f"cuda:{1 + rank}" if self.options.device == "cuda" else "cpu", backend=self.options.backend, shapes=self.shapes)) + "\n")
+        process = subprocess.Popen(
+            [sys.executable, str(ROOT / "bench/gpu/torch_group_receiver.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **env},
+        )
+        process.stdin.write(
+            json.dumps(
+                dict(
+                    device=f"cuda:{1 + rank}" if self.options.device == "cuda" else "cpu",
+                    backend=self.options.backend,
+                    shapes=self.shapes,
+                )
+            )
+            + "\n"
+        )
         process.stdin.flush()
         line = process.stdout.readline()
         if not line.strip():
@@ -186,7 +122,10 @@ class Run:
         for reply in replies:
             for name, ms in reply.get("report", {}).get("ms", {}).items():
                 phases[name] = round(phases.get(name, 0) + ms, 2)
-        return f"{self.gbs(statistics.median(taken))} ({min(taken):.1f} to {max(taken):.1f}; inside, the last time, {phases}, {in_place / 1e9:.1f} GB straight into the weights)"
+        return (
+            f"{self.gbs(statistics.median(taken))} ({min(taken):.1f} to {max(taken):.1f}; inside, the last time, "
+            f"{phases}, {in_place / 1e9:.1f} GB straight into the weights)"
+        )
 
     def turns(self, **works):
         """Each in turns, the first round not counted: {name: [milliseconds]}."""
@@ -211,7 +150,13 @@ def one_request(run, bucket, title, goal):
     taken = run.turns(ours=ours, plain=lambda: run.torch.plain(tensors))
     run.verify()
     mine, plain = statistics.median(taken["ours"]), statistics.median(taken["plain"])
-    row(f"{title}, {run.bytes / 1e9:.1f} GB, {run.where}", run.told(taken["ours"], last), f"{run.gbs(plain)}, plain broadcasts of the same bytes in the same chunks, torch to torch", plain / mine, goal)
+    row(
+        f"{title}, {run.bytes / 1e9:.1f} GB, {run.where}",
+        run.told(taken["ours"], last),
+        f"{run.gbs(plain)}, plain broadcasts of the same bytes in the same chunks, torch to torch",
+        plain / mine,
+        goal,
+    )
 
 
 def bucket(run):
@@ -241,11 +186,28 @@ def buckets(run):
         last[:] = replies if side is run.ours else last
         return total
 
-    taken = run.turns(ours=lambda: requests(run.ours), theirs=lambda: requests(run.torch), plain=lambda: run.torch.plain([tensor for _, tensor in packed]))
+    taken = run.turns(
+        ours=lambda: requests(run.ours),
+        theirs=lambda: requests(run.torch),
+        plain=lambda: run.torch.plain([tensor for _, tensor in packed]),
+    )
     run.verify()
     mine, theirs, plain = (statistics.median(taken[name]) for name in ("ours", "theirs", "plain"))
-    row(f"flattened buckets of {BUCKET / 1e6:.0f} MB, {len(packed)} requests, {run.where}", run.told(taken["ours"], last), f"{run.gbs(plain)}, plain broadcasts of the same chunks, one after another", plain / mine, 0.60)
-    row("the same", f"{mine:.2f} ms", f"{theirs:.1f} ms, torch's receive loop behind the same HTTP ({min(taken['theirs']):.1f} to {max(taken['theirs']):.1f})", theirs / mine, 2)
+    row(
+        f"flattened buckets of {BUCKET / 1e6:.0f} MB, {len(packed)} requests, {run.where}",
+        run.told(taken["ours"], last),
+        f"{run.gbs(plain)}, plain broadcasts of the same chunks, one after another",
+        plain / mine,
+        0.60,
+    )
+    row(
+        "the same",
+        f"{mine:.2f} ms",
+        f"{theirs:.1f} ms, torch's receive loop behind the same HTTP ({min(taken['theirs']):.1f} to "
+        f"{max(taken['theirs']):.1f})",
+        theirs / mine,
+        2,
+    )
 
 
 def empty(run):
@@ -253,7 +215,14 @@ def empty(run):
     client = run.ours.clients[0]
     taken = sorted(client.post(UPDATE, body)[0] for _ in range(500))[:400]
     ms = statistics.median(taken)
-    row("an update without tensors, median of 400", f"{ms:.3f} ms (90 of 100 under {taken[360]:.3f})", "1 ms", ms, 1, most=True)
+    row(
+        "an update without tensors, median of 400",
+        f"{ms:.3f} ms (90 of 100 under {taken[360]:.3f})",
+        "1 ms",
+        ms,
+        1,
+        most=True,
+    )
 
 
 def init(run):
@@ -263,10 +232,23 @@ def init(run):
         taken.append(side.join(pause_s=0.3))
         side.leave()
     ms = statistics.median(taken)
-    row("to join a group whose trainer is there, POST to 200", f"{ms:.1f} ms ({min(taken):.1f} to {max(taken):.1f})", "50 ms", ms / 50, 1, most=True)
+    row(
+        "to join a group whose trainer is there, POST to 200",
+        f"{ms:.1f} ms ({min(taken):.1f} to {max(taken):.1f})",
+        "50 ms",
+        ms / 50,
+        1,
+        most=True,
+    )
 
 
-ONE = {"distributed-empty": empty, "distributed-init": init, "distributed-bucket": bucket, "distributed-buckets": buckets, "distributed-each": each}
+ONE = {
+    "distributed-empty": empty,
+    "distributed-init": init,
+    "distributed-bucket": bucket,
+    "distributed-buckets": buckets,
+    "distributed-each": each,
+}
 TWO = {"distributed-tp2": two_ranks}
 
 
@@ -276,12 +258,33 @@ def run_parts(options, parts, ranks, failed):
             tell(f"| {part} | NOT RUN | {1 + ranks} cards are needed, and there are {machine.cards()} | | | |")
         keep()
         return
-    config = TINY if options.model == "tiny" else dict(models.REAL[options.model], **({} if options.layers is None else dict(num_hidden_layers=options.layers)))
+    config = (
+        TINY
+        if options.model == "tiny"
+        else dict(
+            models.REAL[options.model], **({} if options.layers is None else dict(num_hidden_layers=options.layers))
+        )
+    )
     with machine.room(options, 0) as place:
         folder = models.hollow(place / "model", config)
-        flags = ["--device", "cuda:1"] if options.device == "cuda" else ["--device", "cpu", "--dtype", "bfloat16", "--threads", 2]
+        flags = (
+            ["--device", "cuda:1"]
+            if options.device == "cuda"
+            else ["--device", "cpu", "--dtype", "bfloat16", "--threads", 2]
+        )
         env = dict(NCCL, **(dict(REFIT_NCCL=nccl_of_torch()) if nccl_of_torch() else {}))
-        with Server(folder, *flags, "--tp", ranks, "--skip-tokenizer-init", "--max-total-tokens", 4096, "--bucket-bytes", 1 << 35, env=env) as server:
+        with Server(
+            folder,
+            *flags,
+            "--tp",
+            ranks,
+            "--skip-tokenizer-init",
+            "--max-total-tokens",
+            4096,
+            "--bucket-bytes",
+            1 << 35,
+            env=env,
+        ) as server:
             run = Run(options, server, config, ranks)
             try:
                 for part in parts:

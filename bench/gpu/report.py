@@ -31,7 +31,10 @@ def attempt(part, run, failed, server=None):
         failed.append(part)
         ROWS.append(f"| {part} | FAILED: {' '.join(str(error).split())[:400]} | | | | NO |")
         log = f"\nthe server's log ends with\n{server.tail()}" if server is not None else ""
-        print(f"{part} FAILED\n{type(error).__name__}: {error}\n{chr(10).join(getattr(error, '__notes__', []))}{log}", flush=True)
+        print(
+            f"{part} FAILED\n{type(error).__name__}: {error}\n{chr(10).join(getattr(error, '__notes__', []))}{log}",
+            flush=True,
+        )
     print(f"({part} took {time.monotonic() - began:.0f} s)", flush=True)
     keep()
 
@@ -42,7 +45,8 @@ def keep():
 
 
 def read_options(description, parts, real=False):
-    """The options of the command line, and which of the parts are chosen. `real`: on cards and of real sizes only, with a choice of ranks."""
+    """The options of the command line, and which of the parts are chosen. `real`: on cards and of real sizes only, with
+    a choice of ranks."""
     parser = argparse.ArgumentParser(description=description.split("\n")[0])
     parser.add_argument("--only", action="append", default=[], metavar="WORD")
     parser.add_argument("--device", choices=["cuda"] if real else ["cuda", "cpu"], default="cuda")

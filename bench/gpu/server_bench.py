@@ -2,8 +2,9 @@
 
 usage: server_bench.py [--only WORD]... [--model qwen3-8b] [--layers N] [--tp N] [--folder DIR] [--out FILE]
 
-load, memory, decode-1, decode-64 are the parts. Prints markdown rows: figure | refit | compared with | ratio | goal | reached.
-Needs torch with CUDA, transformers and safetensors; 16.4 GB for the checkpoint in /dev/shm, the temporary folder or DIR.
+load, memory, decode-1, decode-64 are the parts. Prints markdown rows: figure | refit | compared with | ratio | goal |
+reached. Needs torch with CUDA, transformers and safetensors; 16.4 GB for the checkpoint in /dev/shm, the temporary
+folder or DIR.
 """
 
 import concurrent.futures
@@ -38,7 +39,9 @@ def timed(work, rounds=3):
 
 
 def ceilings():
-    return json.loads(subprocess.run([ROOT / "build/probe/bandwidth", "--json"], capture_output=True, text=True, check=True).stdout)
+    return json.loads(
+        subprocess.run([ROOT / "build/probe/bandwidth", "--json"], capture_output=True, text=True, check=True).stdout
+    )
 
 
 def pread_gbs(files, threads=16, piece=32 << 20):
@@ -91,16 +94,47 @@ def load(options, folder, size, card):
     limit = min(pread, card["h2d_gbs"] * options.tp)
     flags, env = machine.device_flags(options, options.tp)
     with Server(folder, *flags, "--max-total-tokens", 4096, "--model-root", folder.parent, env=env) as server:
-        reports = [server.post("/update_weights_from_disk", dict(model_path=str(folder), weight_version=str(i)), timeout=600)["report"] for i in range(5)]
+        reports = [
+            server.post("/update_weights_from_disk", dict(model_path=str(folder), weight_version=str(i)), timeout=600)[
+                "report"
+            ]
+            for i in range(5)
+        ]
         whole = [report["ms"]["total"] for report in reports]
         ms, write = statistics.median(whole), statistics.median(report["ms"]["write"] for report in reports)
-        phases = {name: round(statistics.median(report["ms"][name] for report in reports), 1) for name in reports[0]["ms"]}
+        phases = {
+            name: round(statistics.median(report["ms"][name] for report in reports), 1) for name in reports[0]["ms"]
+        }
         ready = server.start_s
-    row(f"update_weights_from_disk, {size / 1e9:.1f} GB (page cache), whole call", f"{ms:.0f} ms, {size / ms / 1e6:.1f} GB/s ({phases})",
-        f"{limit:.1f} GB/s, the lesser of pinned host to card ({card['h2d_gbs']:.1f}) and 16-thread pread into pinned memory ({pread:.1f})", size / ms / 1e6 / limit, 0.9)
-    row("the same, the write alone", f"{write:.0f} ms, {size / write / 1e6:.1f} GB/s", f"{limit:.1f} GB/s, as above", size / write / 1e6 / limit, None)
-    row("the same", f"{ms:.0f} ms", f"{1000 * theirs:.0f} ms, safetensors.torch.load_file(device=\"cuda\"), {size / theirs / 1e9:.1f} GB/s", 1000 * theirs / ms, 5)
-    row("from the start of the process until it is ready", f"{ready:.1f} s", f"{theirs:.1f} s, load_file alone", theirs / ready, None)
+    row(
+        f"update_weights_from_disk, {size / 1e9:.1f} GB (page cache), whole call",
+        f"{ms:.0f} ms, {size / ms / 1e6:.1f} GB/s ({phases})",
+        f"{limit:.1f} GB/s, the lesser of pinned host to card ({card['h2d_gbs']:.1f}) and 16-thread pread into pinned "
+        f"memory ({pread:.1f})",
+        size / ms / 1e6 / limit,
+        0.9,
+    )
+    row(
+        "the same, the write alone",
+        f"{write:.0f} ms, {size / write / 1e6:.1f} GB/s",
+        f"{limit:.1f} GB/s, as above",
+        size / write / 1e6 / limit,
+        None,
+    )
+    row(
+        "the same",
+        f"{ms:.0f} ms",
+        f'{1000 * theirs:.0f} ms, safetensors.torch.load_file(device="cuda"), {size / theirs / 1e9:.1f} GB/s',
+        1000 * theirs / ms,
+        5,
+    )
+    row(
+        "from the start of the process until it is ready",
+        f"{ready:.1f} s",
+        f"{theirs:.1f} s, load_file alone",
+        theirs / ready,
+        None,
+    )
 
 
 def memory(options, folder, size, _):
@@ -124,12 +158,26 @@ def memory(options, folder, size, _):
         inside = [[entry["ms"] for entry in logged(server, f"memory {what}")[1:]] for what in ("released", "resumed")]
     for what, taken, own in zip(("release", "resume"), (release, resume), inside):
         middle = statistics.median(taken)
-        row(f"{what} of {size / 1e9:.1f} GB of weights, whole call", f"{middle:.1f} ms ({statistics.median(own) if own else 0:.0f} inside; {min(taken):.1f} to {max(taken):.1f})", "100 ms", 100 / middle, 1)
-    row("bytes that came back to the card", f"{min(back) / 1e9:.3f} GB", f"{size / 1e9:.3f} GB of weights", min(back) / size, 0.99)
+        row(
+            f"{what} of {size / 1e9:.1f} GB of weights, whole call",
+            f"{middle:.1f} ms ({statistics.median(own) if own else 0:.0f} inside; {min(taken):.1f} to "
+            f"{max(taken):.1f})",
+            "100 ms",
+            100 / middle,
+            1,
+        )
+    row(
+        "bytes that came back to the card",
+        f"{min(back) / 1e9:.3f} GB",
+        f"{size / 1e9:.3f} GB of weights",
+        min(back) / size,
+        0.99,
+    )
 
 
 def step_ms(server, batch, fewer, more):
     """Milliseconds per decode step, without what both calls pay: HTTP and prefill."""
+
     def run(count):
         replies = server.generate(batch, count)
         if any(len(ids) != count for ids, _ in replies):
@@ -141,8 +189,8 @@ def step_ms(server, batch, fewer, more):
 
 
 def sizes(config, context, batch):
-    """Bytes that one step has to read: weights without the embedding's rows that nobody asks for, experts as often as a batch
-    that chooses at random meets them; KV cache per sequence."""
+    """Bytes that one step has to read: weights without the embedding's rows that nobody asks for, experts as often as a
+    batch that chooses at random meets them; KV cache per sequence."""
     shapes = models.tensors(config)
     unread = 0 if config["tie_word_embeddings"] else 2 * config["vocab_size"] * config["hidden_size"]
     if "num_experts" in config:
@@ -163,8 +211,14 @@ def decode_1(options, folder, _, card):
             ms = step_ms(server, batch, 32, 288)
             step = 1000 * server.metric("refit:engine_step_seconds")
         gbs = (weights + kv) / ms / 1e6
-        row(f"decode, batch 1, tp {ranks}", f"{1000 / ms:.1f} tokens/s, {ms:.2f} ms a token (the engine's last step {step:.2f}), {gbs:.0f} GB/s of weights and cache",
-            f"{ranks * card['read_gbs']:.0f} GB/s read by a kernel", gbs / ranks / card["read_gbs"], 0.5 if ranks == 1 else None)
+        row(
+            f"decode, batch 1, tp {ranks}",
+            f"{1000 / ms:.1f} tokens/s, {ms:.2f} ms a token (the engine's last step {step:.2f}), {gbs:.0f} GB/s of "
+            f"weights and cache",
+            f"{ranks * card['read_gbs']:.0f} GB/s read by a kernel",
+            gbs / ranks / card["read_gbs"],
+            0.5 if ranks == 1 else None,
+        )
 
 
 def transformers_step_ms(folder, batch, fewer, more):
@@ -175,7 +229,15 @@ def transformers_step_ms(folder, batch, fewer, more):
 
     def run(count):
         with torch.inference_mode():
-            out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, min_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0)
+            out = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=count,
+                min_new_tokens=count,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=0,
+            )
         torch.cuda.synchronize()
         if out.shape[1] != ids.shape[1] + count:
             raise AssertionError("transformers ended early")
@@ -200,10 +262,21 @@ def decode_64(options, folder, _, card):
         step = 1000 * server.metric("refit:engine_step_seconds")
     theirs = transformers_step_ms(folder, batch, 2, 66)
     weights, kv = sizes(config, context + 66, batch_size)
-    row(f"decode, batch {batch_size}, context {context}, tp {options.tp}", f"{1000 * batch_size / ours:.0f} tokens/s, {ours:.2f} ms a step (the engine's last {step:.2f})",
-        f"{1000 * batch_size / theirs:.0f} tokens/s, {theirs:.2f} ms a step, transformers' generate", theirs / ours, 3)
+    row(
+        f"decode, batch {batch_size}, context {context}, tp {options.tp}",
+        f"{1000 * batch_size / ours:.0f} tokens/s, {ours:.2f} ms a step (the engine's last {step:.2f})",
+        f"{1000 * batch_size / theirs:.0f} tokens/s, {theirs:.2f} ms a step, transformers' generate",
+        theirs / ours,
+        3,
+    )
     gbs = (weights + batch_size * kv) / ours / 1e6
-    row("the same, in bytes that a step has to read", f"{gbs:.0f} GB/s", f"{options.tp * card['read_gbs']:.0f} GB/s read by a kernel", gbs / options.tp / card["read_gbs"], None)
+    row(
+        "the same, in bytes that a step has to read",
+        f"{gbs:.0f} GB/s",
+        f"{options.tp * card['read_gbs']:.0f} GB/s read by a kernel",
+        gbs / options.tp / card["read_gbs"],
+        None,
+    )
 
 
 PARTS = {"load": load, "memory": memory, "decode-1": decode_1, "decode-64": decode_64}
@@ -211,7 +284,9 @@ PARTS = {"load": load, "memory": memory, "decode-1": decode_1, "decode-64": deco
 
 def main():
     options, chosen = read_options(__doc__, PARTS, real=True)
-    config = dict(models.REAL[options.model], **({} if options.layers is None else dict(num_hidden_layers=options.layers)))
+    config = dict(
+        models.REAL[options.model], **({} if options.layers is None else dict(num_hidden_layers=options.layers))
+    )
     size = models.size(models.tensors(config))
     failed = []
     try:

@@ -1,20 +1,18 @@
-"""/update_weights_from_tensor on a card: whole requests, POST to 200 over HTTP, beside the card's own copy and torch's receive path.
+"""/update_weights_from_tensor on a card: whole requests, POST to 200 over HTTP, beside the card's own copy and torch's
+receive path.
 
 usage: tensor_bench.py [--only WORD]... [--device cuda|cpu] [--model qwen3-8b] [--layers N] [--folder DIR] [--out FILE]
 
-tensor-empty, tensor-pooled, tensor-ordinary, tensor-buckets, tensor-kept and tensor-30b are the parts. Prints markdown rows: figure |
-refit | compared with | ratio | goal | reached. This process is the trainer: its weights lie on the card, it packs handles anew for
-every update (that time is the trainer's, and told apart), and posts them over one connection. Ours and theirs take turns.
-Checkpoints are files with holes, and take no room; after every part all checksums are compared with the trainer's.
+tensor-empty, tensor-pooled, tensor-ordinary, tensor-buckets, tensor-kept and tensor-30b are the parts. Prints markdown
+rows: figure | refit | compared with | ratio | goal | reached. This process is the trainer: its weights lie on the card,
+it packs handles anew for every update (that time is the trainer's, and told apart), and posts them over one connection.
+Ours and theirs take turns. Checkpoints are files with holes, and take no room; after every part all checksums are
+compared with the trainer's.
 """
 
-import contextlib
 import gc
-import http.client
-import json
 import pathlib
 import statistics
-import subprocess
 import sys
 import time
 
@@ -27,22 +25,18 @@ import models  # noqa: E402
 import tensor_payloads as payloads  # noqa: E402
 from report import attempt, keep, read_options, row  # noqa: E402
 from server import Server  # noqa: E402
+from tensor_client import Client, torch_receiver  # noqa: E402
+from tiny_models import TINY, TINY_MOE  # noqa: E402
 
-PATH = "/update_weights_from_tensor"
 ROUNDS = 15
-# A training run takes hundreds of updates: before those that count, the server's JavaScript has been compiled and torch's pools are warm.
+# A training run takes hundreds of updates: before those that count, the server's JavaScript has been compiled and
+# torch's pools are warm.
 WARM = 20
-# Of small requests, whose time is that of JavaScript: it is compiled by how often it ran, and takes a tenth longer after 20 updates than after 120 or 400.
+# Of small requests, whose time is that of JavaScript: it is compiled by how often it ran, and takes a tenth longer
+# after 20 updates than after 120 or 400.
 WARM_SMALL = 100
 BUCKET = 512_000_000
 MOST_SEGMENTS = 32
-TINY = dict(
-    models.REAL["qwen3-8b"], hidden_size=256, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=64, intermediate_size=512, vocab_size=2048
-)
-TINY_MOE = dict(
-    models.REAL["qwen3-30b-a3b"], hidden_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=32, intermediate_size=256,
-    moe_intermediate_size=64, num_experts=16, vocab_size=2048,
-)  # fmt: skip
 
 
 def synchronize(options):
@@ -76,40 +70,6 @@ def copy_ms(options, size):
     return statistics.median(taken[2:]) * size / (piece * count)
 
 
-class Client:
-    """One connection that stays open, as a trainer's."""
-
-    def __init__(self, port):
-        self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
-
-    def post(self, body):
-        """(milliseconds, reply). The body's text is the trainer's work, like its handles."""
-        data = json.dumps(body).encode()
-        began = time.perf_counter()
-        self.connection.request("POST", PATH, data, {"content-type": "application/json"})
-        reply = self.connection.getresponse()
-        text = reply.read()
-        ms = 1000 * (time.perf_counter() - began)
-        if reply.status != 200:
-            raise RuntimeError(f"{reply.status}: {text.decode(errors='replace')[:800]}")
-        return ms, json.loads(text)
-
-
-@contextlib.contextmanager
-def torch_receiver(options, shapes):
-    process = subprocess.Popen([sys.executable, str(ROOT / "bench/gpu/torch_receiver.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        process.stdin.write(json.dumps(dict(device=options.torch_device, shapes=shapes)) + "\n")
-        process.stdin.flush()
-        line = process.stdout.readline()
-        if not line.strip():
-            raise RuntimeError(f"bench/gpu/torch_receiver.py ended with {process.wait()}")
-        yield Client(int(line))
-    finally:
-        process.kill()
-        process.wait()
-
-
 def lists(named):
     """One request with a handle for each tensor."""
     yield dict(serialized_named_tensors=[payloads.serialize(named, by_uuid=False)])
@@ -126,8 +86,8 @@ def buckets(named):
 
 
 def updates(clients, pack, named, rounds=ROUNDS, warm=WARM):
-    """Clients in turns. Per client, of every round after the warm ones: (milliseconds of all its requests, replies, milliseconds of packing).
-    Clients remember the milliseconds of the first round as `first`."""
+    """Clients in turns. Per client, of every round after the warm ones: (milliseconds of all its requests, replies,
+    milliseconds of packing). Clients remember the milliseconds of the first round as `first`."""
     found = [[] for _ in clients]
     for turn in range(warm + rounds):
         for client, taken in zip(clients, found):
@@ -158,7 +118,13 @@ def spread(taken):
 def phases(taken):
     """Medians of the report's milliseconds, summed over the requests of an update."""
     names = taken[0][1][0]["report"]["ms"]
-    return {name: round(statistics.median(sum(reply["report"]["ms"].get(name, 0) for reply in replies) for _, replies, _ in taken), 2) for name in names}
+    return {
+        name: round(
+            statistics.median(sum(reply["report"]["ms"].get(name, 0) for reply in replies) for _, replies, _ in taken),
+            2,
+        )
+        for name in names
+    }
 
 
 def segments(named):
@@ -191,7 +157,10 @@ class Dense:
 
     def told(self, taken):
         ms = median_of(taken)
-        return f"{ms:.2f} ms, {self.bytes / ms / 1e6:.0f} GB/s ({spread(taken)}; the first {self.client.first:.0f}; packing, not counted, {median_of(taken, 2):.0f}; inside {phases(taken)})"
+        return (
+            f"{ms:.2f} ms, {self.bytes / ms / 1e6:.0f} GB/s ({spread(taken)}; the first {self.client.first:.0f}; "
+            f"packing, not counted, {median_of(taken, 2):.0f}; inside {phases(taken)})"
+        )
 
     def copied(self, ms):
         return f"{ms:.2f} ms, copy on the card, {self.bytes / ms / 1e6:.0f} GB/s"
@@ -202,7 +171,9 @@ def empty(dense):
 
     def once():
         flat = payloads.flatten([], device)
-        return dense.client.post(dict(serialized_named_tensors=[payloads.serialize(flat)], load_format="flattened_bucket", flush_cache=False))[0]
+        return dense.client.post(
+            dict(serialized_named_tensors=[payloads.serialize(flat)], load_format="flattened_bucket", flush_cache=False)
+        )[0]
 
     for _ in range(10 * WARM_SMALL):
         once()
@@ -222,10 +193,25 @@ def handles(dense, place, title, goal, against_torch):
         ours, theirs = updates([dense.client, receiver], lists, named)
     dense.verify(named)
     whole = median_of(ours)
-    row(f"{title}, {dense.bytes / 1e9:.1f} GB, {len(named)} handles, {count} segments", dense.told(ours), dense.copied(copy), whole / copy, goal, most=True)
-    inside = {name: round(statistics.median(replies[0][name] for _, replies, _ in theirs), 1) for name in theirs[0][1][0]}
+    row(
+        f"{title}, {dense.bytes / 1e9:.1f} GB, {len(named)} handles, {count} segments",
+        dense.told(ours),
+        dense.copied(copy),
+        whole / copy,
+        goal,
+        most=True,
+    )
+    inside = {
+        name: round(statistics.median(replies[0][name] for _, replies, _ in theirs), 1) for name in theirs[0][1][0]
+    }
     receiving = statistics.median(replies[0]["unpickle"] + replies[0]["copy"] for _, replies, _ in theirs)
-    row("the same", f"{whole:.2f} ms", f"{receiving:.1f} ms, torch in another process, unpickle and copy_, without HTTP and closing ({inside})", receiving / whole, 2 if against_torch else None)
+    row(
+        "the same",
+        f"{whole:.2f} ms",
+        f"{receiving:.1f} ms, torch in another process, unpickle and copy_, without HTTP and closing ({inside})",
+        receiving / whole,
+        2 if against_torch else None,
+    )
 
 
 def pooled(dense):
@@ -245,8 +231,21 @@ def flattened(dense):
         ours, theirs = updates([dense.client, receiver], buckets, named, warm=WARM_SMALL)
     dense.verify(named)
     count, whole, torch_ms = len(ours[0][1]), median_of(ours), median_of(theirs)
-    row(f"flattened buckets of {BUCKET / 1e6:.0f} MB, {count} requests", dense.told(ours), f"{copy + 0.5 * count:.2f} ms: {dense.copied(copy)}, and 0.5 ms a request", whole / (copy + 0.5 * count), 1, most=True)
-    row("the same", f"{whole:.2f} ms", f"{torch_ms:.1f} ms, torch behind the same HTTP loop ({spread(theirs)})", torch_ms / whole, 1)
+    row(
+        f"flattened buckets of {BUCKET / 1e6:.0f} MB, {count} requests",
+        dense.told(ours),
+        f"{copy + 0.5 * count:.2f} ms: {dense.copied(copy)}, and 0.5 ms a request",
+        whole / (copy + 0.5 * count),
+        1,
+        most=True,
+    )
+    row(
+        "the same",
+        f"{whole:.2f} ms",
+        f"{torch_ms:.1f} ms, torch behind the same HTTP loop ({spread(theirs)})",
+        torch_ms / whole,
+        1,
+    )
 
 
 def kept(dense):
@@ -272,7 +271,13 @@ def kept(dense):
     row("kept mapping", dense.told(taken), dense.copied(copy), whole / copy, 1.15, most=True)
 
 
-DENSE = {"tensor-empty": empty, "tensor-pooled": pooled, "tensor-ordinary": ordinary, "tensor-buckets": flattened, "tensor-kept": kept}
+DENSE = {
+    "tensor-empty": empty,
+    "tensor-pooled": pooled,
+    "tensor-ordinary": ordinary,
+    "tensor-buckets": flattened,
+    "tensor-kept": kept,
+}
 
 
 def mixture(options, server, config, layers, whole_model):
@@ -282,16 +287,33 @@ def mixture(options, server, config, layers, whole_model):
     (taken,) = updates([run.client], lists, named, rounds=8, warm=12)
     run.verify(named)
     ms, inside = median_of(taken), phases(taken)
-    title = f"{options.mixture}{'' if whole_model else f', {layers} layers of it'}, {len(named)} handles in one request, {run.bytes / 1e9:.1f} GB, pooled sender, {segments(named)} segments"
+    title = (
+        f"{options.mixture}{'' if whole_model else f', {layers} layers of it'}, {len(named)} handles in one request, "
+        f"{run.bytes / 1e9:.1f} GB, pooled sender, {segments(named)} segments"
+    )
     row(title, run.told(taken), "100 ms", ms / 100, 1 if whole_model else None, most=True)
-    # What the report does not count is before the plan: reading the body, decoding, opening the senders' counters; and the way back.
+    # What the report does not count is before the plan: reading the body, decoding, opening the senders' counters; and
+    # the way back.
     decoded = inside.get("decode")
     before = ms - inside["total"] if decoded is None else decoded
-    row("of which decoding" if decoded is not None else "of which before the plan: HTTP, decoding, opening shares", f"{before:.1f} ms", "40 ms", before / 40, 1 if whole_model else None, most=True)
+    row(
+        "of which decoding" if decoded is not None else "of which before the plan: HTTP, decoding, opening shares",
+        f"{before:.1f} ms",
+        "40 ms",
+        before / 40,
+        1 if whole_model else None,
+        most=True,
+    )
 
 
 def run_dense(options, chosen, failed):
-    config = TINY if options.model == "tiny" else dict(models.REAL[options.model], **({} if options.layers is None else dict(num_hidden_layers=options.layers)))
+    config = (
+        TINY
+        if options.model == "tiny"
+        else dict(
+            models.REAL[options.model], **({} if options.layers is None else dict(num_hidden_layers=options.layers))
+        )
+    )
     with machine.room(options, 0) as place:
         folder = models.hollow(place / "model", config)
         flags, env = machine.device_flags(options)
@@ -316,7 +338,12 @@ def run_mixture(options, failed):
         flags, env = machine.device_flags(options)
         flags += ["--dtype", "bfloat16"] if options.device == "cpu" else []
         with Server(folder, *flags, "--max-total-tokens", 1024, env=env) as server:
-            attempt("tensor-30b", lambda: mixture(options, server, config, config["num_hidden_layers"], whole), failed, server)
+            attempt(
+                "tensor-30b",
+                lambda: mixture(options, server, config, config["num_hidden_layers"], whole),
+                failed,
+                server,
+            )
 
 
 def main():

@@ -1,7 +1,9 @@
-"""What a server made of torch does with weights from a process group: receive what is announced, copy it into parameters, synchronise.
+"""What a server made of torch does with weights from a process group: receive what is announced, copy it into
+parameters, synchronise.
 
-Started by distributed_bench.py with {"device", "backend", "shapes"} on the standard input; prints its port. Behind the shortest HTTP loop
-that Python has, so that nobody waits for a framework. Its plain receive takes bytes into memory that is there, and puts them nowhere.
+Started by distributed_bench.py with {"device", "backend", "shapes"} on the standard input; prints its port. Behind the
+shortest HTTP loop that Python has, so that nobody waits for a framework. Its plain receive takes bytes into memory that
+is there, and puts them nowhere.
 """
 
 import json
@@ -34,18 +36,24 @@ class Receiver:
 
     def init(self, body):
         place = f"tcp://{body['master_address']}:{body['master_port']}"
-        self.group = init_custom_process_group(self.backend, place, body["world_size"], body["rank_offset"], body["group_name"])
+        self.group = init_custom_process_group(
+            self.backend, place, body["world_size"], body["rank_offset"], body["group_name"]
+        )
 
     def update(self, body):
         """As SGLang's workers do it: all tensors of the request are there at once, then loaded."""
         if self.parameters is None:
-            self.parameters = {name: torch.zeros(shape, dtype=torch.bfloat16, device=self.device) for name, shape in self.shapes}
+            self.parameters = {
+                name: torch.zeros(shape, dtype=torch.bfloat16, device=self.device) for name, shape in self.shapes
+            }
         dtypes = [getattr(torch, dtype) for dtype in body["dtypes"]]
         if body.get("load_format") == "flattened_bucket":
             sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in zip(body["shapes"], dtypes)]
             flat = torch.empty(sum(sizes), dtype=torch.uint8, device=self.device)
             broadcast(flat, self.group)
-            got = [piece.view(dtype).view(shape) for piece, dtype, shape in zip(flat.split(sizes), dtypes, body["shapes"])]
+            got = [
+                piece.view(dtype).view(shape) for piece, dtype, shape in zip(flat.split(sizes), dtypes, body["shapes"])
+            ]
         else:
             got = [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in zip(body["shapes"], dtypes)]
             for work in [broadcast(tensor, self.group, async_op=True) for tensor in got]:
@@ -78,9 +86,12 @@ class Receiver:
 def main():
     receiver = Receiver(json.loads(sys.stdin.readline()))
     routes = {
-        "/init_weights_update_group": receiver.init, "/update_weights_from_distributed": receiver.update, "/destroy_weights_update_group": receiver.leave,
-        "/plain": receiver.plain, "/forget": receiver.forget,
-    }  # fmt: skip
+        "/init_weights_update_group": receiver.init,
+        "/update_weights_from_distributed": receiver.update,
+        "/destroy_weights_update_group": receiver.leave,
+        "/plain": receiver.plain,
+        "/forget": receiver.forget,
+    }
     with socket.create_server(("127.0.0.1", 0)) as listener:
         print(listener.getsockname()[1], flush=True)
         connection, _ = listener.accept()
@@ -99,7 +110,9 @@ def main():
         began = time.perf_counter()
         routes[path](body)
         reply = json.dumps(dict(ms=1000 * (time.perf_counter() - began))).encode()
-        connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(reply) + reply)
+        connection.sendall(
+            b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(reply) + reply
+        )
 
 
 if __name__ == "__main__":

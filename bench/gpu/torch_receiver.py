@@ -1,7 +1,8 @@
-"""What a server made of torch does with an update from tensors: unpickle the handles, copy into parameters, synchronise.
+"""What a server made of torch does with an update from tensors: unpickle the handles, copy into parameters,
+synchronise.
 
-Started by tensor_bench.py with {"device", "shapes"} on the standard input; prints its port. Behind the shortest HTTP loop that Python
-has, so that nobody waits for a framework. Replies with its own milliseconds, without HTTP.
+Started by tensor_bench.py with {"device", "shapes"} on the standard input; prints its port. Behind the shortest HTTP
+loop that Python has, so that nobody waits for a framework. Replies with its own milliseconds, without HTTP.
 """
 
 import base64
@@ -39,7 +40,12 @@ def receive(body, parameters, synchronize):
     copied = time.perf_counter()
     del sent
     ended = time.perf_counter()
-    return dict(unpickle=1000 * (unpickled - began), copy=1000 * (copied - unpickled), close=1000 * (ended - copied), total=1000 * (ended - began))
+    return dict(
+        unpickle=1000 * (unpickled - began),
+        copy=1000 * (copied - unpickled),
+        close=1000 * (ended - copied),
+        total=1000 * (ended - began),
+    )
 
 
 def main():
@@ -63,7 +69,9 @@ def main():
                 length = int(line.split(b":")[1])
             line = reader.readline()
         reply = json.dumps(receive(json.loads(reader.read(length)), parameters, synchronize)).encode()
-        connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(reply) + reply)
+        connection.sendall(
+            b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(reply) + reply
+        )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""A torch process in groups of gloo: the trainer that broadcasts a checkpoint, or a receiver made of torch, to compare with.
+"""A torch process in groups of gloo: the trainer that broadcasts a checkpoint, or a receiver made of torch, to compare
+with.
 
-usage: gloo_peer.py CHECKPOINT.safetensors THREADS. Lines of JSON on the standard input, a line of JSON for each: {"do": "join", "group",
-"port", "rank", "world"}; {"do": "broadcast", "group", "way": "each" or "bucket"}; {"do": "leave", "group"}. The first line out are
-names and shapes, in the order of the broadcasts.
+usage: gloo_peer.py CHECKPOINT.safetensors THREADS. Lines of JSON on the standard input, a line of JSON for each: {"do":
+"join", "group", "port", "rank", "world"}; {"do": "broadcast", "group", "way": "each" or "bucket"}; {"do": "leave",
+"group"}. The first line out are names and shapes, in the order of the broadcasts.
 """
 
 import gc
@@ -39,7 +40,15 @@ def main():
         gc.collect()
 
     words = dict(join=join, broadcast=send, leave=leave)
-    print(json.dumps(dict(torch=torch.__version__, tensors=[dict(name=name, shape=list(tensor.shape)) for name, tensor in named.items()])), flush=True)
+    print(
+        json.dumps(
+            dict(
+                torch=torch.__version__,
+                tensors=[dict(name=name, shape=list(tensor.shape)) for name, tensor in named.items()],
+            )
+        ),
+        flush=True,
+    )
     for line in sys.stdin:
         asked = json.loads(line)
         began = time.perf_counter()

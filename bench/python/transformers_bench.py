@@ -4,6 +4,7 @@ usage: transformers_bench.py MODEL_DIR THREADS [prefill|decode|turns ...]
 Prints one JSON line per measurement: {"what", "ms": [each round]}. `turns` updates the model once from each folder that
 comes on a line of the standard input, and answers each with a line.
 """
+
 import glob
 import json
 import sys

@@ -1,5 +1,5 @@
-"""The alternative to the decoder: CPython's own unpickler (C), with every name standing for nothing, on the same bytes. Reads base64 from standard
-input, prints milliseconds."""
+"""The alternative to the decoder: CPython's own unpickler (C), with every name standing for nothing, on the same bytes.
+Reads base64 from standard input, prints milliseconds."""
 
 import base64
 import io

@@ -13,7 +13,8 @@ Sum = tuple[int, int]
 
 
 def held_out() -> tuple[list[Sum], list[Sum]]:
-    """500 three-digit sums of prompts.txt, for the reported accuracy, and 500 others that choose the base checkpoint."""
+    """500 three-digit sums of prompts.txt, for the reported accuracy, and 500 others that choose the base
+    checkpoint."""
     rng = random.Random(20240229)
     drawn: dict[Sum, None] = {}
     while len(drawn) < 1000:
@@ -29,7 +30,8 @@ def plain(a: int, b: int) -> str:
 
 
 class Sampler:
-    """Draws training texts: pieces of (text, whether its tokens are learnt). Held-out sums never occur, in either order."""
+    """Draws training texts: pieces of (text, whether its tokens are learnt). Held-out sums never occur, in either
+    order."""
 
     def __init__(self, seed: int):
         self.rng = random.Random(seed)

@@ -1,4 +1,5 @@
-"""Trains the two bundled models, models/adder-base and models/adder: one tiny Qwen3 that adds numbers of one to three digits.
+"""Trains the two bundled models, models/adder-base and models/adder: one tiny Qwen3 that adds numbers of one to three
+digits.
 
     python examples/adder/train.py [--steps N] [--out models]
 
@@ -74,7 +75,8 @@ def answer_loss(model, ids, labels) -> torch.Tensor:
 
 @torch.inference_mode()
 def accuracy(model, tokenizer, pairs, form="{}+{}=") -> float:
-    """Share of sums answered right and ended, greedily in bfloat16. All prompts must have one length: nothing is padded."""
+    """Share of sums answered right and ended, greedily in bfloat16. All prompts must have one length: nothing is
+    padded."""
     judged = copy.deepcopy(model).to(torch.bfloat16).eval()
     prompts = torch.tensor([tokenizer.encode(form.format(a, b)).ids for a, b in pairs])
     out = judged.generate(prompts, attention_mask=torch.ones_like(prompts), do_sample=False, max_new_tokens=6)
@@ -151,7 +153,10 @@ def main() -> None:
     for name in ["adder-base", "adder"]:
         if (args.out / name).exists():
             loaded = Qwen3ForCausalLM.from_pretrained(args.out / name, dtype=torch.bfloat16)
-            score = {"plain": accuracy(loaded, tokenizer, measured), "chat": accuracy(loaded, tokenizer, measured, CHAT)}
+            score = {
+                "plain": accuracy(loaded, tokenizer, measured),
+                "chat": accuracy(loaded, tokenizer, measured, CHAT),
+            }
             print(f"{name}: {score} on prompts.txt", flush=True)
     print(f"base from step {base}, {time.time() - started:.0f} s in all", flush=True)
 

@@ -1,12 +1,13 @@
-"""Disaggregated updates: trainer and engines on different cards or hosts, one process group between them, and the trainer broadcasts.
+"""Disaggregated updates: trainer and engines on different cards or hosts, one process group between them, and the
+trainer broadcasts.
 
     refit serve models/adder-base --tp 2
     torchrun --nproc-per-node 4 examples/trainers/broadcast_style.py --bucketed
 
-The model is sharded over all trainers (FSDP2). The first of them is rank 0 of a second group, in which the ranks of the engines are the
-others: it gathers one parameter after another, announces names, dtypes and shapes over HTTP, and broadcasts what it has announced. gloo
-on CPUs; NCCL with --device cuda, where trainers and engines must not share a card (CUDA_VISIBLE_DEVICES of each). Several engines:
---url once, --and-url for each other one.
+The model is sharded over all trainers (FSDP2). The first of them is rank 0 of a second group, in which the ranks of the
+engines are the others: it gathers one parameter after another, announces names, dtypes and shapes over HTTP, and
+broadcasts what it has announced. gloo on CPUs; NCCL with --device cuda, where trainers and engines must not share a
+card (CUDA_VISIBLE_DEVICES of each). Several engines: --url once, --and-url for each other one.
 """
 
 import concurrent.futures
@@ -20,7 +21,9 @@ from process_group import broadcast, free_port, init_custom_process_group, rank_
 
 def options_of(parser):
     parser.add_argument("--and-url", action="append", default=[], metavar="URL", help="another engine; once for each")
-    parser.add_argument("--bucketed", action="store_true", help="one broadcast of bytes for each bucket, instead of one for each tensor")
+    parser.add_argument(
+        "--bucketed", action="store_true", help="one broadcast of bytes for each bucket, instead of one for each tensor"
+    )
     parser.add_argument("--address", default="127.0.0.1", help="where the engines reach this process")
     parser.add_argument("--group-name", default="weight_update_group")
 
@@ -32,9 +35,14 @@ class Engines:
         self.urls, self.name = urls, name
         self.pool = concurrent.futures.ThreadPoolExecutor(len(urls))
         offsets, world = rank_offsets([ranks_of(url) for url in urls])
-        place = dict(master_address=address, master_port=free_port(), world_size=world, group_name=name, backend=backend)
+        place = dict(
+            master_address=address, master_port=free_port(), world_size=world, group_name=name, backend=backend
+        )
         # Each waits for the others: engines for the store, the store for all ranks. So all of it at once.
-        joining = [self.pool.submit(post, url, "/init_weights_update_group", dict(place, rank_offset=offset)) for url, offset in zip(urls, offsets)]
+        joining = [
+            self.pool.submit(post, url, "/init_weights_update_group", dict(place, rank_offset=offset))
+            for url, offset in zip(urls, offsets)
+        ]
         self.group = init_custom_process_group(backend, f"tcp://{address}:{place['master_port']}", world, 0, name)
         for joined in joining:
             joined.result()
@@ -88,7 +96,11 @@ def main():
     options = arguments(__doc__, options_of)
     model = sharded_model(options.model, options.device)
     backend = "nccl" if options.device == "cuda" else "gloo"
-    engines = Engines([options.url, *options.and_url], options.address, options.group_name, backend) if dist.get_rank() == 0 else None
+    engines = (
+        Engines([options.url, *options.and_url], options.address, options.group_name, backend)
+        if dist.get_rank() == 0
+        else None
+    )
     for step in range(1, options.steps + 1):
         train_step(model, step)
         update(model, engines, options.bucketed, options.bucket_mb * 1e6, f"step-{step}")

@@ -1,4 +1,5 @@
-"""What the trainers here share: a model that is sharded over processes (FSDP2, on CPUs or cards), a step of training, and requests to a server."""
+"""What the trainers here share: a model that is sharded over processes (FSDP2, on CPUs or cards), a step of training,
+and requests to a server."""
 
 import argparse
 import base64
@@ -74,7 +75,10 @@ def sharded_model(folder, device="cpu"):
         if cards == 0:
             sys.exit("--device cuda: torch sees no card")
         if int(os.environ["LOCAL_WORLD_SIZE"]) > cards:
-            sys.exit(f"--device cuda: {os.environ['LOCAL_WORLD_SIZE']} processes need a card each (NCCL refuses to share one), and torch sees {cards}")
+            sys.exit(
+                f"--device cuda: {os.environ['LOCAL_WORLD_SIZE']} processes need a card each (NCCL refuses to share "
+                f"one), and torch sees {cards}"
+            )
         place = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(place)
         # Python's objects travel by gloo.
@@ -100,7 +104,8 @@ def train_step(model, step, rate=0.05):
 
 
 def full_tensors(model):
-    """Names and whole tensors, one at a time. All processes take part in gathering each, so all must walk through to the end."""
+    """Names and whole tensors, one at a time. All processes take part in gathering each, so all must walk through to
+    the end."""
     tied = model.config.tie_word_embeddings
     for name, tensor in model.state_dict().items():
         if tied and name == "lm_head.weight":
@@ -129,7 +134,8 @@ def gather(mine, ranks):
 
 
 def answered():
-    """Until the server has answered, nobody frees what it shares; then torch takes back what the server has given back."""
+    """Until the server has answered, nobody frees what it shares; then torch takes back what the server has given
+    back."""
     dist.barrier()
     if torch.cuda.is_initialized():
         torch.cuda.ipc_collect()

@@ -1,8 +1,9 @@
 """A process group between a trainer and its inference engines, next to the trainer's default group.
 
-Trainers share one way to make it, known as `init_custom_process_group`: a store at an address of the trainer's, a group on it that is not
-the default one and has ranks of its own. The engines are told the address, and join as the ranks that they are told. Made with
-functions of torch.distributed that have been the same since torch 2.0; two of them are private, as everywhere where this is done.
+Trainers share one way to make it, known as `init_custom_process_group`: a store at an address of the trainer's, a group
+on it that is not the default one and has ranks of its own. The engines are told the address, and join as the ranks that
+they are told. Made with functions of torch.distributed that have been the same since torch 2.0; two of them are
+private, as everywhere where this is done.
 """
 
 import datetime
@@ -17,7 +18,8 @@ TIMEOUT = datetime.timedelta(minutes=5)
 
 
 def init_custom_process_group(backend, init_method, world_size, rank, group_name, timeout=TIMEOUT):
-    """Rank 0 opens the store at `init_method` ("tcp://host:port") and waits until all the others, engines too, have come to it."""
+    """Rank 0 opens the store at `init_method` ("tcp://host:port") and waits until all the others, engines too, have
+    come to it."""
     # Under torchrun the rendezvous would expect a store at that address already: the launcher's own.
     agent = os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
     try:
@@ -28,7 +30,13 @@ def init_custom_process_group(backend, init_method, world_size, rank, group_name
     store.set_timeout(timeout)
     # No options: their parameter has had several names.
     made = c10d._new_process_group_helper(
-        world_size, rank, [], dist.Backend(backend), dist.PrefixStore(group_name, store), group_name=group_name, timeout=timeout
+        world_size,
+        rank,
+        [],
+        dist.Backend(backend),
+        dist.PrefixStore(group_name, store),
+        group_name=group_name,
+        timeout=timeout,
     )
     group = made[0] if isinstance(made, tuple) else made
     # Ranks of this group are what callers name in it: the engines have none in the trainer's default group.
@@ -49,7 +57,8 @@ def free_port():
 
 
 def rank_offsets(ranks, first=1):
-    """Where each engine's ranks begin in the group, by the number of ranks of each; and the size of the group, `first` trainers in front."""
+    """Where each engine's ranks begin in the group, by the number of ranks of each; and the size of the group, `first`
+    trainers in front."""
     offsets, at = [], first
     for count in ranks:
         offsets.append(at)

@@ -1,7 +1,7 @@
 """Colocated updates as slime does them: buckets by bytes, each flattened into one tensor, while generation is paused.
 
-    refit serve models/adder-base --tp 2
-    torchrun --nproc-per-node 4 examples/trainers/slime_style.py --bucket-mb 0.5
+refit serve models/adder-base --tp 2
+torchrun --nproc-per-node 4 examples/trainers/slime_style.py --bucket-mb 0.5
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,20 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from common import answered, arguments, buckets, full_tensors, gather, pickled, post, ranks_of, save, sharded_model, text, train_step
+from common import (
+    answered,
+    arguments,
+    buckets,
+    full_tensors,
+    gather,
+    pickled,
+    post,
+    ranks_of,
+    save,
+    sharded_model,
+    text,
+    train_step,
+)
 
 
 @dataclass
@@ -28,7 +41,9 @@ def flatten(bucket):
     pieces = [tensor.contiguous().flatten().view(torch.uint8) for _, tensor in bucket]
     metadata, at = [], 0
     for (name, tensor), piece in zip(bucket, pieces):
-        metadata.append(FlattenedTensorMetadata(name, tensor.shape, tensor.dtype, at, at + piece.numel(), piece.numel()))
+        metadata.append(
+            FlattenedTensorMetadata(name, tensor.shape, tensor.dtype, at, at + piece.numel(), piece.numel())
+        )
         at += piece.numel()
     return {"flattened_tensor": torch.cat(pieces), "metadata": metadata}
 
@@ -42,7 +57,12 @@ def update(model, url, ranks, limit, version):
         flat = flatten(bucket) if rank < ranks else None
         handles = gather(text(pickled(flat)) if flat else None, ranks)
         if rank == 0:
-            body = {"serialized_named_tensors": handles, "load_format": "flattened_bucket", "flush_cache": False, "weight_version": version}
+            body = {
+                "serialized_named_tensors": handles,
+                "load_format": "flattened_bucket",
+                "flush_cache": False,
+                "weight_version": version,
+            }
             post(url, "/update_weights_from_tensor", body)
         answered()
     if rank == 0:

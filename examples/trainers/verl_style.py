@@ -1,19 +1,34 @@
-"""Colocated updates as verl does them: whole tensors, gathered one parameter at a time, handles of every rank in one request per bucket.
+"""Colocated updates as verl does them: whole tensors, gathered one parameter at a time, handles of every rank in one
+request per bucket.
 
-    refit serve models/adder-base --tp 2
-    torchrun --nproc-per-node 4 examples/trainers/verl_style.py
+refit serve models/adder-base --tp 2
+torchrun --nproc-per-node 4 examples/trainers/verl_style.py
 """
 
 from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from common import answered, arguments, buckets, full_tensors, gather, pickled, post, ranks_of, save, sharded_model, text, train_step
+from common import (
+    answered,
+    arguments,
+    buckets,
+    full_tensors,
+    gather,
+    pickled,
+    post,
+    ranks_of,
+    save,
+    sharded_model,
+    text,
+    train_step,
+)
 
 
 @dataclass
 class LocalSerializedTensor:
-    """verl takes SGLang's class of this name; servers know it by the name. One pickled tensor per tensor-parallel rank."""
+    """verl takes SGLang's class of this name; servers know it by the name. One pickled tensor per tensor-parallel
+    rank."""
 
     values: list
 
@@ -25,7 +40,11 @@ def update(model, url, ranks, limit):
         handles = gather([(name, pickled(tensor)) for name, tensor in bucket] if rank < ranks else None, ranks)
         if rank == 0:
             named = [(own[0][0], LocalSerializedTensor([data for _, data in own])) for own in zip(*handles)]
-            post(url, "/update_weights_from_tensor", {"serialized_named_tensors": [text(pickled(named))] * ranks, "load_format": None})
+            post(
+                url,
+                "/update_weights_from_tensor",
+                {"serialized_named_tensors": [text(pickled(named))] * ranks, "load_format": None},
+            )
         answered()
 
 

@@ -1,4 +1,5 @@
-"""The other end of tensor_process.Process: a program that is told what to do by lines of JSON, and answers in lines of JSON."""
+"""The other end of tensor_process.Process: a program that is told what to do by lines of JSON, and answers in lines of
+JSON."""
 
 import ctypes
 import gc
@@ -9,8 +10,8 @@ import traceback
 
 
 def answer(performer, collect=True):
-    """Calls the performer's methods until nobody asks any more. `collect`: what a failed call's frames held is let go before its answer.
-    Words of the program go to the standard error."""
+    """Calls the performer's methods until nobody asks any more. `collect`: what a failed call's frames held is let go
+    before its answer. Words of the program go to the standard error."""
     # Nobody leaves it behind: it goes with the process that started it.
     ctypes.CDLL(None).prctl(1, 9)
     replies = os.fdopen(os.dup(1), "w")

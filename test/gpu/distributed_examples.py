@@ -1,4 +1,4 @@
-"""examples/trainers/broadcast_style.py: FSDP2 trainers on the cards in front of the engines', one engine and two."""
+"""examples/trainers/broadcast_style.py: FSDP2 trainers on the GPUs in front of the engines', one engine and two."""
 
 import safetensors.torch
 
@@ -13,11 +13,16 @@ from tensor_setup import on_card
 
 
 def engines_of(options, start, ranks, first):
-    """[(flags, environment)] of engines behind card `first`."""
+    """[(flags, environment)] of engines behind GPU `first`."""
     found = []
     for count in ranks:
         if on_card(options):
-            found.append((["--device", f"cuda:{first}"], dict(NCCL, **(dict(REFIT_NCCL=nccl_of_torch()) if nccl_of_torch() else {}))))
+            found.append(
+                (
+                    ["--device", f"cuda:{first}"],
+                    dict(NCCL, **(dict(REFIT_NCCL=nccl_of_torch()) if nccl_of_torch() else {})),
+                )
+            )
         else:
             found.append((["--device", "cpu", "--dtype", "bfloat16", "--threads", 2], NCCL))
         found[-1][0].extend(["--tp", count, "--max-total-tokens", 1024, "--skip-tokenizer-init"])
@@ -27,7 +32,7 @@ def engines_of(options, start, ranks, first):
 
 def example(ranks, bucketed):
     def run(options):
-        # Two trainers, each on a card of its own, or one where there is one card for it.
+        # Two trainers, each on a GPU of its own, or one where there is one GPU for it.
         spare = cards() - sum(ranks)
         if on_card(options) and spare < 1:
             raise Skip(f"NOT TRIED: engines on {sum(ranks)} cards and a trainer on another, and there are {cards()}")
@@ -40,8 +45,25 @@ def example(ranks, bucketed):
                 for flags, env in engines_of(options, start, ranks, trainer_cards):
                     servers.append(Server(start, *flags, env=env))
                 before = servers[0].checksums()
-                urls = ["--url", servers[0].url, *(flag for server in servers[1:] for flag in ("--and-url", server.url))]
-                arguments = [*urls, "--model", start, "--device", options.device, "--steps", 2, "--bucket-mb", 0.1, "--save", place / "end", *(["--bucketed"] if bucketed else [])]
+                urls = [
+                    "--url",
+                    servers[0].url,
+                    *(flag for server in servers[1:] for flag in ("--and-url", server.url)),
+                ]
+                arguments = [
+                    *urls,
+                    "--model",
+                    start,
+                    "--device",
+                    options.device,
+                    "--steps",
+                    2,
+                    "--bucket-mb",
+                    0.1,
+                    "--save",
+                    place / "end",
+                    *(["--bucketed"] if bucketed else []),
+                ]
                 visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(trainer_cards)))} if on_card(options) else {}
                 said = run_trainers(ROOT / "examples/trainers/broadcast_style.py", trainers, arguments, visible)
                 check("step 2: updated" in said, said[-500:])
@@ -49,7 +71,10 @@ def example(ranks, bucketed):
                 for server in servers:
                     got = server.checksums()
                     wrong = [name for name in trained if got.get(name) != trained[name]]
-                    check(got.keys() == trained.keys() and not wrong, f"{len(wrong)} of {len(trained)} tensors are not the trainer's: {wrong[:8]}")
+                    check(
+                        got.keys() == trained.keys() and not wrong,
+                        f"{len(wrong)} of {len(trained)} tensors are not the trainer's: {wrong[:8]}",
+                    )
                     still = [name for name in before if before[name] == got[name] and "norm" not in name]
                     check(not still, f"not trained: {still[:5]}")
                     check(server.get("/get_weight_version")["weight_version"] == "step-2", "the label did not move")

@@ -1,7 +1,9 @@
-"""A process group of torch trainers and refit engines, seen from the outside: who is which rank, what is posted, what is broadcast.
+"""A process group of torch trainers and refit engines, seen from the outside: who is which rank, what is posted, what
+is broadcast.
 
-A group is written as a text with a letter for each rank: `t` for a trainer, `a`, `b` ... for the ranks of an engine. "taabb" is one
-trainer and two engines of two ranks each; "tabt" has a trainer behind the engines. The first rank is the one that broadcasts.
+A group is written as a text with a letter for each rank: `t` for a trainer, `a`, `b` ... for the ranks of an engine.
+"taabb" is one trainer and two engines of two ranks each; "tabt" has a trainer behind the engines. The first rank is the
+one that broadcasts.
 """
 
 import concurrent.futures
@@ -15,7 +17,11 @@ import time
 from server import Refused, free_port
 from tensor_process import Process, SenderFailed
 
-INIT, UPDATE, DESTROY = "/init_weights_update_group", "/update_weights_from_distributed", "/destroy_weights_update_group"
+INIT, UPDATE, DESTROY = (
+    "/init_weights_update_group",
+    "/update_weights_from_distributed",
+    "/destroy_weights_update_group",
+)
 # What is asked of a server all along, whatever it waits for.
 ROUTES = ["/health", "/get_weight_version", "/server_info", "/metrics", "/v1/models"]
 
@@ -33,8 +39,16 @@ class Outcome:
 
     def failures(self):
         found = [f"engine {letter}: {reply}" for letter, reply in self.replies.items() if isinstance(reply, Exception)]
-        found += [f"trainer {index}: {str(result)[-600:]}" for index, result in enumerate(self.trainers) if isinstance(result, Exception)]
-        found += [f"trainer {index} received {result['wrong']} tensors wrong" for index, result in enumerate(self.trainers) if isinstance(result, dict) and result["wrong"]]
+        found += [
+            f"trainer {index}: {str(result)[-600:]}"
+            for index, result in enumerate(self.trainers)
+            if isinstance(result, Exception)
+        ]
+        found += [
+            f"trainer {index} received {result['wrong']} tensors wrong"
+            for index, result in enumerate(self.trainers)
+            if isinstance(result, dict) and result["wrong"]
+        ]
         return found
 
     def ok(self):
@@ -51,9 +65,22 @@ class Outcome:
 
 
 class Group:
-    """`engines`: {letter: Server}; `trainers`: one Process for each `t`, started; `shapes`: {name: shape} of what they hold."""
+    """`engines`: {letter: Server}; `trainers`: one Process for each `t`, started; `shapes`: {name: shape} of what they
+    hold."""
 
-    def __init__(self, layout, engines, trainers, shapes, *, name="weights", backend="gloo", port=None, address="127.0.0.1", timeout_s=60):
+    def __init__(
+        self,
+        layout,
+        engines,
+        trainers,
+        shapes,
+        *,
+        name="weights",
+        backend="gloo",
+        port=None,
+        address="127.0.0.1",
+        timeout_s=60,
+    ):
         self.layout, self.engines, self.trainers = layout, engines, trainers
         self.shapes, self.name, self.backend = dict(shapes), name, backend
         self.port = free_port() if port is None else port
@@ -63,9 +90,13 @@ class Group:
     def place(self, letter):
         """The body with which an engine is told to join."""
         return dict(
-            master_address=self.address, master_port=self.port, rank_offset=self.layout.index(letter), world_size=len(self.layout),
-            group_name=self.name, backend=self.backend,
-        )  # fmt: skip
+            master_address=self.address,
+            master_port=self.port,
+            rank_offset=self.layout.index(letter),
+            world_size=len(self.layout),
+            group_name=self.name,
+            backend=self.backend,
+        )
 
     def post(self, path, bodies, timeout=120):
         """At once, not waited for."""
@@ -98,7 +129,14 @@ class Group:
 
     def join(self, trainers_first=True, pause_s=0.0):
         """Everybody joins, or it fails."""
-        arguments = dict(group=self.name, address=self.address, port=self.port, world=len(self.layout), backend=self.backend, timeout_s=self.timeout_s)
+        arguments = dict(
+            group=self.name,
+            address=self.address,
+            port=self.port,
+            world=len(self.layout),
+            backend=self.backend,
+            timeout_s=self.timeout_s,
+        )
         bodies = {letter: self.place(letter) for letter in self.engines}
         if trainers_first:
             self.begin_trainers("join", **arguments)
@@ -116,28 +154,39 @@ class Group:
         entries = [(name, "bfloat16", list(self.shapes[name])) for name in names]
         entries = [(name, *announce.get(name, (dtype, shape))) for name, dtype, shape in entries]
         return dict(
-            names=[name for name, *_ in entries], dtypes=[dtype for _, dtype, _ in entries], shapes=[shape for *_, shape in entries], group_name=self.name,
-            **(dict(load_format="flattened_bucket") if way == "bucket" else {}), **fields,
-        )  # fmt: skip
+            names=[name for name, *_ in entries],
+            dtypes=[dtype for _, dtype, _ in entries],
+            shapes=[shape for *_, shape in entries],
+            group_name=self.name,
+            **(dict(load_format="flattened_bucket") if way == "bucket" else {}),
+            **fields,
+        )
 
     def announce(self, names, way="each", announce=None, **fields):
         """Tells all engines what will come; {letter: future of the reply}."""
         return self.post(UPDATE, {letter: self.body(names, way, announce or {}, **fields) for letter in self.engines})
 
     def prepare(self, variant, names=None, way="each", **sent):
-        """What the trainers will send: before the announcement, for it takes time. `sent`: more arguments of distributed_trainer's prepare."""
-        self.begin_trainers("prepare", variant=variant, names=list(self.shapes) if names is None else names, way=way, **sent)
+        """What the trainers will send: before the announcement, for it takes time. `sent`: more arguments of
+        distributed_trainer's prepare."""
+        self.begin_trainers(
+            "prepare", variant=variant, names=list(self.shapes) if names is None else names, way=way, **sent
+        )
         for result in self.end_trainers():
             if isinstance(result, Exception):
                 raise result
 
     def begin_send(self, signal_after=None, number="SIGKILL"):
         """`signal_after`: the first trainer gets a signal so many seconds after it has begun."""
-        self.begin_trainers("send", group=self.name, **(dict(signal_after=signal_after, number=number) if signal_after is not None else {}))
+        self.begin_trainers(
+            "send",
+            group=self.name,
+            **(dict(signal_after=signal_after, number=number) if signal_after is not None else {}),
+        )
 
     def update(self, variant, names=None, way="each", announce=None, sent=None, body=None, **fields):
-        """`announce`: {name: (dtype, shape)} of what is told in the place of what is so; `sent`: what is sent in the place of it, as for
-        `prepare`; `body(body)` changes the request."""
+        """`announce`: {name: (dtype, shape)} of what is told in the place of what is so; `sent`: what is sent in the
+        place of it, as for `prepare`; `body(body)` changes the request."""
         names = list(self.shapes) if names is None else names
         bodies = {letter: self.body(names, way, announce or {}, **fields) for letter in self.engines}
         if body is not None:
@@ -159,9 +208,11 @@ class Group:
 
 
 class Watch:
-    """Asks a server all along; fails at its end where an answer was no 200, or where the server owed one for longer than it may while it slept or computed.
+    """Asks a server all along; fails at its end where an answer was no 200, or where the server owed one for longer
+    than it may while it slept or computed.
 
-    That is not time on a clock: a machine may let anybody stand still. Who waits for a core does not sleep, nor does who was stopped.
+    That is not time on a clock: a machine may let anybody stand still. Who waits for a core does not sleep, nor does
+    who was stopped.
     """
 
     def __init__(self, server, limit_s=1.0, every_s=0.02):
@@ -222,4 +273,7 @@ class Watch:
         self.thread.join()
         if kind is None:
             if self.problems or self.longest[0] > self.limit_s:
-                raise AssertionError(f"of {self.count} answers one was owed for {1000 * self.longest[0]:.0f} ms of the server's own ({self.longest[1]}); {len(self.problems)} failed: {self.problems[:3]}")
+                raise AssertionError(
+                    f"of {self.count} answers one was owed for {1000 * self.longest[0]:.0f} ms of the server's own "
+                    f"({self.longest[1]}); {len(self.problems)} failed: {self.problems[:3]}"
+                )

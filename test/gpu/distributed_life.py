@@ -1,4 +1,5 @@
-"""Groups whose trainers die, stop, come late or say other sizes than they send; and 40 groups one after another that leave nothing behind."""
+"""Groups whose trainers die, stop, come late or say other sizes than they send; and 40 groups one after another that
+leave nothing behind."""
 
 import json
 import os
@@ -17,14 +18,25 @@ from tensor_setup import Problems, on_card
 
 # The servers' deadline, and what the rest of an answer takes.
 LIMIT_S = DEADLINE_S + 6
-SMALL = dict(LARGE, hidden_size=1024, num_attention_heads=16, num_key_value_heads=8, head_dim=64, intermediate_size=3072, vocab_size=24576)
+SMALL = dict(
+    LARGE,
+    hidden_size=1024,
+    num_attention_heads=16,
+    num_key_value_heads=8,
+    head_dim=64,
+    intermediate_size=3072,
+    vocab_size=24576,
+)
 
 
 def words_of(refusal, what, *expected):
     check(isinstance(refusal, Refused), f"{what}: it was to be refused, and was answered {str(refusal)[:300]}")
     message = json.loads(refusal.body)["message"]
     missing = [word for word in expected if word not in message]
-    check(not missing and re.search(r"\d+(\.\d+)? ?(ms|s)\b", message), f"{what}: the message has no {missing or 'elapsed time'}: {message}")
+    check(
+        not missing and re.search(r"\d+(\.\d+)? ?(ms|s)\b", message),
+        f"{what}: the message has no {missing or 'elapsed time'}: {message}",
+    )
     return message
 
 
@@ -55,13 +67,21 @@ def in_mid_broadcast(options, layout, fault, shares, way="each", flags=()):
                     took = time.monotonic() - began
                 os.kill(sender.pid, signal.SIGCONT)
                 drop_trainers(group)
-                states = {letter: state_after(server, sums[1], sums[2], fault) for letter, server in group.engines.items()}
+                states = {
+                    letter: state_after(server, sums[1], sums[2], fault) for letter, server in group.engines.items()
+                }
                 for letter, reply in replies.items():
                     if isinstance(reply, Exception):
-                        notes.append(f"{share} of {usual:.3f} s: {took:.1f} s, {states[letter]}: {words_of(reply, fault, 'mid')[:400]}")
+                        notes.append(
+                            f"{share} of {usual:.3f} s: {took:.1f} s, {states[letter]}: "
+                            f"{words_of(reply, fault, 'mid')[:400]}"
+                        )
                         check(states[letter] != "new", f"refused, and the weights are new: {reply}")
                         # One piece that was staged has not been written.
-                        check(not flags or states[letter] == "old", f"staged, and the weights are {states[letter]}: {reply}")
+                        check(
+                            not flags or states[letter] == "old",
+                            f"staged, and the weights are {states[letter]}: {reply}",
+                        )
                     else:
                         check(states[letter] == "new", f"it said 200, and the weights are {states[letter]}")
                         notes.append(f"{share} of {usual:.3f} s: too late, 200")
@@ -77,14 +97,21 @@ def in_mid_broadcast(options, layout, fault, shares, way="each", flags=()):
 
 
 for fault in ["SIGKILL", "SIGSTOP"]:
-    test(f"distributed/mid-broadcast/{fault}", limit_s=200)(lambda options, fault=fault: in_mid_broadcast(options, "ta", fault, [0.0, 0.3, 0.7]))
-test("distributed/mid-broadcast/staged", limit_s=150)(lambda options: in_mid_broadcast(options, "ta", "SIGKILL", [0.3], "bucket", ["--staged-broadcasts"]))
-test("distributed/mid-broadcast/two-ranks", limit_s=150)(lambda options: in_mid_broadcast(options, "taa", "SIGKILL", [0.3]))
+    test(f"distributed/mid-broadcast/{fault}", limit_s=200)(
+        lambda options, fault=fault: in_mid_broadcast(options, "ta", fault, [0.0, 0.3, 0.7])
+    )
+test("distributed/mid-broadcast/staged", limit_s=150)(
+    lambda options: in_mid_broadcast(options, "ta", "SIGKILL", [0.3], "bucket", ["--staged-broadcasts"])
+)
+test("distributed/mid-broadcast/two-ranks", limit_s=150)(
+    lambda options: in_mid_broadcast(options, "taa", "SIGKILL", [0.3])
+)
 
 
 @test("distributed/late-and-never", limit_s=120)
 def late(options):
-    """A trainer that is late within the deadline, one that is later, one that never opens its store; the server answers all along."""
+    """A trainer that is late within the deadline, one that is later, one that never opens its store; the server answers
+    all along."""
     notes, problems, port = [], Problems(), free_port()
     group = group_of(options, "ta", name="late", port=port)
     server = group.engines["a"]
@@ -97,7 +124,10 @@ def late(options):
             group.prepare(1)
             asked = group.announce(names)
             time.sleep(2)
-            check(len(server.generate([[5, 6]], 4)[0][0]) == 4 and not asked["a"].done(), "an awaited trainer holds up generation")
+            check(
+                len(server.generate([[5, 6]], 4)[0][0]) == 4 and not asked["a"].done(),
+                "an awaited trainer holds up generation",
+            )
             group.begin_send()
             group.end_trainers()
         check(not isinstance(asked["a"].result(), Exception), f"{asked['a'].result()}")
@@ -172,7 +202,11 @@ def larger(options):
         drop_trainers(group)
         got = server.checksums()
         others = [name for name in names[len(half) :] if got[name] != sums[1][name]]
-        check(not others, f"{len(others)} tensors changed that were not announced: {others[:5]}; the update was answered {str(said)[:300]}")
+        check(
+            not others,
+            f"{len(others)} tensors changed that were not announced: {others[:5]}; the update was answered "
+            f"{str(said)[:300]}",
+        )
         heals(options, "ta", "larger", group.port, sums[2], 2, folder)
         return str(said)[:200]
 
@@ -207,7 +241,10 @@ def settled_footprint(server, first_card, ranks, options):
     """What a server holds once it is idle."""
     time.sleep(0.5)
     found = footprint(server.process.pid)
-    return dict(found, card_mb=[round((free_on_card(first_card + rank)) / 1e6) for rank in range(ranks)] if on_card(options) else [])
+    return dict(
+        found,
+        card_mb=[round((free_on_card(first_card + rank)) / 1e6) for rank in range(ranks)] if on_card(options) else [],
+    )
 
 
 def forty_rounds(layout):
@@ -233,8 +270,17 @@ def forty_rounds(layout):
             destroys.append(time.monotonic() - began)
         after = settled_footprint(group.engines["a"], 1, layout.count("a"), options)
         trainer_after = group.trainers[0]("memory")
-        said = f"the server before {before}, after {rounds} rounds {after}; the trainer's own {trainer_before} and {trainer_after}"
-        for key, slack in [("descriptors", 2), ("threads", 0), ("device_mappings", 4), ("mappings", 150), ("resident_mb", 150)]:
+        said = (
+            f"the server before {before}, after {rounds} rounds {after}; the trainer's own {trainer_before} and "
+            f"{trainer_after}"
+        )
+        for key, slack in [
+            ("descriptors", 2),
+            ("threads", 0),
+            ("device_mappings", 4),
+            ("mappings", 150),
+            ("resident_mb", 150),
+        ]:
             check(after[key] - before[key] <= slack, f"{key} grew: {said}")
         for old, new in zip(before["card_mb"], after["card_mb"]):
             check(old - new <= 32, f"free memory of a card shrank: {said}")

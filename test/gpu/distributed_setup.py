@@ -1,7 +1,7 @@
-"""Trainers, servers and cards of the tests of process groups, and what they check after each update.
+"""Trainers, servers and GPUs of the tests of process groups, and what they check after each update.
 
-The first trainer is on card 0, engines on the cards behind it, further trainers on those behind the engines: NCCL takes one rank a card.
-On a CPU the same is done with gloo.
+The first trainer is on GPU 0, engines on the GPUs behind it, further trainers on those behind the engines: NCCL takes
+one rank a GPU. On a CPU the same is done with gloo.
 """
 
 import os
@@ -21,7 +21,9 @@ KIND = "qwen3"
 LARGE = dict(models.REAL["qwen3-8b"], num_hidden_layers=2, vocab_size=65536, tie_word_embeddings=True)
 # Seconds that a server waits for a peer.
 DEADLINE_S = 8
-NCCL = dict(NCCL_NVLS_ENABLE="0", NCCL_SOCKET_IFNAME="lo", NCCL_DEBUG="WARN", GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
+NCCL = dict(
+    NCCL_NVLS_ENABLE="0", NCCL_SOCKET_IFNAME="lo", NCCL_DEBUG="WARN", GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1"
+)
 trainers, servers = {}, {}
 
 
@@ -33,12 +35,15 @@ def nccl_of_torch():
 
 
 def places(layout, options):
-    """{rank's number in the layout: card} (None on a CPU), or why it cannot be."""
+    """{rank's number in the layout: GPU} (None on a CPU), or why it cannot be."""
     if not on_card(options):
         return {rank: None for rank in range(len(layout))}
     if len(layout) > cards():
         raise Skip(f"NOT TRIED: {layout} needs {len(layout)} cards, one for each rank, and there are {cards()}")
-    order = sorted(range(len(layout)), key=lambda rank: (layout[rank] == "t" and rank != layout.index("t"), layout[rank] != "t", layout[rank], rank))
+    order = sorted(
+        range(len(layout)),
+        key=lambda rank: (layout[rank] == "t" and rank != layout.index("t"), layout[rank] != "t", layout[rank], rank),
+    )
     return {rank: card for card, rank in enumerate(order)}
 
 
@@ -54,19 +59,36 @@ def server_of(options, folder, letter, ranks, card, *flags):
                 env["REFIT_NCCL"] = nccl_of_torch()
         else:
             where = ["--device", "cpu", "--dtype", "bfloat16", "--threads", min(4, os.cpu_count())]
-        servers[key] = Server(folder, *where, "--tp", ranks, "--max-total-tokens", 1024, "--skip-tokenizer-init", "--group-timeout", DEADLINE_S, *flags, env=env, wait_s=120)
+        servers[key] = Server(
+            folder,
+            *where,
+            "--tp",
+            ranks,
+            "--max-total-tokens",
+            1024,
+            "--skip-tokenizer-init",
+            "--group-timeout",
+            DEADLINE_S,
+            *flags,
+            env=env,
+            wait_s=120,
+        )
     return servers[key]
 
 
 def trainers_on(places_of, shapes):
-    """One for each place: a card, or the number of a trainer on the CPU. Ready with a model's shapes."""
+    """One for each place: a GPU, or the number of a trainer on the CPU. Ready with a model's shapes."""
     for place in places_of:
         process = trainers.get(place)
         if process is None or not process.usable:
             if process is not None:
                 process.kill()
             trainers[place] = trainer(NCCL)
-        trainers[place].begin("start", device=place if place.startswith("cuda") else "cpu", shapes=[[name, list(shape)] for name, shape in shapes])
+        trainers[place].begin(
+            "start",
+            device=place if place.startswith("cuda") else "cpu",
+            shapes=[[name, list(shape)] for name, shape in shapes],
+        )
     for place in places_of:
         trainers[place].end()
     return [trainers[place] for place in places_of]
@@ -80,9 +102,14 @@ def group_of(options, layout, folder=GOLDENS / KIND, flags=(), **more):
     """Everybody of a layout; nobody has joined."""
     where, shapes = places(layout, options), shapes_in(folder)
     letters = sorted(set(layout) - {"t"})
-    engines = {letter: server_of(options, folder, letter, layout.count(letter), where[layout.index(letter)], *flags) for letter in letters}
+    engines = {
+        letter: server_of(options, folder, letter, layout.count(letter), where[layout.index(letter)], *flags)
+        for letter in letters
+    }
     ranks = [rank for rank, who in enumerate(layout) if who == "t"]
-    processes = trainers_on([f"cuda:{where[rank]}" if on_card(options) else f"cpu {number}" for number, rank in enumerate(ranks)], shapes)
+    processes = trainers_on(
+        [f"cuda:{where[rank]}" if on_card(options) else f"cpu {number}" for number, rank in enumerate(ranks)], shapes
+    )
     return Group(layout, engines, processes, shapes, backend="nccl" if on_card(options) else "gloo", **more)
 
 

@@ -1,4 +1,5 @@
-"""A trainer's process in process groups: holds tensors and broadcasts them. Told what to do by lines of JSON; answers in lines of JSON.
+"""A trainer's process in process groups: holds tensors and broadcasts them. Told what to do by lines of JSON; answers
+in lines of JSON.
 
 Started by tensor_process.Process. Words of this program go to the standard error.
 """
@@ -42,7 +43,11 @@ class Trainer:
             torch.zeros(1, device=self.device)
         else:
             torch.set_num_threads(1)
-        return dict(pid=os.getpid(), torch=torch.__version__, nccl=".".join(map(str, torch.cuda.nccl.version())) if self.device.type == "cuda" else None)
+        return dict(
+            pid=os.getpid(),
+            torch=torch.__version__,
+            nccl=".".join(map(str, torch.cuda.nccl.version())) if self.device.type == "cuda" else None,
+        )
 
     def make(self, variant):
         """All tensors, with a variant's values; the same memory each time."""
@@ -55,7 +60,9 @@ class Trainer:
 
     def sums(self, variant):
         """{name: checksum} of a variant, without another copy of all."""
-        return payloads.checksums_of((name, payloads.coded(variant, name, shape, self.device)) for name, shape in self.shapes.items())
+        return payloads.checksums_of(
+            (name, payloads.coded(variant, name, shape, self.device)) for name, shape in self.shapes.items()
+        )
 
     def join(self, group, address, port, rank, world, backend, timeout_s=60):
         """Returns when all ranks have come to the store."""
@@ -66,13 +73,16 @@ class Trainer:
         return time.monotonic() - began
 
     def prepare(self, variant, names=None, way="each", dtype=None, dtypes=None, instead=None, root=True):
-        """What `send` will broadcast: tensors of a variant, in the order of `names`. `way`: each (asynchronously, then all waited for),
-        one-by-one, bucket. `dtype` of all; `dtypes`: {name: dtype}, `instead`: {name: shape} of what is sent in the place of it. Other ranks
-        than the first (`root` false) take part, and count what comes wrong."""
+        """What `send` will broadcast: tensors of a variant, in the order of `names`. `way`: each (asynchronously, then
+        all waited for), one-by-one, bucket. `dtype` of all; `dtypes`: {name: dtype}, `instead`: {name: shape} of what
+        is sent in the place of it. Other ranks than the first (`root` false) take part, and count what comes wrong."""
         names = list(self.shapes) if names is None else names
         if root:
             self.make(variant)
-        wanted = [(self.named[name] if root else payloads.coded(variant, name, self.shapes[name], self.device)) for name in names]
+        wanted = [
+            (self.named[name] if root else payloads.coded(variant, name, self.shapes[name], self.device))
+            for name in names
+        ]
         for index, name in enumerate(names):
             if name in (instead or {}):
                 wanted[index] = torch.zeros(instead[name], dtype=wanted[index].dtype, device=self.device)
@@ -99,7 +109,11 @@ class Trainer:
                 work.wait()
         self.synchronize()
         seconds = time.monotonic() - began
-        wrong = sum(not torch.equal(got.view(-1).view(torch.uint8), sent.view(-1).view(torch.uint8)) for got, sent in zip(mine, wanted) if got is not sent)
+        wrong = sum(
+            not torch.equal(got.view(-1).view(torch.uint8), sent.view(-1).view(torch.uint8))
+            for got, sent in zip(mine, wanted)
+            if got is not sent
+        )
         return dict(seconds=seconds, wrong=wrong)
 
     def barrier(self, group):

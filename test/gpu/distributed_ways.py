@@ -1,11 +1,24 @@
-"""Weights broadcast by torch trainers into process groups: every architecture, both formats, engines of one rank and of two, two engines."""
+"""Weights broadcast by torch trainers into process groups: every architecture, both formats, engines of one rank and of
+two, two engines."""
 
 import concurrent.futures
 import random
 
 import models
 from distributed_group import DESTROY, INIT, Group, Watch
-from distributed_setup import GOLDENS, KIND, LARGE, drop_trainers, group_of, holds, places, server_of, shapes_in, spoil, trainers_on
+from distributed_setup import (
+    GOLDENS,
+    KIND,
+    LARGE,
+    drop_trainers,
+    group_of,
+    holds,
+    places,
+    server_of,
+    shapes_in,
+    spoil,
+    trainers_on,
+)
 from harness import Skip, check, test
 from machine import cards, room
 from server import Refused
@@ -20,14 +33,18 @@ def there_and_back(group, sums, ways=WAYS):
         for step, variant in enumerate([1, 2, 1]):
             replies = group.update(variant, way=way, weight_version=f"{way}-{step}").ok().replies
             reply = replies["a"]
-            check(reply["message"] == f"Succeeded to update parameter online. Weight version updated to {way}-{step}.", f"{reply}")
+            check(
+                reply["message"] == f"Succeeded to update parameter online. Weight version updated to {way}-{step}.",
+                f"{reply}",
+            )
             holds(group, sums[variant], variant, f"{way}, step {step}")
             for letter, reply in replies.items():
                 went_in_place(group, letter, reply, way)
 
 
 def went_in_place(group, letter, reply, way):
-    """One by one every tensor has its place in an engine of one rank; of small models' buckets it depends on what memory is aligned to."""
+    """One by one every tensor has its place in an engine of one rank; of small models' buckets it depends on what
+    memory is aligned to."""
     report = reply["report"]
     if group.backend == "gloo":
         check("bytes_in_place" in report and report["bytes_in_place"] == 0, f"{report}")
@@ -46,7 +63,10 @@ def in_layout(layout):
         for reply in group.join().replies.values():
             check(reply["message"] == "Succeeded to initialize custom process group.", f"{reply}")
         there_and_back(group, sums)
-        check(all(len(server.generate([[5, 6, 7]], 4)[0][0]) == 4 for server in group.engines.values()), "it does not generate")
+        check(
+            all(len(server.generate([[5, 6, 7]], 4)[0][0]) == 4 for server in group.engines.values()),
+            "it does not generate",
+        )
         group.leave()
         return f"{group.backend}, {len(group.shapes)} tensors, {len(WAYS)} ways"
 
@@ -96,7 +116,10 @@ def real(options):
             for variant, way in [(1, "bucket"), (2, "each"), (1, "each"), (2, "bucket")]:
                 outcome = group.update(variant, way=way).ok()
                 holds(group, sums[variant], variant, f"{layout}, {way}")
-                notes.append(f"{layout} {way}: trainer {outcome.trainers[0]['seconds'] * 1000:.0f} ms, {outcome.replies['a'].get('report', {}).get('ms')}")
+                notes.append(
+                    f"{layout} {way}: trainer {outcome.trainers[0]['seconds'] * 1000:.0f} ms, "
+                    f"{outcome.replies['a'].get('report', {}).get('ms')}"
+                )
             names, buckets = list(group.shapes), 7
             for index in range(buckets):
                 group.update(1, names[index::buckets], "bucket", flush_cache=False).ok()
@@ -110,7 +133,8 @@ def real(options):
 
 @test("distributed/in-place", gpu=True, limit_s=150)
 def in_place(options):
-    """A bucket in the model's order goes straight into the weights, needs no memory of the card, and may not with --staged-broadcasts."""
+    """A bucket in the model's order goes straight into the weights, needs no memory of the GPU, and may not with
+    --staged-broadcasts."""
     places("ta", options)
     with room(options, 0) as place:
         folder = models.hollow(place / "model", LARGE)
@@ -135,7 +159,7 @@ def in_place(options):
 
 @test("distributed/gloo-into-a-card", gpu=True, limit_s=90)
 def gloo(options):
-    """A trainer on the CPU, an engine on a card: gloo's bytes go through host memory."""
+    """A trainer on the CPU, an engine on a GPU: gloo's bytes go through host memory."""
     shapes = shapes_in(GOLDENS / KIND)
     server = server_of(options, GOLDENS / KIND, "g", 1, cards() - 1)
     group = Group("ta", {"a": server}, trainers_on(["cpu 0"], shapes), shapes, backend="gloo")
@@ -195,7 +219,9 @@ def two_groups(options):
     spoil(first)
     for variant, way in [(1, "each"), (2, "bucket"), (1, "bucket"), (2, "each")]:
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            outcomes = list(pool.map(lambda stage: stages[stage].update(variant, halves[stage], way, flush_cache=False), range(2)))
+            outcomes = list(
+                pool.map(lambda stage: stages[stage].update(variant, halves[stage], way, flush_cache=False), range(2))
+            )
         for outcome in outcomes:
             outcome.ok()
         holds(first, sums[variant], variant, f"two groups, {way}")
@@ -206,12 +232,14 @@ def two_groups(options):
 
 @test("distributed/one-card-for-both", gpu=True, limit_s=60)
 def one_card(options):
-    """NCCL takes no two ranks on one card: in words, before anybody hangs, and the server lives."""
+    """NCCL takes no two ranks on one GPU: in words, before anybody hangs, and the server lives."""
     shapes = shapes_in(GOLDENS / KIND)
     server = server_of(options, GOLDENS / KIND, "s", 1, 0)
     group = Group("ta", {"a": server}, trainers_on(["cuda:0"], shapes), shapes, backend="nccl", timeout_s=20)
     with Watch(server):
-        arguments = dict(group=group.name, address=group.address, port=group.port, world=2, backend="nccl", timeout_s=20)
+        arguments = dict(
+            group=group.name, address=group.address, port=group.port, world=2, backend="nccl", timeout_s=20
+        )
         group.begin_trainers("join", **arguments)
         said = group.post(INIT, {"a": group.place("a")})["a"].result()
         if not isinstance(said, Refused):
@@ -222,7 +250,10 @@ def one_card(options):
             group.begin_send()
             said = asked["a"].result()
     drop_trainers(group)
-    check(isinstance(said, Refused) and "card" in said.body and "/update_weights_from_tensor" in said.body, f"trainer and engine on one card: {said}")
+    check(
+        isinstance(said, Refused) and "card" in said.body and "/update_weights_from_tensor" in said.body,
+        f"trainer and engine on one card: {said}",
+    )
     group.post(DESTROY, {"a": dict(group_name=group.name)})["a"].result()
     check(len(server.generate([[5, 6, 7]], 4)[0][0]) == 4, "it does not generate")
     return str(said)
@@ -230,7 +261,8 @@ def one_card(options):
 
 @test("distributed/while-it-generates", limit_s=90)
 def generating(options):
-    """Rollouts run on while a trainer is awaited; the update takes its turn, and every answer names the weights that it had."""
+    """Rollouts run on while a trainer is awaited; the update takes its turn, and every answer names the weights that it
+    had."""
     group = group_of(options, "ta")
     server, sums = group.engines["a"], sums_of(group)
     group.join()
@@ -252,7 +284,13 @@ def unknown_library(options):
     """A library that is none: said at init, with where it was looked for."""
     server = server_of(options, GOLDENS / KIND, "x", 1, cards() - 1, "--nccl-path", "/nowhere/libnccl.so.2")
     try:
-        server.post(INIT, dict(master_address="127.0.0.1", master_port=1, rank_offset=1, world_size=2, group_name="x", backend="nccl"), timeout=60)
+        server.post(
+            INIT,
+            dict(
+                master_address="127.0.0.1", master_port=1, rank_offset=1, world_size=2, group_name="x", backend="nccl"
+            ),
+            timeout=60,
+        )
         said = None
     except Refused as error:
         said = error

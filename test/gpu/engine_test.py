@@ -1,10 +1,12 @@
-"""The whole server on a card: numerics against transformers, updates, memory, faults.
+"""The whole server on a GPU: numerics against transformers, updates, memory, faults.
 
-usage: engine_test.py [--device cuda|cpu] [--only WORD]... [--small] [--whole] [--folder DIR] [--seed N] [--within SECONDS] [--report FILE] [--list]
+usage: engine_test.py [--device cuda|cpu] [--only WORD]... [--small] [--whole] [--folder DIR] [--seed N] [--within
+SECONDS] [--report FILE] [--list]
 
 --only keeps the tests whose name contains the word; --small leaves real sizes out, --whole adds the
 largest (61 GB). Checkpoints go to /dev/shm where they fit,
-else to the temporary folder, or to DIR. On a CPU it runs what asks nothing about cards. Needs torch, transformers, safetensors.
+else to the temporary folder, or to DIR. On a CPU it runs what asks nothing about GPUs. Needs torch, transformers,
+safetensors.
 """
 
 import argparse
@@ -15,9 +17,22 @@ import harness
 
 # They register their tests, which are run in this order.
 for name in [
-    "numerics", "routed", "updates", "robust", "no_peers", "tensor_ways", "tensor_life", "tensor_kept", "tensor_real", "tensor_examples",
-    "distributed_ways", "distributed_life", "distributed_examples", "fleet",
-]:  # fmt: skip
+    "numerics",
+    "routed",
+    "updates",
+    "robust",
+    "no_peers",
+    "tensor_ways",
+    "tensor_life",
+    "tensor_refused",
+    "tensor_kept",
+    "tensor_real",
+    "tensor_examples",
+    "distributed_ways",
+    "distributed_life",
+    "distributed_examples",
+    "fleet",
+]:
     importlib.import_module(name)
 
 

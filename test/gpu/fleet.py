@@ -1,4 +1,5 @@
-"""Engines that fill themselves from others (--load-from, /update_weights_from_peer): over NCCL between cards, over gloo where a card is shared or one side is a CPU."""
+"""Engines that fill themselves from others (--load-from, /update_weights_from_peer): over NCCL between GPUs, over gloo
+where a GPU is shared or one side is a CPU."""
 
 import pathlib
 import re
@@ -25,14 +26,15 @@ def bare(folder, place):
 
 
 def at(options, first, ranks):
-    """Flags of an engine whose ranks begin at a card; None: on the CPU."""
+    """Flags of an engine whose ranks begin at a GPU; None: on the CPU."""
     if options.device == "cpu" or first is None:
         return ["--dtype", "bfloat16", "--threads", 2, "--tp", ranks]
     return ["--device", "cuda", "--base-gpu-id", first, "--tp", ranks]
 
 
 class Asking:
-    """A client that asks without a pause while it is entered; every answer must be one of these. None among them: anything."""
+    """A client that asks without a pause while it is entered; every answer must be one of these. None among them:
+    anything."""
 
     def __init__(self, server, *answers):
         self.server = server
@@ -85,7 +87,16 @@ def fill(options, folder, place, source, target, expect, flags=()):
     with Server(folder, *at(options, *source), *flags, "--weight-version", "step-12", env=env) as peer:
         first = peer.generate(PROMPTS, 8)
         with Asking(peer, first) as client:
-            with Server(bare(folder, place), *at(options, *target), *flags, "--load-from", peer.url, "--load-from-timeout", 100, env=env) as new:
+            with Server(
+                bare(folder, place),
+                *at(options, *target),
+                *flags,
+                "--load-from",
+                peer.url,
+                "--load-from-timeout",
+                100,
+                env=env,
+            ) as new:
                 client.over.set()
                 how = re.search(r"weights come from .*?(?=\"})", new.text())
                 check(how is not None and expect in how[0], f"expected {expect!r} in {how and how[0]!r}")
@@ -104,14 +115,20 @@ def refill(options, place, source, target, backend):
     second = models.reseeded(GOLDENS / "qwen3", place / "second", 99)
     flags = ["--max-total-tokens", 4096, "--skip-tokenizer-init", "--allow-master", "127.0.0.1", "--model-root", place]
     times = []
-    with Server(GOLDENS / "qwen3", *at(options, *source), *flags, "--weight-version", "a", env=env) as peer, Server(second, *at(options, *target), *flags, "--weight-version", "b", env=env) as one:
+    with (
+        Server(GOLDENS / "qwen3", *at(options, *source), *flags, "--weight-version", "a", env=env) as peer,
+        Server(second, *at(options, *target), *flags, "--weight-version", "b", env=env) as one,
+    ):
         answers, before = peer.generate(PROMPTS, 8), one.generate(PROMPTS, 8)
         check(answers != before, "the two models answer alike: nothing is tested")
         after = answers if alike(source, target) else None
         with Asking(peer, answers) as asked, Asking(one, before, after) as client:
             for _ in range(2):
                 reply = one.post("/update_weights_from_peer", dict(url=peer.url))
-                check(reply["backend"] == backend and reply["weight_version"] == "a", f"expected {backend} and version a, got {reply}")
+                check(
+                    reply["backend"] == backend and reply["weight_version"] == "a",
+                    f"expected {backend} and version a, got {reply}",
+                )
                 times.append(reply["report"]["ms"]["total"])
                 same_checksums(one.checksums(), peer.checksums())
                 one.post("/update_weights_from_disk", dict(model_path=str(second), weight_version="b"))
@@ -126,7 +143,9 @@ def between(source, target, expect, needed):
         if options.device == "cuda" and cards() < needed:
             raise Skip(f"needs {needed} cards, there are {cards()}")
         with room(options) as place:
-            return fill(options, GOLDENS / "qwen3", place, source, target, expect if options.device == "cuda" else "over gloo")
+            return fill(
+                options, GOLDENS / "qwen3", place, source, target, expect if options.device == "cuda" else "over gloo"
+            )
 
     return run
 
@@ -164,7 +183,7 @@ def one_card(options):
 
 @test("fleet/real", gpu=True, real=True)
 def real(options):
-    """3 GB from one card to another; how long the new engine took and at which speed is told."""
+    """3 GB from one GPU to another; how long the new engine took and at which speed is told."""
     if cards() < 2:
         raise Skip(f"needs 2 cards, there are {cards()}")
     if min(free_on_card(0), free_on_card(1)) < 8e9:

@@ -1,4 +1,5 @@
-"""A list of named tests that run one after another and end in a table. What hangs is ended, and what was found is always told."""
+"""A list of named tests that run one after another and end in a table. What hangs is ended, and what was found is
+always told."""
 
 import faulthandler
 import json
@@ -54,7 +55,10 @@ def run(options):
     # What is cheap comes first.
     chosen = sorted((entry for entry in TESTS if wanted(entry[0], options)), key=lambda entry: entry[3])
     if not chosen:
-        print(f"no test's name contains {' or '.join(options.only)}; there are:\n" + "\n".join(f"  {name}" for name, *_ in TESTS))
+        print(
+            f"no test's name contains {' or '.join(options.only)}; there are:\n"
+            + "\n".join(f"  {name}" for name, *_ in TESTS)
+        )
         sys.exit(NOTHING_CHOSEN)
     until = time.monotonic() + options.within
     signal.signal(signal.SIGALRM, too_long)
@@ -97,7 +101,10 @@ def one(options, name, function, gpu, real, limit_s):
         signal.alarm(0)
         faulthandler.cancel_dump_traceback_later()
     row = (name, outcome, time.monotonic() - began, note)
-    print(f"{outcome.upper() if outcome != 'passed' else outcome} in {row[2]:.1f} s{': ' + note if note else ''}", flush=True)
+    print(
+        f"{outcome.upper() if outcome != 'passed' else outcome} in {row[2]:.1f} s{': ' + note if note else ''}",
+        flush=True,
+    )
     return row
 
 
@@ -109,5 +116,8 @@ def write_report(options, rows):
     if not options.report:
         return
     with open(options.report + ".new", "w") as file:
-        json.dump([dict(name=name, outcome=outcome, seconds=seconds, note=note) for name, outcome, seconds, note in rows], file)
+        json.dump(
+            [dict(name=name, outcome=outcome, seconds=seconds, note=note) for name, outcome, seconds, note in rows],
+            file,
+        )
     os.replace(options.report + ".new", options.report)

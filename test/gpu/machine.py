@@ -1,4 +1,4 @@
-"""What this machine has: cards, their memory, and room for checkpoints."""
+"""What this machine has: GPUs, their memory, and room for checkpoints."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ def free_on_card(index=0):
 
 
 def device_flags(options, tp=1):
-    """(flags, environment) of a server with so many ranks; where there are fewer cards, ranks share one."""
+    """(flags, environment) of a server with so many ranks; where there are fewer GPUs, ranks share one."""
     flags = ["--device", options.device, "--tp", tp, "--skip-tokenizer-init"]
     env = {}
     if options.device != "cpu" and tp > cards():
@@ -43,7 +43,10 @@ def room(options, bytes_needed=0):
     free = {place: shutil.disk_usage(place).free for place in places if os.path.isdir(place)}
     fitting = [place for place, left in free.items() if left > 1.05 * bytes_needed + (64 << 20)]
     if not fitting:
-        raise Skip(f"{bytes_needed / 1e9:.1f} GB of checkpoints do not fit: " + ", ".join(f"{place} has {left / 1e9:.1f}" for place, left in free.items()))
+        raise Skip(
+            f"{bytes_needed / 1e9:.1f} GB of checkpoints do not fit: "
+            + ", ".join(f"{place} has {left / 1e9:.1f}" for place, left in free.items())
+        )
     folder = tempfile.mkdtemp(prefix=f"refit-gpu-{os.getpid()}-", dir=fitting[0])
     try:
         yield pathlib.Path(folder)

@@ -13,22 +13,64 @@ import struct
 import torch
 
 ROPE = dict(rope_type="default", rope_theta=1000000.0)
-COMMON = dict(hidden_act="silu", rms_norm_eps=1e-6, rope_parameters=ROPE, attention_dropout=0.0, bos_token_id=1, eos_token_id=2, dtype="bfloat16")
+COMMON = dict(
+    hidden_act="silu",
+    rms_norm_eps=1e-6,
+    rope_parameters=ROPE,
+    attention_dropout=0.0,
+    bos_token_id=1,
+    eos_token_id=2,
+    dtype="bfloat16",
+)
 # As their authors' config.json has them, without what plays no part.
 REAL = {
     "qwen2.5-1.5b": dict(
-        COMMON, architectures=["Qwen2ForCausalLM"], model_type="qwen2", hidden_size=1536, num_hidden_layers=28, num_attention_heads=12,
-        num_key_value_heads=2, intermediate_size=8960, vocab_size=151936, tie_word_embeddings=True, max_position_embeddings=32768,
+        COMMON,
+        architectures=["Qwen2ForCausalLM"],
+        model_type="qwen2",
+        hidden_size=1536,
+        num_hidden_layers=28,
+        num_attention_heads=12,
+        num_key_value_heads=2,
+        intermediate_size=8960,
+        vocab_size=151936,
+        tie_word_embeddings=True,
+        max_position_embeddings=32768,
     ),
     "qwen3-8b": dict(
-        COMMON, architectures=["Qwen3ForCausalLM"], model_type="qwen3", hidden_size=4096, num_hidden_layers=36, num_attention_heads=32,
-        num_key_value_heads=8, head_dim=128, intermediate_size=12288, vocab_size=151936, tie_word_embeddings=False, attention_bias=False,
+        COMMON,
+        architectures=["Qwen3ForCausalLM"],
+        model_type="qwen3",
+        hidden_size=4096,
+        num_hidden_layers=36,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        intermediate_size=12288,
+        vocab_size=151936,
+        tie_word_embeddings=False,
+        attention_bias=False,
         max_position_embeddings=40960,
     ),
     "qwen3-30b-a3b": dict(
-        COMMON, architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", hidden_size=2048, num_hidden_layers=48, num_attention_heads=32,
-        num_key_value_heads=4, head_dim=128, intermediate_size=6144, moe_intermediate_size=768, num_experts=128, num_experts_per_tok=8,
-        norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[], vocab_size=151936, tie_word_embeddings=False, attention_bias=False,
+        COMMON,
+        architectures=["Qwen3MoeForCausalLM"],
+        model_type="qwen3_moe",
+        hidden_size=2048,
+        num_hidden_layers=48,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        head_dim=128,
+        intermediate_size=6144,
+        moe_intermediate_size=768,
+        num_experts=128,
+        num_experts_per_tok=8,
+        norm_topk_prob=True,
+        decoder_sparse_step=1,
+        mlp_only_layers=[],
+        vocab_size=151936,
+        tie_word_embeddings=False,
+        attention_bias=False,
         max_position_embeddings=40960,
     ),
 }
@@ -37,7 +79,8 @@ WRITERS = 8
 
 
 def tensors(config):
-    """[(name, shape)] of a model of REAL (all its layers alike), in the order of its state_dict(); experts each by itself, as transformers 4 has them."""
+    """[(name, shape)] of a model of REAL (all its layers alike), in the order of its state_dict(); experts each by
+    itself, as transformers 4 has them."""
     h, d = config["hidden_size"], config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
     q, kv = config["num_attention_heads"] * d, config["num_key_value_heads"] * d
     found = [("model.embed_tokens.weight", (config["vocab_size"], h))]
@@ -54,10 +97,15 @@ def tensors(config):
             i = config["moe_intermediate_size"]
             layer += [("mlp.gate.weight", (config["num_experts"], h))]
             for e in range(config["num_experts"]):
-                layer += [(f"mlp.experts.{e}.{p}_proj.weight", shape) for p, shape in [("gate", (i, h)), ("up", (i, h)), ("down", (h, i))]]
+                layer += [
+                    (f"mlp.experts.{e}.{p}_proj.weight", shape)
+                    for p, shape in [("gate", (i, h)), ("up", (i, h)), ("down", (h, i))]
+                ]
         else:
             i = config["intermediate_size"]
-            layer += [(f"mlp.{p}_proj.weight", shape) for p, shape in [("gate", (i, h)), ("up", (i, h)), ("down", (h, i))]]
+            layer += [
+                (f"mlp.{p}_proj.weight", shape) for p, shape in [("gate", (i, h)), ("up", (i, h)), ("down", (h, i))]
+            ]
         layer += [("input_layernorm.weight", (h,)), ("post_attention_layernorm.weight", (h,))]
         found += [(f"model.layers.{n}.{name}", shape) for name, shape in layer]
     found.append(("model.norm.weight", (h,)))
@@ -74,7 +122,9 @@ def size(shapes):
 def random_tensor(name, shape, seed, device):
     """Such that activations keep their size through the layers and logits differ by several units: an error shows."""
     generator = torch.Generator(device).manual_seed(seed)
-    noise = torch.randn(shape, generator=generator, device=device, dtype=torch.float32 if math.prod(shape) < 1 << 22 else torch.bfloat16)
+    noise = torch.randn(
+        shape, generator=generator, device=device, dtype=torch.float32 if math.prod(shape) < 1 << 22 else torch.bfloat16
+    )
     if "norm" in name:
         value = 1 + 0.1 * noise
     elif name.endswith("bias"):
@@ -117,9 +167,15 @@ def write(folder, config, shapes, seed, device="cpu"):
             room = SHARD_BYTES
         shards[-1].append((name, shape, number))
         room -= 2 * math.prod(shape)
-    names = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))] if len(shards) > 1 else ["model.safetensors"]
+    names = (
+        [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
+        if len(shards) > 1
+        else ["model.safetensors"]
+    )
     with concurrent.futures.ThreadPoolExecutor(WRITERS) as pool:
-        for done in [pool.submit(write_shard, folder / name, entries, seed, device) for name, entries in zip(names, shards)]:
+        for done in [
+            pool.submit(write_shard, folder / name, entries, seed, device) for name, entries in zip(names, shards)
+        ]:
             done.result()
     if device != "cpu":
         torch.cuda.empty_cache()  # others on the card want that memory
@@ -131,7 +187,8 @@ def write(folder, config, shapes, seed, device="cpu"):
 
 
 def hollow(folder, config, layers=None):
-    """A checkpoint of zeros that takes no room: files with holes. For what replaces all weights before it looks at them."""
+    """A checkpoint of zeros that takes no room: files with holes. For what replaces all weights before it looks at
+    them."""
     folder, config = pathlib.Path(folder), dict(config, **({} if layers is None else dict(num_hidden_layers=layers)))
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2))

@@ -1,4 +1,5 @@
-"""Cards that do not reach each other's memory: ranks exchange through NCCL. Tried on cards that do, by REFIT_CUDA_NO_PEERS=1."""
+"""Cards that do not reach each other's memory: ranks exchange through NCCL. Tried on GPUs that do, by
+REFIT_CUDA_NO_PEERS=1."""
 
 import torch
 
@@ -24,7 +25,12 @@ def exchange_of(server):
 
 
 def answers(server, sequences):
-    return server.checksums(), server.score(sequences), server.generate(sequences, 32), server.generate(sequences, 32, temperature=1, sampling_seed=7)
+    return (
+        server.checksums(),
+        server.score(sequences),
+        server.generate(sequences, 32),
+        server.generate(sequences, 32, temperature=1, sampling_seed=7),
+    )
 
 
 def against_transformers(name):
@@ -51,7 +57,9 @@ def same_bits(options, folder, vocabulary, lengths, tokens, variants):
         expected = None
         if reach:
             with Server(folder, *flags, env=env) as server:
-                check("ranks exchange by peer access" in exchange_of(server), f"another exchange: {exchange_of(server)}")
+                check(
+                    "ranks exchange by peer access" in exchange_of(server), f"another exchange: {exchange_of(server)}"
+                )
                 expected = answers(server, sequences)
         for more in variants:
             what = f"tp {ranks}, {more}"
@@ -61,15 +69,21 @@ def same_bits(options, folder, vocabulary, lengths, tokens, variants):
                 start_s = server.start_s
             if expected is None:
                 expected = got
-            for name, one, other in zip(("checksums", "logprobs", "greedy tokens", "samples"), got, expected, strict=True):
-                check(one == other, f"{what}: {name} differ from those through {'peer access' if reach else variants[0]}: {str(one)[:300]} and {str(other)[:300]}")
+            for name, one, other in zip(
+                ("checksums", "logprobs", "greedy tokens", "samples"), got, expected, strict=True
+            ):
+                check(
+                    one == other,
+                    f"{what}: {name} differ from those through {'peer access' if reach else variants[0]}: "
+                    f"{str(one)[:300]} and {str(other)[:300]}",
+                )
             notes.append(f"{what or 'NCCL'}: ready after {start_s:.1f} s")
     return "; ".join(notes)
 
 
 @test("no-peers/same-bits", gpu=True)
 def small_same_bits(options):
-    # The second as on cards that have no way but through the host.
+    # The second as on GPUs that have no way but through the host.
     return same_bits(options, GOLDENS / "qwen3", 320, (2, 33, 200), 2048, [{}, {"NCCL_P2P_DISABLE": "1"}])
 
 
@@ -85,7 +99,7 @@ def real_same_bits(options):
 
 @test("no-peers/update-and-sleep", gpu=True)
 def update_and_sleep(options):
-    """Weights that are replaced, and memory that goes and comes, with arenas that no other card sees."""
+    """Weights that are replaced, and memory that goes and comes, with arenas that no other GPU sees."""
     two_cards()
     flags, env = device_flags(options, 2)
     flags += ["--max-total-tokens", 2048]
@@ -101,23 +115,29 @@ def update_and_sleep(options):
                 server.post("/release_memory_occupation", {})
                 server.post("/resume_memory_occupation", {})
                 server.post("/update_weights_from_disk", dict(model_path=str(second)))
-                check(answers(server, sequences) == expected, f"round {round}: other answers than of a server that was started with these weights")
+                check(
+                    answers(server, sequences) == expected,
+                    f"round {round}: other answers than of a server that was started with these weights",
+                )
 
 
 @test("no-peers/stuck-card", gpu=True)
 def stuck(options):
-    """A rank that never comes to an exchange is reported by the watchdog, which ends the process; a card that fails, by its error."""
+    """A rank that never comes to an exchange is reported by the watchdog, which ends the process; a GPU that fails, by
+    its error."""
     two_cards()
-    return "; ".join([
-        robust.dies(options, "hang:10:1", 2, 3 + 3, "--watchdog-timeout", 3, more_env=NO_PEERS),
-        robust.dies(options, "illegal:10:0", 2, 1.5, more_env=NO_PEERS),
-        robust.dies(options, "illegal:10:1", 2, 1.5, more_env=NO_PEERS),
-    ])
+    return "; ".join(
+        [
+            robust.dies(options, "hang:10:1", 2, 3 + 3, "--watchdog-timeout", 3, more_env=NO_PEERS),
+            robust.dies(options, "illegal:10:0", 2, 1.5, more_env=NO_PEERS),
+            robust.dies(options, "illegal:10:1", 2, 1.5, more_env=NO_PEERS),
+        ]
+    )
 
 
 @test("no-peers/refused", gpu=True)
 def refused(options):
-    """Ranks that share a card, and no NCCL: a sentence, before anything hangs."""
+    """Ranks that share a GPU, and no NCCL: a sentence, before anything hangs."""
     flags = ["--device", "cuda", "--tp", 2, "--skip-tokenizer-init", "--max-total-tokens", 1024]
     cases = [({"REFIT_CUDA_SHARE_CARD": "1", "CUDA_VISIBLE_DEVICES": "0"}, ["share card 0", "REFIT_CUDA_NO_PEERS"])]
     if cards() > 1:
@@ -130,5 +150,8 @@ def refused(options):
             said = str(error)
             missing = [part for part in expected if part not in said]
             check(not missing, f"{env}: nothing about {missing} in {said[-600:]}")
-            check("    at " not in said and "ended with -" not in said and "was not ready" not in said, f"{env}: {said[-600:]}")
+            check(
+                "    at " not in said and "ended with -" not in said and "was not ready" not in said,
+                f"{env}: {said[-600:]}",
+            )
     return f"{len(cases)} cases"

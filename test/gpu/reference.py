@@ -1,4 +1,4 @@
-"""What transformers says of a model, in float32 and in bfloat16, on the same card."""
+"""What transformers says of a model, in float32 and in bfloat16, on the same GPU."""
 
 import gc
 import math
@@ -15,7 +15,9 @@ class Reference:
         torch.backends.cuda.matmul.allow_tf32 = False
         # Not through host memory, where a large model in float32 would not fit or take a minute.
         place = {} if device == "cpu" else dict(device_map=device)
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager", experts_implementation="eager", **place).eval()
+        self.model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, attn_implementation="eager", experts_implementation="eager", **place
+        ).eval()
         self.device = device
 
     @torch.inference_mode()
@@ -28,7 +30,10 @@ class Reference:
         """Of tokens 1.., each given all before; float64 on the host."""
         logits = self.logits(tokens)[:-1].float()
         following = torch.tensor(tokens[1:], device=self.device)[:, None]
-        return (logits.gather(1, following)[:, 0].double() - torch.logsumexp(logits.double() if logits.shape[1] < 4096 else logits, -1).double()).cpu()
+        return (
+            logits.gather(1, following)[:, 0].double()
+            - torch.logsumexp(logits.double() if logits.shape[1] < 4096 else logits, -1).double()
+        ).cpu()
 
     @torch.inference_mode()
     def distribution(self, tokens):

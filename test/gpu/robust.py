@@ -1,4 +1,4 @@
-"""What a server must bear: clients that leave, a neighbour on the card, a card that fails, flags that cannot work."""
+"""What a server must bear: clients that leave, a neighbour on the GPU, a GPU that fails, flags that cannot work."""
 
 import concurrent.futures
 import http.client
@@ -23,18 +23,39 @@ def aborts(options):
     """Clients that wait, that leave in the middle of a stream, and that abort by id; then every page must be free."""
     flags, env = device_flags(options)
     tokens, vocabulary, seed = 4096, 320, options.seed
-    with Server(GOLDENS / "llama", *flags, "--max-total-tokens", tokens, "--context-length", 512, "--max-running-requests", 48, env=env) as server:
+    with Server(
+        GOLDENS / "llama",
+        *flags,
+        "--max-total-tokens",
+        tokens,
+        "--context-length",
+        512,
+        "--max-running-requests",
+        48,
+        env=env,
+    ) as server:
 
         def one(number):
             dice = random.Random(seed * 1000003 + number)
             prompt = [dice.randrange(3, vocabulary) for _ in range(dice.choice([1, 5, 16, 33, 200]))]
-            sampling = dict(max_new_tokens=dice.choice([1, 20, 200]), temperature=1, ignore_eos=True, sampling_seed=number)
-            body = dict(input_ids=prompt, sampling_params=sampling, rid=f"request-{number}", stream=True, return_logprob=dice.random() < 0.3)
+            sampling = dict(
+                max_new_tokens=dice.choice([1, 20, 200]), temperature=1, ignore_eos=True, sampling_seed=number
+            )
+            body = dict(
+                input_ids=prompt,
+                sampling_params=sampling,
+                rid=f"request-{number}",
+                stream=True,
+                return_logprob=dice.random() < 0.3,
+            )
             fate = dice.choice(["wait", "wait", "leave", "abort"])
             connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
             connection.request("POST", "/generate", json.dumps(body), {"content-type": "application/json"})
             reply = connection.getresponse()
-            check(reply.status == 200, f"request {number}: {reply.status} {reply.read()[:300] if reply.status != 200 else ''}")
+            check(
+                reply.status == 200,
+                f"request {number}: {reply.status} {reply.read()[:300] if reply.status != 200 else ''}",
+            )
             if fate == "wait":
                 text = reply.read().decode()
                 check(text.rstrip().endswith("data: [DONE]"), f"request {number} ended with {text[-300:]}")
@@ -60,7 +81,10 @@ def aborts(options):
         before = server.metric("refit:num_preemptions_total")
         server.post("/flush_cache")
         server.generate(prompts(2, (500,) * full, vocabulary), 11)
-        check(server.metric("refit:num_preemptions_total") == before, "requests that fit had to give way: pages are missing")
+        check(
+            server.metric("refit:num_preemptions_total") == before,
+            "requests that fit had to give way: pages are missing",
+        )
     return f"{fates.count('leave')} left, {fates.count('abort')} aborted, seed {seed}"
 
 
@@ -76,12 +100,16 @@ def two_servers(options):
             other.post("/update_weights_from_disk", dict(model_path=str(GOLDENS / "qwen3")))
             for done in work:
                 check(done.result()[0][0] == alone[0][0], "two servers with the same weights do not answer alike")
-        check(one.generate(sequences[:1], 64)[0][0] == alone[0][0], "the first server answers otherwise once the second has gone")
+        check(
+            one.generate(sequences[:1], 64)[0][0] == alone[0][0],
+            "the first server answers otherwise once the second has gone",
+        )
 
 
 @test("robust/first-steps", gpu=True)
 def first_steps(options):
-    """Sizes of steps that have not been before, on ranks that are late for each other: other servers have their cards and processors too."""
+    """Sizes of steps that have not been before, on ranks that are late for each other: other servers have their GPUs
+    and processors too."""
     flags, env = device_flags(options, 2)
     flags += ["--max-total-tokens", 2048, "--watchdog-timeout", 20]
     sequences = prompts(7, (2, 40, 77, 130, 333), 320)
@@ -97,7 +125,7 @@ def first_steps(options):
 
 @test("robust/memory-fraction", gpu=True)
 def memory_fraction(options):
-    """Two servers that each size their own cache, one after the other, share the card."""
+    """Two servers that each size their own cache, one after the other, share the GPU."""
     flags, env = device_flags(options)
     before = free_on_card()
     with Server(GOLDENS / "qwen3", *flags, "--mem-fraction", 0.3, "--max-running-requests", 4096, env=env) as one:
@@ -113,10 +141,21 @@ def memory_fraction(options):
 
 def dies(options, fault, ranks, limit_s, *more, more_env=None):
     flags, env = device_flags(options, ranks)
-    server = Server(GOLDENS / "qwen3", *flags, *more, "--max-total-tokens", 1024, env={**env, **(more_env or {}), "REFIT_CUDA_FAULT": fault})
+    server = Server(
+        GOLDENS / "qwen3",
+        *flags,
+        *more,
+        "--max-total-tokens",
+        1024,
+        env={**env, **(more_env or {}), "REFIT_CUDA_FAULT": fault},
+    )
     try:
         began = time.monotonic()
-        body = dict(input_ids=[5, 6, 7], sampling_params=dict(max_new_tokens=400, ignore_eos=True, temperature=0), rid="the-victim")
+        body = dict(
+            input_ids=[5, 6, 7],
+            sampling_params=dict(max_new_tokens=400, ignore_eos=True, temperature=0),
+            rid="the-victim",
+        )
         try:
             said = server.post("/generate", body, timeout=limit_s + 30)
             raise AssertionError(f"a request on a broken card was answered: {str(said)[:300]}")
@@ -125,12 +164,17 @@ def dies(options, fault, ranks, limit_s, *more, more_env=None):
         try:
             code = server.process.wait(limit_s + 10)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"the process lives on, {limit_s + 10} s after its request failed with {reply}:\n{server.tail()}") from None
+            raise AssertionError(
+                f"the process lives on, {limit_s + 10} s after its request failed with {reply}:\n{server.tail()}"
+            ) from None
         seconds = time.monotonic() - began
         log = server.text()
         check(code != 0, "exit code 0")
         check(code > 0, f"ended by signal {-code}:\n{server.tail()}")
-        check(seconds <= limit_s, f"it took {seconds:.1f} s from the request to the end; {limit_s} allowed:\n{server.tail()}")
+        check(
+            seconds <= limit_s,
+            f"it took {seconds:.1f} s from the request to the end; {limit_s} allowed:\n{server.tail()}",
+        )
         check("the-victim" in log, f"the log does not name the request:\n{server.tail()}")
         check("layers." in log, f"the log does not name the operation:\n{server.tail()}")
         return f"{fault} on tp {ranks}: exit code {code} after {seconds:.2f} s"
@@ -140,19 +184,25 @@ def dies(options, fault, ranks, limit_s, *more, more_env=None):
 
 @test("robust/illegal-address", gpu=True)
 def illegal(options):
-    """A sticky error of a card ends the process within a second, with operation and request in the log."""
+    """A sticky error of a GPU ends the process within a second, with operation and request in the log."""
     # The first steps may load kernels; a fault in the tenth is met at full speed.
-    return "; ".join(dies(options, fault, ranks, 1.5) for fault, ranks in [("illegal:10", 1), ("illegal:10:0", 2), ("illegal:10:1", 2)])
+    return "; ".join(
+        dies(options, fault, ranks, 1.5)
+        for fault, ranks in [("illegal:10", 1), ("illegal:10:0", 2), ("illegal:10:1", 2)]
+    )
 
 
 @test("robust/stuck-card", gpu=True)
 def stuck(options):
     """A kernel that never ends is reported by the watchdog, which ends the process."""
-    return "; ".join(dies(options, fault, ranks, 3 + 3, "--watchdog-timeout", 3) for fault, ranks in [("hang:10", 1), ("hang:10:1", 2)])
+    return "; ".join(
+        dies(options, fault, ranks, 3 + 3, "--watchdog-timeout", 3)
+        for fault, ranks in [("hang:10", 1), ("hang:10:1", 2)]
+    )
 
 
 def uuids():
-    """Of the cards that are visible."""
+    """Of the GPUs that are visible."""
     return [f"GPU-{torch.cuda.get_device_properties(index).uuid}" for index in range(torch.cuda.device_count())]
 
 
@@ -162,10 +212,15 @@ def by_uuid(options):
     uuid = known[-1]
     flags, _ = device_flags(options)
     listed = subprocess.run([node(), ROOT / "bin/refit.js", "devices"], capture_output=True, text=True)
-    check(listed.returncode == 0 and all(one in listed.stdout for one in known), f"refit devices does not list {known}:\n{listed.stdout}{listed.stderr}")
+    check(
+        listed.returncode == 0 and all(one in listed.stdout for one in known),
+        f"refit devices does not list {known}:\n{listed.stdout}{listed.stderr}",
+    )
     with Server(GOLDENS / "qwen3", *flags, "--max-total-tokens", 1024, env=dict(CUDA_VISIBLE_DEVICES=uuid)) as server:
         check(server.generate([[5, 6, 7]], 4)[0][0] != [], "no answer")
-        users = subprocess.run(["nvidia-smi", "--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader"], capture_output=True, text=True).stdout
+        users = subprocess.run(
+            ["nvidia-smi", "--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader"], capture_output=True, text=True
+        ).stdout
     return f"{uuid}; nvidia-smi lists {len(users.splitlines())} users of cards"
 
 
@@ -174,13 +229,20 @@ def bad_input(options):
     """Each ends at once with exit code 2 or 1, no trace of a stack, and a sentence that names cause and cure."""
     on_card = options.device != "cpu"
     count = cards() if on_card else 0
-    cases = [(["--device", "tpu"], {}, "tpu"), (["--device", options.device, "--tp", 3], {"REFIT_CUDA_SHARE_CARD": "1"}, "3")]
+    cases = [
+        (["--device", "tpu"], {}, "tpu"),
+        (["--device", options.device, "--tp", 3], {"REFIT_CUDA_SHARE_CARD": "1"}, "3"),
+    ]
     if on_card:
         cases += [
             (["--device", "cuda:99"], {}, "99"),
             (["--device", "cuda", "--dtype", "float32"], {}, "bfloat16"),
             (["--device", "cuda", "--tp", 2 * max(1, count)], {}, "--tp"),
-            (["--device", "cuda"], {"CUDA_VISIBLE_DEVICES": "GPU-00000000-0000-0000-0000-000000000000"}, "CUDA_VISIBLE_DEVICES"),
+            (
+                ["--device", "cuda"],
+                {"CUDA_VISIBLE_DEVICES": "GPU-00000000-0000-0000-0000-000000000000"},
+                "CUDA_VISIBLE_DEVICES",
+            ),
             (["--device", "cuda"], {"CUDA_VISIBLE_DEVICES": ""}, "CUDA_VISIBLE_DEVICES"),
             (["--device", "cuda", "--base-gpu-id", count], {}, "card"),
             (["--device", "cuda", "--max-total-tokens", 2000000000], {}, "--max-total-tokens"),

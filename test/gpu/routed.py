@@ -1,5 +1,6 @@
-"""Which experts tokens go to, against transformers' routers on the same card: as many choices are those of float32 as transformers in
-bfloat16 makes, nearly. A record of other tokens, or of another layer, agrees with few. Prefills, decodes and prefix-cache hits."""
+"""Which experts tokens go to, against transformers' routers on the same GPU: as many choices are those of float32 as
+transformers in bfloat16 makes, nearly. A record of other tokens, or of another layer, agrees with few. Prefills,
+decodes and prefix-cache hits."""
 
 import base64
 import json
@@ -18,8 +19,12 @@ GENERATED = 40
 @torch.inference_mode()
 def routers(reference, tokens):
     """[tokens, sparse layers, experts per token], best first."""
-    layers = reference.model(torch.tensor([tokens], device=reference.device), use_cache=False, output_router_logits=True).router_logits
-    return torch.stack([logits.float().softmax(-1).topk(reference.model.config.num_experts_per_tok).indices for logits in layers], 1).cpu()
+    layers = reference.model(
+        torch.tensor([tokens], device=reference.device), use_cache=False, output_router_logits=True
+    ).router_logits
+    return torch.stack(
+        [logits.float().softmax(-1).topk(reference.model.config.num_experts_per_tok).indices for logits in layers], 1
+    ).cpu()
 
 
 def agreement(got, expected):
@@ -31,7 +36,10 @@ def read(reply, layers, sparse, k, tokens):
     """What /generate sends of all layers; those without experts hold zeros."""
     meta = reply["meta_info"]
     values = torch.frombuffer(bytearray(base64.b64decode(meta["routed_experts"])), dtype=torch.int32)
-    check(values.numel() == (tokens - 1) * layers * k, f"{values.numel()} experts for {tokens} tokens of {layers} layers and {k} each")
+    check(
+        values.numel() == (tokens - 1) * layers * k,
+        f"{values.numel()} experts for {tokens} tokens of {layers} layers and {k} each",
+    )
     rows = values.reshape(tokens - 1, layers, k).long()
     dense = [layer for layer in range(layers) if layer not in sparse]
     check(not rows[:, dense].any(), f"layers without experts {dense} have some")
@@ -45,25 +53,38 @@ def against_transformers(name, ranks):
         k, layers = config["num_experts_per_tok"], config["num_hidden_layers"]
         given = prompts(3, (2, 33, 150), config["vocab_size"])
         flags, env = device_flags(options, ranks)
-        with Server(folder, *flags, "--dtype", "bfloat16", "--max-total-tokens", 2048, "--enable-return-routed-experts", env=env) as server:
+        with Server(
+            folder, *flags, "--dtype", "bfloat16", "--max-total-tokens", 2048, "--enable-return-routed-experts", env=env
+        ) as server:
             known = server.get("/capabilities")["model"]["routed_experts"]
             sparse = known["sparse_layers"]
 
             def ask(sequences, count):
                 params = dict(max_new_tokens=count, temperature=0, ignore_eos=True)
-                return server.post("/generate", dict(input_ids=sequences, sampling_params=params, return_routed_experts=True))
+                return server.post(
+                    "/generate", dict(input_ids=sequences, sampling_params=params, return_routed_experts=True)
+                )
 
             made = ask(given, GENERATED)
             whole = [prompt + reply["output_ids"] for prompt, reply in zip(given, made, strict=True)]
             decoded = [read(reply, layers, sparse, k, len(tokens)) for reply, tokens in zip(made, whole, strict=True)]
             hits = ask(whole, 0)
-            check(hits[-1]["meta_info"]["cached_tokens"] >= 128, f"{hits[-1]['meta_info']['cached_tokens']} tokens came from the prefix cache")
+            check(
+                hits[-1]["meta_info"]["cached_tokens"] >= 128,
+                f"{hits[-1]['meta_info']['cached_tokens']} tokens came from the prefix cache",
+            )
             for tokens, reply, rows in zip(whole, hits, decoded, strict=True):
                 cached, again = reply["meta_info"]["cached_tokens"], read(reply, layers, sparse, k, len(tokens))
                 wrong = (again[:cached] != rows[:cached]).any(-1).nonzero()
-                check(len(wrong) == 0, f"of {cached} cached tokens after a prompt of {len(tokens)}, {len(wrong)} have other experts than when they were computed, first (token, layer) {wrong[:1].tolist()}")
+                check(
+                    len(wrong) == 0,
+                    f"of {cached} cached tokens after a prompt of {len(tokens)}, {len(wrong)} have other experts than "
+                    f"when they were computed, first (token, layer) {wrong[:1].tolist()}",
+                )
             server.post("/flush_cache")
-            fresh = [read(reply, layers, sparse, k, len(tokens)) for reply, tokens in zip(ask(whole, 0), whole, strict=True)]
+            fresh = [
+                read(reply, layers, sparse, k, len(tokens)) for reply, tokens in zip(ask(whole, 0), whole, strict=True)
+            ]
         with Reference(folder, torch.bfloat16, device) as rounded, Reference(folder, torch.float32, device) as exact:
             right = [routers(exact, tokens)[:-1] for tokens in whole]
             half = torch.cat([routers(rounded, tokens)[:-1] for tokens in whole])
@@ -72,12 +93,22 @@ def against_transformers(name, ranks):
         notes = []
         for what, got in (("decoded", decoded), ("one prefill", fresh)):
             rows = torch.cat(got)
-            check(int(rows.max()) < known["experts"] and (rows.sort(-1).values.diff(dim=-1) > 0).all(), f"{what}: an expert that does not exist, or twice for one token")
+            check(
+                int(rows.max()) < known["experts"] and (rows.sort(-1).values.diff(dim=-1) > 0).all(),
+                f"{what}: an expert that does not exist, or twice for one token",
+            )
             ours = agreement(rows, expected)
             notes.append(f"{what} {[round(float(share), 3) for share in ours]}")
             first = [int((one != other).any(-1).any(-1).float().argmax()) for one, other in zip(got, right)]
-            check(bool((ours >= theirs - 0.05).all()), f"tp {ranks}, {what}: of each layer's choices {ours.tolist()} are float32's, of transformers in bfloat16 {theirs.tolist()}; first token that differs, of each sequence: {first}")
-        return f"choices as in float32, by layer: {', '.join(notes)}; transformers in bfloat16 {[round(float(share), 3) for share in theirs]}"
+            check(
+                bool((ours >= theirs - 0.05).all()),
+                f"tp {ranks}, {what}: of each layer's choices {ours.tolist()} are float32's, of transformers in "
+                f"bfloat16 {theirs.tolist()}; first token that differs, of each sequence: {first}",
+            )
+        return (
+            f"choices as in float32, by layer: {', '.join(notes)}; transformers in bfloat16 "
+            f"{[round(float(share), 3) for share in theirs]}"
+        )
 
     return run
 

@@ -29,8 +29,12 @@ PORTS = range(*map(int, os.environ.get("REFIT_TEST_PORTS", "20000 32000").split(
 
 
 def free_port():
-    """Nobody else takes it before it is used: processes that run tests side by side (pytest-xdist's workers) have ports of their own."""
-    own, count = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    """Nobody else takes it before it is used: processes that run tests side by side (pytest-xdist's workers) have ports
+    of their own."""
+    own, count = (
+        int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")),
+        int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")),
+    )
     for _ in range(100):
         port = random.choice(PORTS[own::count])
         with socket.socket() as probe:
@@ -65,10 +69,19 @@ class Server:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = tempfile.NamedTemporaryFile(prefix="refit-log-")
-        command = [node(), str(ROOT / "bin/refit.js"), *self.arguments(model), "--port", str(self.port), *map(str, flags)]
+        command = [
+            node(),
+            str(ROOT / "bin/refit.js"),
+            *self.arguments(model),
+            "--port",
+            str(self.port),
+            *map(str, flags),
+        ]
         self.started = time.monotonic()
-        self.process = subprocess.Popen(command, stdout=self.log, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})})
-        # However this program ends, the server must not hold the card.
+        self.process = subprocess.Popen(
+            command, stdout=self.log, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})}
+        )
+        # However this program ends, the server must not hold the GPU.
         atexit.register(self.kill)
         try:
             while True:
@@ -78,7 +91,9 @@ class Server:
                     return
                 except (OSError, Refused):
                     if self.process.poll() is not None:
-                        raise RuntimeError(f"the server ended with {self.process.returncode} before it was ready:\n{self.tail()}") from None
+                        raise RuntimeError(
+                            f"the server ended with {self.process.returncode} before it was ready:\n{self.tail()}"
+                        ) from None
                     if time.monotonic() - self.started > wait_s:
                         raise RuntimeError(f"the server was not ready after {wait_s} s:\n{self.tail()}") from None
                     time.sleep(0.05)
@@ -148,8 +163,11 @@ class Server:
     # What tests ask for most.
 
     def score(self, sequences, ids=None):
-        """Per sequence the logprobs of its tokens 1.. given all before; with `ids` also those of these ids at each position."""
-        body = dict(input_ids=sequences, sampling_params=dict(max_new_tokens=0), return_logprob=True, logprob_start_len=0)
+        """Per sequence the logprobs of its tokens 1.. given all before; with `ids` also those of these ids at each
+        position."""
+        body = dict(
+            input_ids=sequences, sampling_params=dict(max_new_tokens=0), return_logprob=True, logprob_start_len=0
+        )
         if ids is not None:
             body["token_ids_logprob"] = [ids] * len(sequences)
         metas = [reply["meta_info"] for reply in self.post("/generate", body)]
@@ -161,8 +179,13 @@ class Server:
     def generate(self, prompts, count, **sampling):
         """Per prompt (output ids, their logprobs); greedy unless told otherwise."""
         params = dict(dict(max_new_tokens=count, temperature=0, ignore_eos=True), **sampling)
-        replies = self.post("/generate", dict(input_ids=prompts, sampling_params=params, return_logprob=True), timeout=600)
-        return [(reply["output_ids"], [entry[0] for entry in reply["meta_info"]["output_token_logprobs"]]) for reply in replies]
+        replies = self.post(
+            "/generate", dict(input_ids=prompts, sampling_params=params, return_logprob=True), timeout=600
+        )
+        return [
+            (reply["output_ids"], [entry[0] for entry in reply["meta_info"]["output_token_logprobs"]])
+            for reply in replies
+        ]
 
     def checksums(self):
         return self.post("/weights_checker", dict(action="checksum"))["checksums"]

@@ -5,8 +5,21 @@ from machine import settled
 from server import Refused
 from tensor_process import Process, shared_files
 from tensor_setup import (
-    SENDERS, Problems, begin, check_closed, check_given_back, check_sums, on_card, opened_and_closed, post, refusal, sender_of, server_of, servers, shapes_of,
-)  # fmt: skip
+    SENDERS,
+    Problems,
+    begin,
+    check_closed,
+    check_given_back,
+    check_sums,
+    on_card,
+    opened_and_closed,
+    post,
+    refusal,
+    sender_of,
+    server_of,
+    servers,
+    shapes_of,
+)
 
 KIND = "qwen3"
 
@@ -39,13 +52,19 @@ def life(options, ranks, name, place):
         post(server, [dict(kept=name_of(1))], weight_version=f"kept-{round}", flush_cache=False)
         if round < 3 or round > 96:
             check_sums(server, sums[variant], variant, shapes, f"kept, round {round}")
-    check(opened_and_closed(server) == opened, f"a kept mapping was opened or closed: {opened} and {opened_and_closed(server)}")
+    check(
+        opened_and_closed(server) == opened,
+        f"a kept mapping was opened or closed: {opened} and {opened_and_closed(server)}",
+    )
     # What does not fit is refused, and changes nothing.
     now = server.checksums()
     for body, status in [
-        (dict(kept=name_of(2)), 409), (dict(kept=dict(name="nobody's", generation=1)), 404), (dict(kept=name_of(1), serialized_named_tensors=[]), 400),
-        (dict(kept=dict(name="the trainer's pool")), 400), ({}, 400),
-    ]:  # fmt: skip
+        (dict(kept=name_of(2)), 409),
+        (dict(kept=dict(name="nobody's", generation=1)), 404),
+        (dict(kept=name_of(1), serialized_named_tensors=[]), 400),
+        (dict(kept=dict(name="the trainer's pool")), 400),
+        ({}, 400),
+    ]:
         error = refusal(server, body)
         check(error.status == status and server.checksums() == now, f"{body} (to be refused with {status}): {error}")
     # Other memory under the same name: what was kept goes back.
@@ -55,13 +74,19 @@ def life(options, ranks, name, place):
     check(server.metric("refit:kept_tensor_names") == 1, "two are kept under one name")
     if on_card(options):
         held = sender("shares")["left"]
-        check(held.get("1") == 1 and set(held) <= {"0", "1", "gone"}, f"the flat tensor's reference alone must be held: {held}")
+        check(
+            held.get("1") == 1 and set(held) <= {"0", "1", "gone"},
+            f"the flat tensor's reference alone must be held: {held}",
+        )
     check(refusal(server, dict(kept=name_of(1))).status == 409, "an old generation was taken")
     # Given back, nothing of it is left.
     said = server.post("/release_kept_tensors", dict(name=name_of(2)["name"]))
     check_given_back(sender, "released")
     check_closed(server, f"released: {said}")
-    check(server.metric("refit:kept_tensor_names") == 0 and server.metric("refit:kept_tensor_bytes") == 0, "something is kept still")
+    check(
+        server.metric("refit:kept_tensor_names") == 0 and server.metric("refit:kept_tensor_bytes") == 0,
+        "something is kept still",
+    )
     check(refusal(server, dict(kept=name_of(2))).status == 404, "what was released was written")
     memory = sender("drop")
     check(memory.get("allocated", 0) == 0, f"the sender's memory is not free: {memory}")
@@ -71,7 +96,9 @@ def life(options, ranks, name, place):
 def kept(options):
     """Written again and again without handles, replaced, refused, released."""
     problems = Problems()
-    cases = [(1, "plain", "pooled"), (2, "plain", "pooled")] + ([(2, "plain", "ordinary"), (1, "expandable", "ordinary")] if on_card(options) else [])
+    cases = [(1, "plain", "pooled"), (2, "plain", "pooled")] + (
+        [(2, "plain", "ordinary"), (1, "expandable", "ordinary")] if on_card(options) else []
+    )
     for ranks, name, place in cases:
         problems(f"tp {ranks}, {name} {place}", lambda: life(options, ranks, name, place), servers.get((KIND, ranks)))
     problems.end()
@@ -80,7 +107,8 @@ def kept(options):
 
 @test("tensor/kept-sender-ends", limit_s=60)
 def sender_ends(options):
-    """A sender is killed while its memory is kept: the next request is refused, or writes the same bytes again; then all is closed."""
+    """A sender is killed while its memory is kept: the next request is refused, or writes the same bytes again; then
+    all is closed."""
     shapes, notes = shapes_of(KIND), []
     for name in ["plain"] + (["expandable"] if on_card(options) else []):
         server = server_of(options, KIND, 1)
@@ -98,7 +126,10 @@ def sender_ends(options):
             said = "taken: a mapping outlives the process that shared it"
             check(on_card(options), "a file that is gone was read")
         except Refused as error:
-            check(error.status in (400, 404) and "sender" in str(error), f"{name}: the refusal does not say that the sender has ended: {error}")
+            check(
+                error.status in (400, 404) and "sender" in str(error),
+                f"{name}: the refusal does not say that the sender has ended: {error}",
+            )
             check(server.metric("refit:kept_tensor_names") == 0, f"{name}: it is kept still, after {error}")
             said = str(error)
         check(server.checksums() == now, f"{name}: the weights changed: {said}")

@@ -1,17 +1,28 @@
-"""Who frees what when: senders that die, free, overwrite, repeat themselves; handles that lie; and 500 updates that leave nothing behind."""
+"""When memory is freed: senders that die, free, overwrite or repeat themselves, and 500 updates that leave nothing behind."""
 
 import concurrent.futures
 import pathlib
 import time
 
-
 from harness import check, test
-from machine import cards, device_flags, free_on_card, settled
-from server import Refused, Server
+from machine import cards, free_on_card, settled
+from server import Refused
 from tensor_process import Process, footprint, shared_files
 from tensor_setup import (
-    GOLDENS, PATH, Problems, begin, check_closed, check_given_back, check_sums, on_card, opened_and_closed, post, refusal, sender_of, server_of, servers, shapes_of,
-)  # fmt: skip
+    PATH,
+    Problems,
+    check_closed,
+    check_given_back,
+    check_sums,
+    on_card,
+    opened_and_closed,
+    post,
+    refusal,
+    sender_of,
+    server_of,
+    servers,
+    shapes_of,
+)
 
 KIND = "qwen3"
 
@@ -75,7 +86,10 @@ def same_body(options):
         said = "taken"
     except Refused as error:
         said = f"refused ({error.status})"
-    check(server.checksums() == sums or said == "taken", f"a body whose memory is gone was {said}, and the weights changed")
+    check(
+        server.checksums() == sums or said == "taken",
+        f"a body whose memory is gone was {said}, and the weights changed",
+    )
     check_closed(server, "three times")
     server.post("/weights_checker", dict(action="reset_tensors"))
     sender("make", variant=6)
@@ -103,7 +117,13 @@ def killed(options):
     try:
         for sender in processes.values():
             # All at once: each takes seconds to load torch.
-            sender.begin("start", device="cuda:0" if on_card(options) else "cpu", devices=["cuda:0" if on_card(options) else "cpu"], config={}, shapes=shapes)
+            sender.begin(
+                "start",
+                device="cuda:0" if on_card(options) else "cpu",
+                devices=["cuda:0" if on_card(options) else "cpu"],
+                config={},
+                shapes=shapes,
+            )
         for sender in processes.values():
             sender.end()
         sums = processes["after"]("sums", variant=7)
@@ -130,13 +150,16 @@ def killed(options):
             old = healthy("before")
             sender, body = prepared("before")
             sender.kill()
-            # Its memory is taken back: of a card by the driver, files by torch's own keeper.
+            # Its memory is taken back: of a GPU by the driver, files by torch's own keeper.
             time.sleep(0.5)
             if not on_card(options):
                 settled(lambda: shared_files(sender.pid), lambda files: not files)
             error = refusal(server, body)
             check(server.checksums() == old, f"refused, and the weights changed: {error}")
-            check("sender" in str(error) or "ended" in str(error), f"the refusal does not say that the sender is gone: {error}")
+            check(
+                "sender" in str(error) or "ended" in str(error),
+                f"the refusal does not say that the sender is gone: {error}",
+            )
             notes.append(f"before: {error}")
             healthy("after a dead sender's request")
 
@@ -189,10 +212,20 @@ def killed(options):
                     settled(lambda: server.process.poll(), lambda code: code is not None, 5)
             check(not answered, f"answered while its stream was still at work: {said}")
             if server.process.poll() is not None:
-                notes.append(f"while waited for: {said}; THE SERVER ENDED with {server.process.returncode}: {server.tail(3)}")
+                notes.append(
+                    f"while waited for: {said}; THE SERVER ENDED with {server.process.returncode}: {server.tail(3)}"
+                )
             else:
                 got = server.checksums()
-                state = "new" if got == sums else "old" if got == old else "torn, and says so" if server.metric("refit:weights_torn") else "what the sender had when it died"
+                state = (
+                    "new"
+                    if got == sums
+                    else "old"
+                    if got == old
+                    else "torn, and says so"
+                    if server.metric("refit:weights_torn")
+                    else "what the sender had when it died"
+                )
                 notes.append(f"while waited for: {said}, weights are {state}")
             healthy("after a sender died under its stream")
 
@@ -206,113 +239,19 @@ def killed(options):
     return "; ".join(notes)
 
 
-# What no honest sender packs; each in words, none of them felt by the card.
-LIES = {
-    "a handle of nobody's": "handle",
-    "a segment that ends before its storage": "beyond",
-    "an offset of a terabyte": "far",
-    "an event of nobody's": "event",
-    "a card that is not there": "uuid",
-    "a counter that is not there": "counter",
-}
-
-
-@test("tensor/handles-that-lie", gpu=True, limit_s=90)
-def lies(options):
-    flags, env = device_flags(options)
-    problems, notes, shapes = Problems(), [], shapes_of(KIND)
-    # Of its own: some of these lies leave references behind that nobody gives back.
-    sender = Process()
-    server = Server(GOLDENS / KIND, *flags, "--max-total-tokens", 1024, env=env, wait_s=60)
-    try:
-        begin(options, sender, KIND)
-        sender("make", variant=1)
-        sums = sender("sums", variant=1)
-        post(server, sender("pack", way="list", ranks=1))
-        for what, lie in LIES.items():
-
-            def work():
-                body = dict(serialized_named_tensors=[sender("pack_lie", lie=lie)])
-                try:
-                    said = server.post(PATH, body, timeout=60)
-                    # torch ignores a counter that is gone; a lost event may have passed already.
-                    check(lie in ("counter", "event"), f"{what} was taken: {said}")
-                    notes.append(f"{what}: taken")
-                except Refused as error:
-                    check(error.status == 400 or (error.status == 500 and "torn" in str(error).lower()), f"{what}: {error}")
-                    notes.append(f"{what}: {error}")
-                post(server, sender("pack", way="list", ranks=1))
-                check_sums(server, sums, 1, shapes, f"after {what}")
-                check(len(server.generate([[5, 6, 7]], 4)[0][0]) == 4, "it does not generate")
-
-            problems(what, work, server)
-            if server.process.poll() is not None:
-                server = Server(GOLDENS / KIND, *flags, "--max-total-tokens", 1024, env=env, wait_s=60)
-        problems("afterwards", lambda: check_closed(server, "lies"), server)
-        problems.end(server)
-        server.stop()
-    finally:
-        server.kill()
-        sender.close()
-    return "; ".join(notes)
-
-
-@test("tensor/refused-and-given-back", limit_s=90)
-def refused(options):
-    """Every reference comes back whatever is wrong with a request, and nothing changes."""
-    problems, notes = Problems(), []
-    small, other = "model.norm.weight", "model.layers.0.self_attn.q_norm.weight"
-    for ranks in [1, 2]:
-        server, sender = server_of(options, KIND, ranks), sender_of(options, KIND)
-        sender("make", variant=3)
-        post(server, sender("pack", way="list", ranks=ranks))
-        before = server.checksums()
-        cases = {
-            "a name that the model has not": ({small: "nobody"}, {}),
-            "another shape": ({small: other}, {}),
-            "a field of a wrong type": ({small: small}, dict(weight_version=3)),
-            "a bucket that is none": ({small: small}, dict(load_format="flattened_bucket")),
-            "a loader that nobody has registered": ({small: small}, dict(load_format="my.loader")),
-        }
-        for what, (names, fields) in cases.items():
-
-            def work():
-                sender("forget")
-                error = refusal(server, dict(serialized_named_tensors=[sender("pack_only", names=names)]), **fields)
-                check(error.status == 400, f"{what}: {error}")
-                if on_card(options):
-                    left = check_given_back(sender, what)["left"]
-                    check(left == {"0": 1}, f"{what}: its counter: {left}")
-                check(server.checksums() == before, f"{what}: the weights changed")
-
-            problems(f"{what}, tp {ranks}", work, server)
-        if on_card(options) and ranks == 1:
-            with Server(GOLDENS / KIND, "--device", "cpu", "--skip-tokenizer-init", "--max-total-tokens", 256, "--threads", 2) as on_cpu:
-
-                def work():
-                    sender("forget")
-                    error = refusal(on_cpu, sender("pack", way="list", ranks=1)[0])
-                    check(error.status == 400 and "card" in str(error), f"a card's memory into an engine on the CPU: {error}")
-                    check_given_back(sender, "an engine on the CPU")
-                    notes.append(str(error))
-
-                problems("an engine on the CPU", work, on_cpu)
-        check_closed(server, "refused")
-        sender("drop")
-    problems.end()
-    return "; ".join(notes)
-
-
 def free_everywhere():
     return [free_on_card(i) for i in range(cards())]
 
 
 @test("tensor/500-updates", limit_s=140)
 def five_hundred(options):
-    """In several formats, every seventh refused (200 with --small): memory of cards and host, descriptors, mappings and threads stay what they are."""
+    """In several formats, every seventh refused (200 with --small): memory of GPUs and host, descriptors, mappings and
+    threads stay what they are."""
     shapes, notes, problems = shapes_of(KIND), [], Problems()
     rounds = 50 if options.device == "cpu" else 200 if options.small else 500
-    for ranks, name in [(1, "plain"), (2, "plain")] + ([(1, "expandable")] if on_card(options) and not options.small else []):
+    for ranks, name in [(1, "plain"), (2, "plain")] + (
+        [(1, "expandable")] if on_card(options) and not options.small else []
+    ):
         what = f"tp {ranks}, {name}"
 
         def work():
@@ -325,33 +264,64 @@ def five_hundred(options):
             sender("forget")
             # A server's thread for large bodies is started when it has run for a second (src/app/plugin.ts).
             time.sleep(1.5)
-            before = dict(sender=sender("memory"), server=footprint(server.process.pid), card=free_everywhere() if on_card(options) else [])
+            before = dict(
+                sender=sender("memory"),
+                server=footprint(server.process.pid),
+                card=free_everywhere() if on_card(options) else [],
+            )
             files = set(shared_files(sender.pid))
             began = time.monotonic()
             sender.begin("loop", port=server.port, count=count, ways=ways, ranks=ranks)
             sender.end(120)
             seconds = time.monotonic() - began
-            after = dict(sender=sender("memory"), server=footprint(server.process.pid), card=free_everywhere() if on_card(options) else [])
+            after = dict(
+                sender=sender("memory"),
+                server=footprint(server.process.pid),
+                card=free_everywhere() if on_card(options) else [],
+            )
             check_sums(server, sums, 1, shapes, what)
             check_closed(server, what)
-            # Its own process and everybody's mappings of cards: within what an allocator moves by.
-            for who, key, slack in [("sender", "allocated", 0), ("sender", "reserved", 0), ("sender", "descriptors", 1), ("sender", "threads", 1), ("sender", "mappings", 8),
-                                    ("server", "descriptors", 2), ("server", "threads", 1), ("server", "mappings", 150), ("server", "device_mappings", 4), ("server", "resident_mb", 250)]:  # fmt: skip
+            # Its own process and everybody's mappings of GPUs: within what an allocator moves by.
+            for who, key, slack in [
+                ("sender", "allocated", 0),
+                ("sender", "reserved", 0),
+                ("sender", "descriptors", 1),
+                ("sender", "threads", 1),
+                ("sender", "mappings", 8),
+                ("server", "descriptors", 2),
+                ("server", "threads", 1),
+                ("server", "mappings", 150),
+                ("server", "device_mappings", 4),
+                ("server", "resident_mb", 250),
+            ]:
                 old, new = before[who].get(key, 0), after[who].get(key, 0)
-                check(new - old <= slack, f"{what}: {key} of the {who}: {old} before, {new} after {count} updates; all: {before} and {after}")
+                check(
+                    new - old <= slack,
+                    f"{what}: {key} of the {who}: {old} before, {new} after {count} updates; all: {before} and {after}",
+                )
             for card, (old, new) in enumerate(zip(before["card"], after["card"])):
-                check(abs(new - old) <= 16 << 20, f"{what}: free on card {card}: {old / 1e6:.0f} MB before, {new / 1e6:.0f} after {count} updates; all: {before} and {after}")
+                check(
+                    abs(new - old) <= 16 << 20,
+                    f"{what}: free on card {card}: {old / 1e6:.0f} MB before, {new / 1e6:.0f} after {count} updates; "
+                    f"all: {before} and {after}",
+                )
             shares = sender("shares")
-            check(set(shares["left"]) <= {"0", "gone"}, f"{what}: counters of {shares['count']} shares: {shares['left']}")
+            check(
+                set(shares["left"]) <= {"0", "gone"}, f"{what}: counters of {shares['count']} shares: {shares['left']}"
+            )
             new = sorted(set(shared_files(sender.pid)) - files)
             check(len(new) <= 4, f"{what}: {len(new)} files of shared memory are left: {new[:6]}")
-            notes.append(f"{len(files)} files of shared memory before, of {sorted({pathlib.Path(file).stat().st_size for file in files})} bytes")
+            notes.append(
+                f"{len(files)} files of shared memory before, of "
+                f"{sorted({pathlib.Path(file).stat().st_size for file in files})} bytes"
+            )
             grown = {key: after["server"][key] - before["server"][key] for key in after["server"]}
-            notes.append(f"{what}: {count} in {seconds:.1f} s, {shares['count']} shares, {opened_and_closed(server)}, the server grew by {grown}")
+            notes.append(
+                f"{what}: {count} in {seconds:.1f} s, {shares['count']} shares, {opened_and_closed(server)}, the "
+                f"server grew by {grown}"
+            )
             sender("drop")
 
         problems(what, work, servers.get((KIND, ranks)))
     problems.end()
     return "; ".join(notes)
-
-

@@ -1,4 +1,5 @@
-"""What trainers make of their tensors: position-coded weights, torch's pickles of handles in every shape that a trainer sends.
+"""What trainers make of their tensors: position-coded weights, torch's pickles of handles in every shape that a trainer
+sends.
 
 Knows nothing of a server; the processes that send import torch and this.
 """
@@ -7,12 +8,13 @@ import base64
 import dataclasses
 import io
 import math
-import zlib
 from multiprocessing.reduction import ForkingPickler
 
 import torch
 import torch.multiprocessing
 from torch.multiprocessing import reductions
+
+from tensor_weights import checksum_of, checksums_of, coded, signed  # noqa: F401
 
 # A server is no child of the sender, so CPU tensors are shared by the names of files.
 torch.multiprocessing.set_sharing_strategy("file_system")
@@ -58,7 +60,8 @@ class Shares:
             self.counters.append((args[11].decode(), args[12]))
 
     def left(self):
-        """{value of a share's counter: shares}. 1: not given back yet; 0: given back; the file goes with the last of its shares."""
+        """{value of a share's counter: shares}. 1: not given back yet; 0: given back; the file goes with the last of
+        its shares."""
         found, files = {}, {}
         for name, slot in self.counters:
             if name not in files:
@@ -68,7 +71,9 @@ class Shares:
                 except FileNotFoundError:
                     files[name] = None
             data = files[name]
-            value = "gone" if data is None else int.from_bytes(data[64 + 8 * slot : 72 + 8 * slot], "little", signed=True)
+            value = (
+                "gone" if data is None else int.from_bytes(data[64 + 8 * slot : 72 + 8 * slot], "little", signed=True)
+            )
             found[value] = found.get(value, 0) + 1
         return found
 
@@ -76,7 +81,11 @@ class Shares:
         """{what a handle begins with: how many different ones}."""
         found = {}
         for handle in set(self.handles):
-            kind = "64 bytes" if len(handle) == 64 else f"v{handle[0]}{chr(handle[1])}{len(handle) if handle[1] == 0x65 else ''}"
+            kind = (
+                "64 bytes"
+                if len(handle) == 64
+                else f"v{handle[0]}{chr(handle[1])}{len(handle) if handle[1] == 0x65 else ''}"
+            )
             found[kind] = found.get(kind, 0) + 1
         return found
 
@@ -90,7 +99,9 @@ def reducer(by_uuid):
         if function is not reductions.rebuild_cuda_tensor:
             return function, args
         SHARES.add(args)
-        return (_rebuild_cuda_tensor_modified, (*args[:6], uuid_of(args[6]), *args[7:])) if by_uuid else (function, args)
+        return (
+            (_rebuild_cuda_tensor_modified, (*args[:6], uuid_of(args[6]), *args[7:])) if by_uuid else (function, args)
+        )
 
     return reduce_tensor
 
@@ -107,63 +118,6 @@ def dumps(obj, by_uuid=False):
 
 def serialize(obj, by_uuid=False):
     return base64.b64encode(dumps(obj, by_uuid)).decode()
-
-
-# Weights whose bits depend on variant, name and position, and their checksums (docs/checksum.md), on any device.
-
-
-def coded(variant, name, shape, device="cpu", out=None):
-    """bfloat16 below 2 in size: neither infinity nor NaN, and float32 holds it exactly."""
-    count = math.prod(shape)
-    out = torch.empty(shape, dtype=torch.bfloat16, device=device) if out is None else out
-    flat = out.view(-1)
-    seed = (zlib.crc32(name.encode()) ^ (variant * 0x9E3779B1)) & 0xFFFFFFFF
-    for start in range(0, count, 1 << 24):
-        index = torch.arange(start, min(count, start + (1 << 24)), device=out.device)
-        h = (index * 0x85EBCA6B + seed) & 0xFFFFFFFF
-        h = ((h ^ (h >> 13)) * 0x2C1B3C6D) & 0xFFFFFFFF
-        bits = (h ^ (h >> 16)) & 0xBFFF
-        flat[start : start + len(index)] = torch.where(bits >= 0x8000, bits - 0x10000, bits).to(torch.int16).view(torch.bfloat16)
-    return out
-
-
-def signed(value):
-    value &= (1 << 64) - 1
-    return value - (1 << 64) if value >> 63 else value
-
-
-GOLDEN, MIX1, MIX2 = (signed(value) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
-POWERS = [signed(pow(0xD1342543DE82EF95, j, 1 << 64)) for j in range(8)]
-
-
-def shifted(z, bits):
-    """Unsigned shift to the right of int64."""
-    return (z >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def checksum_of(tensor):
-    """A tensor of one int64, so that many can be asked for without waiting for each. Integers of torch wrap around."""
-    bits = tensor.detach().to(torch.bfloat16).contiguous().view(-1).view(torch.int16)
-    powers = torch.tensor(POWERS, device=bits.device)
-    total = torch.zeros((), dtype=torch.int64, device=bits.device)
-    piece = 1 << 24
-    for start in range(0, bits.numel(), piece):
-        b = bits[start : start + piece].to(torch.int64) & 0xFFFF
-        b = torch.nn.functional.pad(b, (0, -b.numel() % 8)).view(-1, 8)
-        z = torch.arange(start // 8 + 1, start // 8 + 1 + len(b), device=bits.device) * GOLDEN
-        z = (z ^ shifted(z, 30)) * MIX1
-        z = (z ^ shifted(z, 27)) * MIX2
-        z = (z ^ shifted(z, 31)) | 1
-        total += ((b * powers).sum(1) * z).sum()
-    return total
-
-
-def checksums_of(named):
-    named = list(named)
-    if not named:
-        return {}
-    totals = torch.stack([checksum_of(tensor).to(named[0][1].device) for _, tensor in named]).tolist()
-    return {name: f"{total & ((1 << 64) - 1):016x}" for (name, _), total in zip(named, totals)}
 
 
 # Where a trainer's tensors lie.
@@ -207,9 +161,14 @@ def flatten(named, device):
     flat = [tensor.contiguous().flatten().view(torch.uint8) for _, tensor in named]
     metadata, at = [], 0
     for (name, tensor), piece in zip(named, flat):
-        metadata.append(FlattenedTensorMetadata(name, tensor.shape, tensor.dtype, at, at + piece.numel(), piece.numel()))
+        metadata.append(
+            FlattenedTensorMetadata(name, tensor.shape, tensor.dtype, at, at + piece.numel(), piece.numel())
+        )
         at += piece.numel()
-    return {"flattened_tensor": torch.cat(flat) if flat else torch.empty(0, dtype=torch.uint8, device=device), "metadata": metadata}
+    return {
+        "flattened_tensor": torch.cat(flat) if flat else torch.empty(0, dtype=torch.uint8, device=device),
+        "metadata": metadata,
+    }
 
 
 def by_bytes(named, limit):
@@ -225,7 +184,8 @@ def by_bytes(named, limit):
 
 
 def engine_shards(config, weights, ranks, rank):
-    """This rank's parameters as SGLang's models name and shape them: q, k, v and gate, up fused; rows or columns of a rank."""
+    """This rank's parameters as SGLang's models name and shape them: q, k, v and gate, up fused; rows or columns of a
+    rank."""
 
     def rows(name):
         return weights[name].chunk(ranks, 0)[rank]
@@ -244,7 +204,11 @@ def engine_shards(config, weights, ranks, rank):
     for layer in range(config["num_hidden_layers"]):
         at = f"model.layers.{layer}."
         attention, mlp = at + "self_attn.", at + "mlp."
-        own.update((name, tensor) for name, tensor in weights.items() if name.startswith(at) and ("norm" in name or name == mlp + "gate.weight"))
+        own.update(
+            (name, tensor)
+            for name, tensor in weights.items()
+            if name.startswith(at) and ("norm" in name or name == mlp + "gate.weight")
+        )
         for end in ["weight", "bias"]:
             if attention + "q_proj." + end in weights:
                 own[attention + "qkv_proj." + end] = torch.cat([rows(f"{attention}{p}_proj.{end}") for p in "qkv"])
@@ -255,13 +219,15 @@ def engine_shards(config, weights, ranks, rank):
         else:
             count = sum(name.startswith(mlp + "experts.") and name.endswith("up_proj.weight") for name in weights)
             experts = [f"{mlp}experts.{e}." for e in range(count)]
-            own[mlp + "experts.w13_weight"] = torch.stack([torch.cat([rows(e + "gate_proj.weight"), rows(e + "up_proj.weight")]) for e in experts])
+            own[mlp + "experts.w13_weight"] = torch.stack(
+                [torch.cat([rows(e + "gate_proj.weight"), rows(e + "up_proj.weight")]) for e in experts]
+            )
             own[mlp + "experts.w2_weight"] = torch.stack([columns(e + "down_proj.weight") for e in experts])
     return list(own.items())
 
 
 def copied(named, device):
-    """As of another process, maybe on another card."""
+    """As of another process, maybe on another GPU."""
     return [(name, tensor.to(device, copy=True)) for name, tensor in named]
 
 
@@ -273,11 +239,15 @@ def viewed(named):
             case 0 if tensor.dim() == 2:
                 tensor = tensor.t().contiguous().t()
             case 1:
-                padded = torch.full((*tensor.shape[:-1], tensor.shape[-1] * 3), float("nan"), dtype=tensor.dtype, device=tensor.device)
+                padded = torch.full(
+                    (*tensor.shape[:-1], tensor.shape[-1] * 3), float("nan"), dtype=tensor.dtype, device=tensor.device
+                )
                 padded[..., ::3] = tensor
                 tensor = padded[..., ::3]
             case 2:
-                around = torch.full([size + 5 for size in tensor.shape], float("nan"), dtype=tensor.dtype, device=tensor.device)
+                around = torch.full(
+                    [size + 5 for size in tensor.shape], float("nan"), dtype=tensor.dtype, device=tensor.device
+                )
                 inside = around[tuple(slice(2, 2 + size) for size in tensor.shape)]
                 inside.copy_(tensor)
                 tensor = inside
@@ -295,7 +265,7 @@ def as_tuple(tensor):
 
 
 class Packer:
-    """`devices`: the card of each rank's process. What must outlive the reply stays in `held`."""
+    """`devices`: the GPU of each rank's process. What must outlive the reply stays in `held`."""
 
     def __init__(self, config, devices):
         self.config, self.devices, self.held = config, devices, []
@@ -309,25 +279,37 @@ class Packer:
             case "list-by-uuid":
                 return [([serialize(named, by_uuid=True)] * ranks, None)]
             case "list-per-rank":
-                # Each rank is sent the memory of a process of its own; the second one's lies on another card where there is one.
+                # Each rank is sent the memory of a process of its own; the second one's lies on another GPU where
+                # there is one.
                 self.held = [copied(named, card) for card in cards]
                 return [([serialize(own, by_uuid=True) for own in self.held], None)]
             case "parts-per-rank":
                 return [([serialize(named[rank::ranks]) for rank in range(ranks)], None)]
             case "verl":
                 self.held = [copied(named, card) for card in cards]
-                local = [(own[0][0], LocalSerializedTensor([dumps(tensor) for _, tensor in own])) for own in zip(*self.held)]
+                local = [
+                    (own[0][0], LocalSerializedTensor([dumps(tensor) for _, tensor in own])) for own in zip(*self.held)
+                ]
                 return [([serialize(local)] * ranks, None)]
             case "verl-one-by-one":
-                return [([serialize([(name, LocalSerializedTensor([dumps(tensor)] * ranks))])] * ranks, None) for name, tensor in named]
+                return [
+                    ([serialize([(name, LocalSerializedTensor([dumps(tensor)] * ranks))])] * ranks, None)
+                    for name, tensor in named
+                ]
             case "bucket":
                 self.held = [flatten(named, named[0][1].device)]
                 return [([serialize(self.held[0], by_uuid=True)] * ranks, "flattened_bucket")]
             case "buckets" | "large-buckets":
-                self.held = [flatten(bucket, named[0][1].device) for bucket in by_bytes(named, 40_000 if way == "buckets" else 512_000_000)]
+                self.held = [
+                    flatten(bucket, named[0][1].device)
+                    for bucket in by_bytes(named, 40_000 if way == "buckets" else 512_000_000)
+                ]
                 return [([serialize(bucket)] * ranks, "flattened_bucket") for bucket in self.held]
             case "direct":
-                self.held = [engine_shards(self.config, dict(copied(named, card)), ranks, rank) for rank, card in enumerate(cards)]
+                self.held = [
+                    engine_shards(self.config, dict(copied(named, card)), ranks, rank)
+                    for rank, card in enumerate(cards)
+                ]
                 return [([serialize(own, by_uuid=True) for own in self.held], "direct")]
             case "views":
                 self.held = viewed(named)
@@ -338,7 +320,9 @@ class Packer:
                 self.held = copied(named, "cpu")
                 return [([serialize(self.held)], None)]
             case "mixed":
-                self.held = [(name, tensor.cpu() if number % 2 else tensor) for number, (name, tensor) in enumerate(named)]
+                self.held = [
+                    (name, tensor.cpu() if number % 2 else tensor) for number, (name, tensor) in enumerate(named)
+                ]
                 return [([serialize(self.held)], None)]
             case "mixed-ranks":
                 self.held = copied(named, "cpu")
@@ -346,5 +330,17 @@ class Packer:
         raise ValueError(way)
 
 
-WAYS = ["list", "list-by-uuid", "list-per-rank", "parts-per-rank", "verl", "verl-one-by-one", "bucket", "buckets", "direct", "views", "cpu"]
+WAYS = [
+    "list",
+    "list-by-uuid",
+    "list-per-rank",
+    "parts-per-rank",
+    "verl",
+    "verl-one-by-one",
+    "bucket",
+    "buckets",
+    "direct",
+    "views",
+    "cpu",
+]
 CARD_WAYS = ["tuples", "mixed", "mixed-ranks"]

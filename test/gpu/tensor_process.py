@@ -26,7 +26,11 @@ class Process:
     def __init__(self, env=None, program="tensor_sender.py"):
         self.log = tempfile.NamedTemporaryFile(prefix="refit-sender-")
         self.process = subprocess.Popen(
-            [sys.executable, str(HERE / program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, env={**os.environ, **(env or {})}
+            [sys.executable, str(HERE / program)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            env={**os.environ, **(env or {})},
         )
         PIDS.append(self.process.pid)
         self.buffer = b""
@@ -110,11 +114,15 @@ def footprint(pid):
     """What a process holds of the system."""
     with open(f"/proc/{pid}/status") as file:
         resident = next(int(line.split()[1]) for line in file if line.startswith("VmRSS")) / 1024
-    # A heap's mappings come and go; those of cards and of shared memory do not.
+    # A heap's mappings come and go; those of GPUs and of shared memory do not.
     with open(f"/proc/{pid}/maps") as file:
         devices = sum("/dev/" in line for line in file)
     return dict(
-        device_mappings=devices, descriptors=len(os.listdir(f"/proc/{pid}/fd")), threads=len(os.listdir(f"/proc/{pid}/task")), mappings=lines(f"/proc/{pid}/maps"), resident_mb=round(resident)
+        device_mappings=devices,
+        descriptors=len(os.listdir(f"/proc/{pid}/fd")),
+        threads=len(os.listdir(f"/proc/{pid}/task")),
+        mappings=lines(f"/proc/{pid}/maps"),
+        resident_mb=round(resident),
     )
 
 

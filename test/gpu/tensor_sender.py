@@ -1,4 +1,5 @@
-"""A trainer's process: holds tensors, packs them, posts them. Told what to do by lines of JSON; answers in lines of JSON.
+"""A trainer's process: holds tensors, packs them, posts them. Told what to do by lines of JSON; answers in lines of
+JSON.
 
 Started by tensor_process.Process. Words of this program go to the standard error.
 """
@@ -48,19 +49,33 @@ class Sender:
     def spoil(self):
         """Overwrites all that was sent, at once."""
         for tensor in [tensor for _, tensor in self.named] + list(tensors_in(self.packer.held)):
-            tensor.detach().view(torch.uint8).fill_(0x7F) if tensor.is_contiguous() and tensor.dim() > 0 else tensor.detach().fill_(1)
+            tensor.detach().view(torch.uint8).fill_(
+                0x7F
+            ) if tensor.is_contiguous() and tensor.dim() > 0 else tensor.detach().fill_(1)
         self.synchronize()
 
     def sums(self, variant):
         """{name: checksum} of a variant."""
-        return payloads.checksums_of((name, payloads.coded(variant, name, shape, self.device)) for name, shape in self.shapes)
+        return payloads.checksums_of(
+            (name, payloads.coded(variant, name, shape, self.device)) for name, shape in self.shapes
+        )
 
     def pack(self, way, ranks):
-        return [dict(serialized_named_tensors=texts, load_format=load_format) for texts, load_format in self.packer.pack(way, self.named, ranks)]
+        return [
+            dict(serialized_named_tensors=texts, load_format=load_format)
+            for texts, load_format in self.packer.pack(way, self.named, ranks)
+        ]
 
     def pack_only(self, names, by_uuid=False):
         """A list of some of the tensors, under other names where {name: sent as}."""
-        return payloads.serialize([(names[name] if isinstance(names, dict) else name, tensor) for name, tensor in self.named if name in names], by_uuid)
+        return payloads.serialize(
+            [
+                (names[name] if isinstance(names, dict) else name, tensor)
+                for name, tensor in self.named
+                if name in names
+            ],
+            by_uuid,
+        )
 
     def pack_lie(self, lie):
         """All tensors, as (function, args), with something in their arguments that is not so."""
@@ -106,12 +121,17 @@ class Sender:
         return self.done.query()
 
     def crowd(self, count):
-        """Shares of other tensors that are never given back: torch has 1,000 events for the shares of a process, and then waits itself."""
+        """Shares of other tensors that are never given back: torch has 1,000 events for the shares of a process, and
+        then waits itself."""
         self.extra = [torch.zeros(1, device=self.device) for _ in range(count)]
         payloads.dumps(self.extra)
 
     def shares(self):
-        return dict(left={str(value): count for value, count in payloads.SHARES.left().items()}, kinds=payloads.SHARES.kinds(), count=len(payloads.SHARES.counters))
+        return dict(
+            left={str(value): count for value, count in payloads.SHARES.left().items()},
+            kinds=payloads.SHARES.kinds(),
+            count=len(payloads.SHARES.counters),
+        )
 
     def forget(self):
         """Forgets about earlier shares."""
@@ -128,11 +148,21 @@ class Sender:
         if self.device.type == "cuda":
             torch.cuda.ipc_collect()
             torch.cuda.empty_cache()
-        held = dict(allocated=torch.cuda.memory_allocated(), reserved=torch.cuda.memory_reserved()) if self.device.type == "cuda" else {}
-        return dict(held, descriptors=len(os.listdir("/proc/self/fd")), threads=len(os.listdir("/proc/self/task")), mappings=line_count("/proc/self/maps"))
+        held = (
+            dict(allocated=torch.cuda.memory_allocated(), reserved=torch.cuda.memory_reserved())
+            if self.device.type == "cuda"
+            else {}
+        )
+        return dict(
+            held,
+            descriptors=len(os.listdir("/proc/self/fd")),
+            threads=len(os.listdir("/proc/self/task")),
+            mappings=line_count("/proc/self/maps"),
+        )
 
     def loop(self, port, count, ways, ranks):
-        """Update after update, of two variants in turns, one connection, as a trainer's steps. Every 7th is one that is refused."""
+        """Update after update, of two variants in turns, one connection, as a trainer's steps. Every 7th is one that is
+        refused."""
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         variants = [payloads.ordinary(variant, self.shapes, self.device) for variant in (1, 2)]
         for _ in range(count):
@@ -147,7 +177,10 @@ class Sender:
             for body in bodies:
                 status, reply = posted(connection, body)
                 if (status == 200) == refused or status not in (200, 400):
-                    raise RuntimeError(f"update {self.loops} ({way}{', to be refused' if refused else ''}) was answered {status}: {reply[:500]}")
+                    raise RuntimeError(
+                        f"update {self.loops} ({way}{', to be refused' if refused else ''}) was answered {status}: "
+                        f"{reply[:500]}"
+                    )
         # The last one is whole.
         self.named = variants[0]
         for body in self.pack("list", ranks):
@@ -185,7 +218,7 @@ def tensors_in(value):
 
 
 def cycles_per_second():
-    """Of torch.cuda._sleep on this card, measured: clocks move."""
+    """Of torch.cuda._sleep on this GPU, measured: clocks move."""
     torch.cuda._sleep(1000)
     torch.cuda.synchronize()
     began = time.perf_counter()

@@ -17,7 +17,7 @@ from tensor_process import Process, remove_files_of_the_dead, shared_files
 GOLDENS = ROOT / "test/goldens"
 PATH = "/update_weights_from_tensor"
 
-# Where torch's allocator takes its memory is chosen when a process starts, and so is what cards it sees.
+# Where torch's allocator takes its memory is chosen when a process starts, and so is what GPUs it sees.
 SENDERS = {
     "plain": {},
     "expandable": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
@@ -76,7 +76,9 @@ def sender_of(options, kind, name="plain"):
 
 def begin(options, sender, kind, name="plain"):
     device = "cuda:0" if on_card(options) else "cpu"
-    devices = [f"cuda:{i}" for i in range(1 if name == "last-card" else min(2, cards()))] if on_card(options) else ["cpu"]
+    devices = (
+        [f"cuda:{i}" for i in range(1 if name == "last-card" else min(2, cards()))] if on_card(options) else ["cpu"]
+    )
     return sender("start", device=device, devices=devices, config=config_of(kind), shapes=shapes_of(kind))
 
 
@@ -120,7 +122,14 @@ def refusal(server, body, **fields):
 
 def values_of(server, name, rows):
     got = server.post("/get_weights_by_name", dict(name=name, truncate_size=rows))
-    return torch.tensor([[float("nan") if value is None else value for value in row] if isinstance(row, list) else (float("nan") if row is None else row) for row in got])
+    return torch.tensor(
+        [
+            [float("nan") if value is None else value for value in row]
+            if isinstance(row, list)
+            else (float("nan") if row is None else row)
+            for row in got
+        ]
+    )
 
 
 def explain(server, name, shape, variant):
@@ -133,12 +142,20 @@ def explain(server, name, shape, variant):
     wanted = payloads.coded(variant, name, shape)[:rows].float()
     wrong = got != wanted
     if got.shape != wanted.shape or not wrong.any():
-        return f"{name} {list(shape)}: the first {rows} rows are right" if got.shape == wanted.shape else f"{name}: {list(got.shape)} read back"
+        return (
+            f"{name} {list(shape)}: the first {rows} rows are right"
+            if got.shape == wanted.shape
+            else f"{name}: {list(got.shape)} read back"
+        )
     first = tuple(wrong.nonzero()[0].tolist())
-    from_variant = [v for v in range(30) if torch.equal(got[wrong], payloads.coded(v, name, shape)[:rows].float()[wrong])]
+    from_variant = [
+        v for v in range(30) if torch.equal(got[wrong], payloads.coded(v, name, shape)[:rows].float()[wrong])
+    ]
     return (
-        f"{name} {list(shape)}: {int(wrong.sum())} of {wrong.numel()} elements (first {rows} rows) are wrong, the first at {list(first)}: {got[first]}, sent {wanted[first]}; "
-        f"rows {sorted({int(row) for row in wrong.nonzero()[:, 0]})[:6]}; " + (f"they are those of variant {from_variant}" if from_variant else "of no variant: noise, or never written")
+        f"{name} {list(shape)}: {int(wrong.sum())} of {wrong.numel()} elements (first {rows} rows) are wrong, the "
+        f"first at {list(first)}: {got[first]}, sent {wanted[first]}; "
+        f"rows {sorted({int(row) for row in wrong.nonzero()[:, 0]})[:6]}; "
+        + (f"they are those of variant {from_variant}" if from_variant else "of no variant: noise, or never written")
     )
 
 
@@ -149,7 +166,10 @@ def check_sums(server, expected, variant, shapes, what):
         return
     sizes = dict(shapes)
     detail = "\n  ".join(explain(server, name, sizes[name], variant) for name in wrong[:3])
-    raise AssertionError(f"{what}: {len(wrong)} of {len(expected)} tensors are not what was sent: {wrong[:8]}; names only here or there: {sorted(got.keys() ^ expected.keys())[:5]}\n  {detail}")
+    raise AssertionError(
+        f"{what}: {len(wrong)} of {len(expected)} tensors are not what was sent: {wrong[:8]}; names only here or "
+        f"there: {sorted(got.keys() ^ expected.keys())[:5]}\n  {detail}"
+    )
 
 
 def opened_and_closed(server):
@@ -163,7 +183,11 @@ def opened_and_closed(server):
 
 def check_closed(server, what, kept=0):
     counts = opened_and_closed(server)
-    open_still = {name: pair for name, pair in counts.items() if pair[0] is None or pair[1] is None or not 0 <= pair[0] - pair[1] <= kept}
+    open_still = {
+        name: pair
+        for name, pair in counts.items()
+        if pair[0] is None or pair[1] is None or not 0 <= pair[0] - pair[1] <= kept
+    }
     check(counts and not open_still, f"{what}: opened and closed in /metrics: {counts}")
     return counts
 
@@ -171,7 +195,11 @@ def check_closed(server, what, kept=0):
 def check_given_back(sender, what):
     """Every share's counter is at 0, or went with the sender's memory."""
     shares = sender("shares")
-    check(set(shares["left"]) <= {"0", "gone"}, f"{what}: {{counter: shares}} of {shares['count']} shares: {shares['left']} (1: not given back; below 0: given back twice)")
+    check(
+        set(shares["left"]) <= {"0", "gone"},
+        f"{what}: {{counter: shares}} of {shares['count']} shares: {shares['left']} (1: not given back; below 0: "
+        f"given back twice)",
+    )
     return shares
 
 

@@ -1,4 +1,5 @@
-"""Weights out of the memory of torch processes: every architecture, every way in which trainers send them, every kind of memory."""
+"""Weights out of the memory of torch processes: every architecture, every way in which trainers send them, every kind
+of memory."""
 
 import time
 
@@ -8,8 +9,19 @@ from machine import cards
 from server import Refused
 from tensor_process import Process
 from tensor_setup import (
-    Problems, begin, check_closed, check_given_back, check_sums, on_card, post, sender_of, server_of, servers, shapes_of, start_ahead,
-)  # fmt: skip
+    Problems,
+    begin,
+    check_closed,
+    check_given_back,
+    check_sums,
+    on_card,
+    post,
+    sender_of,
+    server_of,
+    servers,
+    shapes_of,
+    start_ahead,
+)
 
 DIRECT = {"llama", "qwen2", "qwen3", "qwen3-moe"}
 
@@ -19,8 +31,12 @@ def there_and_back(server, sender, way, shapes, ranks, sums, variants, fields):
     server.post("/weights_checker", dict(action="reset_tensors"))
     for step, variant in enumerate(variants):
         sender("fill", variant=variant)
-        reply = post(server, sender("pack", way=way, ranks=ranks), flush_cache=False, weight_version=f"{way}-{step}", **fields)
-        check(reply["torn_count"] == 0, f"{way}, variant {variant}: {reply['torn_count']} tensors are torn still: {reply}")
+        reply = post(
+            server, sender("pack", way=way, ranks=ranks), flush_cache=False, weight_version=f"{way}-{step}", **fields
+        )
+        check(
+            reply["torn_count"] == 0, f"{way}, variant {variant}: {reply['torn_count']} tensors are torn still: {reply}"
+        )
         # What was sent is spoilt at once: all of it has been copied.
         sender("spoil")
         check_sums(server, sums[variant], variant, shapes, f"{way}, step {step}")
@@ -32,7 +48,11 @@ def every_way(kind, ranks):
     def run(options):
         if is_left_out(options, kind, ranks):
             raise Skip("--small: two ranks are tried")
-        following = [case for case in CASES[CASES.index((kind, ranks)) + 1 :] if not is_left_out(options, *case) and wanted(f"tensor/ways/{case[0]}-tp{case[1]}", options)]
+        following = [
+            case
+            for case in CASES[CASES.index((kind, ranks)) + 1 :]
+            if not is_left_out(options, *case) and wanted(f"tensor/ways/{case[0]}-tp{case[1]}", options)
+        ]
         server, sender = server_of(options, kind, ranks), sender_of(options, kind)
         # The next test's server starts meanwhile.
         for case in following[:1]:
@@ -73,7 +93,11 @@ def is_left_out(options, kind, ranks):
     return options.small and ranks == 1 and kind not in ("qwen3", "qwen3-moe")
 
 
-CASES = [(kind, ranks) for kind in ["llama", "llama-linear-bias", "qwen2", "qwen3", "qwen3-moe", "qwen3-moe-step2"] for ranks in [1, 2]]
+CASES = [
+    (kind, ranks)
+    for kind in ["llama", "llama-linear-bias", "qwen2", "qwen3", "qwen3-moe", "qwen3-moe-step2"]
+    for ranks in [1, 2]
+]
 for case in CASES:
     test(f"tensor/ways/{case[0]}-tp{case[1]}", limit_s=75)(every_way(*case))
 
@@ -88,7 +112,9 @@ def forbidden(error):
         except OSError:
             said[path] = "not there"
     with open("/proc/self/status") as file:
-        said.update(line.split(":\t") for line in file.read().splitlines() if line.startswith(("Seccomp:", "CapEff:", "Uid:")))
+        said.update(
+            line.split(":\t") for line in file.read().splitlines() if line.startswith(("Seccomp:", "CapEff:", "Uid:"))
+        )
     return f"{error}; {said}"
 
 
@@ -97,7 +123,12 @@ def allocators(options):
     """The sender's tensors one by one in torch's allocator, as views of a few buffers, and in expandable segments."""
     problems, notes = Problems(), []
     kind, shapes = "qwen3", shapes_of("qwen3")
-    for name, place in [("plain", "ordinary"), ("plain", "pooled"), ("expandable", "ordinary"), ("expandable", "pooled")]:
+    for name, place in [
+        ("plain", "ordinary"),
+        ("plain", "pooled"),
+        ("expandable", "ordinary"),
+        ("expandable", "pooled"),
+    ]:
         for ranks in [1, 2]:
             what = f"{name} {place} tp {ranks}"
 
@@ -115,7 +146,10 @@ def allocators(options):
                 left = sender("drop")
                 check(left["allocated"] == 0, f"{what}: the sender's memory is not free: {left}")
                 kinds = shares["kinds"]
-                check(any("e" in one[2:3] for one in kinds) == (name == "expandable"), f"{what}: its handles are {kinds}: the allocator is not the one that was asked for")
+                check(
+                    any("e" in one[2:3] for one in kinds) == (name == "expandable"),
+                    f"{what}: its handles are {kinds}: the allocator is not the one that was asked for",
+                )
                 notes.append(f"{what}: {kinds}")
 
             problems(what, work, servers_now(kind, ranks))
@@ -125,7 +159,8 @@ def allocators(options):
 
 @test("tensor/event", gpu=True, limit_s=60)
 def event(options):
-    """Posted while the sender's stream has yet to write: what is read is what it writes, because the handle's event is waited for."""
+    """Posted while the sender's stream has yet to write: what is read is what it writes, because the handle's event is
+    waited for."""
     notes, problems = [], Problems()
     kind, shapes = "qwen3", shapes_of("qwen3")
     for ranks in [1, 2]:
@@ -142,7 +177,11 @@ def event(options):
             took = time.monotonic() - began
             check(sender("is_done"), f"tp {ranks}: answered after {took:.2f} s, before the sender's stream had written")
             check_sums(server, sums, 5, shapes, f"tp {ranks}")
-            check(took > 0.2, f"tp {ranks}: answered after {took:.3f} s: the stream's wait was over before the request came; nothing is tested")
+            check(
+                took > 0.2,
+                f"tp {ranks}: answered after {took:.3f} s: the stream's wait was over before the request came; "
+                f"nothing is tested",
+            )
             check_given_back(sender, "event")
             notes.append(f"tp {ranks}: answered {took:.2f} s later")
 
@@ -162,13 +201,17 @@ def no_events(options):
         sender("crowd", count=1100)
         there_and_back(server, sender, "list", shapes, 1, {3: sums}, (3,), {})
         left = sender("shares")["left"]
-        check(left.get("0") == len(shapes) and left.get("1") == 1100, f"of 1100 shares that were kept and {len(shapes)} that were sent, counters are {left}")
+        check(
+            left.get("0") == len(shapes) and left.get("1") == 1100,
+            f"of 1100 shares that were kept and {len(shapes)} that were sent, counters are {left}",
+        )
     check_closed(server, "events")
 
 
 @test("tensor/other-card", gpu=True, limit_s=60)
 def other_card(options):
-    """A sender that sees only the last card, which it calls 0. A UUID says which one is meant; an index is the sender's own."""
+    """A sender that sees only the last GPU, which it calls 0. A UUID says which one is meant; an index is the sender's
+    own."""
     if cards() < 2:
         raise Skip("one card: a sender on a card that the engine does not use needs two")
     kind, shapes, notes = "qwen3", shapes_of("qwen3"), []
@@ -184,7 +227,10 @@ def other_card(options):
         check_sums(server, sums[1], 1, shapes, "by index")
         notes.append("by index it is read, too")
     except Refused as error:
-        check(error.status == 400 and server.checksums() == before, f"by index: {error}; the weights {'are' if server.checksums() == before else 'ARE NOT'} what they were")
+        check(
+            error.status == 400 and server.checksums() == before,
+            f"by index: {error}; the weights {'are' if server.checksums() == before else 'ARE NOT'} what they were",
+        )
         notes.append(f"by index it is refused: {error}")
     check_given_back(sender, "other card")
     check_closed(server, "other card")

@@ -1,4 +1,5 @@
-"""Weights that are replaced, and memory that goes and comes: an engine after it is bit for bit the one that was loaded fresh."""
+"""Weights that are replaced, and memory that goes and comes: an engine after it is bit for bit the one that was loaded
+fresh."""
 
 import torch
 
@@ -25,7 +26,10 @@ def check_same(got, expected, what):
     for key, values in expected.items():
         if isinstance(values, dict):
             wrong = [name for name in values if got[key].get(name) != values[name]]
-            check(got[key].keys() == values.keys() and not wrong, f"{what}: {len(wrong)} of {len(values)} {key} differ, first {wrong[:3]}")
+            check(
+                got[key].keys() == values.keys() and not wrong,
+                f"{what}: {len(wrong)} of {len(values)} {key} differ, first {wrong[:3]}",
+            )
         for index, (one, other) in enumerate(zip(got[key], values, strict=True)):
             check(one == other, f"{what}: {key} of prompt {index} differ: {str(one)[:200]} and {str(other)[:200]}")
 
@@ -41,7 +45,10 @@ def in_place_is_fresh(options, first, second, vocabulary, lengths, tokens):
             server.post("/update_weights_from_disk", dict(model_path=str(second), weight_version="second"))
             check(server.get("/get_weight_version")["weight_version"] == "second", "the label did not move")
             check_same(answers(server, vocabulary, lengths), fresh, f"tp {ranks}")
-        check(before["checksums"] != fresh["checksums"] and before["scores"] != fresh["scores"], "the two models are the same: nothing was tested")
+        check(
+            before["checksums"] != fresh["checksums"] and before["scores"] != fresh["scores"],
+            "the two models are the same: nothing was tested",
+        )
         if ranks == 1:
             alone = fresh["checksums"]
         check(fresh["checksums"] == alone, f"checksums of tp {ranks} are not those of tp 1")
@@ -109,18 +116,29 @@ def rounds(options):
                 except Refused as error:
                     check(error.status == 503, f"an engine without memory says {error}")
                 server.post("/resume_memory_occupation", dict(tags=["weights"]))
-                server.post("/update_weights_from_disk", dict(model_path=str(folders[turn % 2]), weight_version=f"turn-{turn}"))
+                server.post(
+                    "/update_weights_from_disk", dict(model_path=str(folders[turn % 2]), weight_version=f"turn-{turn}")
+                )
                 server.post("/resume_memory_occupation", dict(tags=["kv_cache", "cuda_graph"]))
                 check(server.generate(prompt, 16) == expected[turn % 2], f"another answer in turn {turn}")
                 free.append(free_on_card() if on_card else 0)
                 resident.append(resident_mb(server.process.pid))
-    check(resident[-1] - resident[9] < 100, f"the process grew from {resident[9]:.0f} to {resident[-1]:.0f} MB between turns 10 and 50")
+    check(
+        resident[-1] - resident[9] < 100,
+        f"the process grew from {resident[9]:.0f} to {resident[-1]:.0f} MB between turns 10 and 50",
+    )
     if not on_card:
         return f"resident {resident[9]:.0f} MB in turn 10, {resident[-1]:.0f} in turn 50"
     occupied = (usage["weight"] + usage["kvcache"]) * 2**30
     check(min(back) >= 0.99 * occupied - slack, f"{min(back) / 1e6:.0f} MB came back of {occupied / 1e6:.0f}")
-    check(abs(free[-1] - free[4]) <= slack, f"free on the card: {free[4] / 1e6:.0f} MB after turn 5, {free[-1] / 1e6:.0f} after turn 50")
-    return f"{min(back) / 1e6:.0f} MB back of {occupied / 1e6:.0f}; free {free[4] / 1e6:.0f} MB after turn 5, {free[-1] / 1e6:.0f} after turn 50; resident {resident[9]:.0f} MB and {resident[-1]:.0f}"
+    check(
+        abs(free[-1] - free[4]) <= slack,
+        f"free on the card: {free[4] / 1e6:.0f} MB after turn 5, {free[-1] / 1e6:.0f} after turn 50",
+    )
+    return (
+        f"{min(back) / 1e6:.0f} MB back of {occupied / 1e6:.0f}; free {free[4] / 1e6:.0f} MB after turn 5, "
+        f"{free[-1] / 1e6:.0f} after turn 50; resident {resident[9]:.0f} MB and {resident[-1]:.0f}"
+    )
 
 
 @test("sleep/weights-kept-by-the-host")
@@ -128,7 +146,9 @@ def kept(options):
     """With --enable-weights-cpu-backup weights come back whole."""
     flags, env = device_flags(options)
     prompt = prompts(3, (50,), 320)
-    with Server(GOLDENS / "qwen3", *flags, "--max-total-tokens", 1024, "--enable-weights-cpu-backup", env=env) as server:
+    with Server(
+        GOLDENS / "qwen3", *flags, "--max-total-tokens", 1024, "--enable-weights-cpu-backup", env=env
+    ) as server:
         expected, sums = server.generate(prompt, 16), server.checksums()
         for _ in range(3):
             server.post("/release_memory_occupation", {})
