@@ -27,7 +27,7 @@ const CODES = {
   NO_MEMORY: [503, 'there is not enough memory; nothing has changed, or released memory stays released'],
   MASTER_REFUSED: [403, 'the address of a store is one that refit does not connect to: see --allow-master'],
   STORE_UNREACHABLE: [502, 'the store of a rendezvous cannot be reached, or the connection to it broke'],
-  STORE_PROTOCOL: [502, 'the peer at the address of a store is no TCPStore, or holds values that no trainer puts there'],
+  STORE_PROTOCOL: [502, "the peer at a store's address is no TCPStore, or holds values that no trainer puts there"],
   ZMQ_UNREACHABLE: [502, 'the ZeroMQ socket of a parameter server cannot be reached, or the connection to it broke'],
   ZMQ_PROTOCOL: [502, 'the peer at a ZeroMQ socket is no parameter server, or sends messages that none sends'],
   NO_ENGINE: [503, 'no engine behind the gateway is ready'],

@@ -23,7 +23,7 @@ export const Report = Type.Object({
   warning: Type.Optional(
     Type.String({
       description:
-        'All was written, but a mapping of a sender's memory stays open; the next update tries to close it again.'
+        "All was written, but a mapping of a sender's memory stays open; the next update tries to close it again."
     })
   ),
   transaction: Type.Optional(
