@@ -11,7 +11,7 @@ import neostandard, { plugins } from 'neostandard'
 export const LAYERS = {
   'src/contract': ['src/native'],
   'src/native': [],
-  'src/config': [],
+  'src/config': ['src/contract'],
   'src/text': [],
   'src/model': ['src/native'],
   'src/wire': ['src/contract', 'src/native'],

@@ -217,13 +217,13 @@ t.test('a second signal ends at once', async t => {
   t.equal(await waiting, 'cut')
 })
 
-t.test('devices says why no card can be used, in words or JSON, and ends with 1', async t => {
+t.test('devices reports why no GPU can be used, as text or JSON, and ends with 1', async t => {
   const env = { ...ENVIRONMENT, REFIT_CUDA_LIBRARY: '/nonexistent/librefit_cuda.so' }
   const run = (...args: string[]) =>
     spawnSync(process.execPath, [...MAIN, 'devices', ...args], { encoding: 'utf8', env })
   t.match(run(), {
     status: 1,
-    stdout: /^no card can be used: .*\/nonexistent\/librefit_cuda\.so does not exist/,
+    stdout: /^no GPU can be used: .*\/nonexistent\/librefit_cuda\.so does not exist/,
     stderr: ''
   })
   const { status, stdout } = run('--json')

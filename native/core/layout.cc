@@ -89,9 +89,9 @@ LayerParams layer_params(const Names& names, const Layout& m, int layer, bool sp
 
 Layout::Layout(const CoreConfig& config) : recipe(config.recipe), ranks(config.ranks) {
   require(ranks > 0, "ranks must be positive");
-  require(
-      recipe.hidden > 0 && recipe.layers > 0 && recipe.heads > 0 && recipe.kv_heads > 0 && recipe.head_dim > 0 && recipe.vocab > 0,
-      "hidden, layers, heads, kv_heads, head_dim and vocab must be positive");
+  require(recipe.hidden > 0 && recipe.layers > 0 && recipe.heads > 0 && recipe.kv_heads > 0 && recipe.head_dim > 0 &&
+              recipe.vocab > 0,
+          "hidden, layers, heads, kv_heads, head_dim and vocab must be positive");
   require(recipe.head_dim % 2 == 0, "head_dim " + std::to_string(recipe.head_dim) + " is odd; RoPE rotates halves");
   require(recipe.rope_inv_freq.size() == static_cast<size_t>(recipe.head_dim / 2),
           "rope_inv_freq has " + std::to_string(recipe.rope_inv_freq.size()) +
@@ -99,8 +99,8 @@ Layout::Layout(const CoreConfig& config) : recipe(config.recipe), ranks(config.r
   require(recipe.sparse_layers.size() == static_cast<size_t>(recipe.layers),
           "sparse_layers has " + std::to_string(recipe.sparse_layers.size()) + " entries for " +
               std::to_string(recipe.layers) + " layers");
-  require(recipe.heads % recipe.kv_heads == 0,
-          "heads " + std::to_string(recipe.heads) + " is not a multiple of kv_heads " + std::to_string(recipe.kv_heads));
+  require(recipe.heads % recipe.kv_heads == 0, "heads " + std::to_string(recipe.heads) +
+                                                   " is not a multiple of kv_heads " + std::to_string(recipe.kv_heads));
   require(recipe.heads % ranks == 0,
           "heads " + std::to_string(recipe.heads) + " do not divide among " + std::to_string(ranks) + " ranks");
   require(recipe.kv_heads % ranks == 0 || ranks % recipe.kv_heads == 0,

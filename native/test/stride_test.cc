@@ -63,9 +63,8 @@ void check_job(const CoreConfig& config, WriteJob job, const std::vector<uint8_t
     for (int rank = 0; rank < config.ranks; rank++) {
       for (size_t p = 0; p < config.params.size(); p++) {
         const auto* data = static_cast<const uint8_t*>(store.param(rank, static_cast<int>(p)));
-        expected.emplace_back(
-            data, data + static_cast<size_t>(config.params[p].rows * config.params[p].cols) *
-                                       size_of(config.params[p].dtype));
+        expected.emplace_back(data, data + static_cast<size_t>(config.params[p].rows * config.params[p].cols) *
+                                               size_of(config.params[p].dtype));
       }
     }
     for (const Rect& rect : job.rects) {

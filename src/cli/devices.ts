@@ -4,8 +4,9 @@ import type { CudaGpu, CudaGpus } from '../native/devices.ts'
 
 export const DEVICES_HELP = `Usage: refit devices [--json]
 
-Shows the CUDA cards that refit can compute on, which of them reach each other's memory, the driver, and the libraries that were found.
-The cards are looked at in a child process: a driver that crashes is a message here. Exit code 0 where there is a usable card, else 1.
+Shows the GPUs that refit can compute on, which of them reach each other's memory, the driver, and the libraries
+that were found. A child process looks at the GPUs, so a driver that crashes is a message here. The exit code is 0 if a
+GPU can be used, otherwise 1.
 
   --json   the same as one JSON object
 `
@@ -24,7 +25,7 @@ export async function devices (args: readonly string[]): Promise<void> {
 /** Text for a terminal. */
 export function describeDevices (found: CudaGpus): string {
   const sections = [
-    found.error === undefined ? [] : [`no card can be used: ${found.error}`],
+    found.error === undefined ? [] : [`no GPU can be used: ${found.error}`],
     found.gpus.flatMap(describeGpu),
     found.gpus.length > 1 ? peers(found) : [],
     libraries(found)
@@ -34,7 +35,7 @@ export function describeDevices (found: CudaGpus): string {
 
 function describeGpu (gpu: CudaGpu): string[] {
   return [
-    `card ${gpu.ordinal}: ${gpu.name}`,
+    `GPU ${gpu.ordinal}: ${gpu.name}`,
     `  ${gpu.uuid}, PCI ${gpu.pciBusId}`,
     `  compute capability ${gpu.computeCapability}, ${gpu.multiprocessors} multiprocessors, ${
       gigabytes(gpu.freeBytes)
@@ -66,14 +67,14 @@ function peers ({ gpus, peerAccess, libraries }: CudaGpus): string[] {
     ] as const
   )
   if (reach.every(([, others]) => others.length === gpus.length - 1)) {
-    return ['every card reaches the memory of every other: ranks of --tp exchange by peer access']
+    return ['every GPU reaches the memory of every other: ranks of --tp exchange by peer access']
   }
   const nccl = libraries.find(({ name }) => name === 'NCCL')
   return [
     ...reach.map(([ordinal, others]) =>
-      `card ${ordinal} reaches the memory of ${others.length === 0 ? 'no other' : others.join(', ')}`
+      `GPU ${ordinal} reaches the memory of ${others.length === 0 ? 'no other' : others.join(', ')}`
     ),
-    `ranks of --tp on cards that all reach each other exchange by peer access, others by NCCL${
+    `ranks of --tp on GPUs that all reach each other exchange by peer access, others by NCCL${
       nccl?.path === undefined ? ', which was not found' : ` ${nccl.version ?? ''}`.trimEnd()
     }`
   ]

@@ -83,7 +83,8 @@ function requireModel ({ model }: Config): string {
   if (model !== null) return model
   throw new RefitError(
     'CONFIG',
-    'serve needs a MODEL: a folder with config.json and safetensors files, or a name in the local Hugging Face cache; "refit serve --help" says more',
+    'serve needs a MODEL: a folder with config.json and safetensors files, or a name in the local Hugging Face ' +
+      'cache; see "refit serve --help"',
     { param: 'MODEL' }
   )
 }
@@ -110,7 +111,7 @@ async function openTokenizer (config: Config, modelPath: string, log: Log): Prom
   if (config.tokenizerPath !== null) {
     throw new RefitError('CONFIG', `--tokenizer-path: ${folder} has no tokenizer.json`, { param: '--tokenizer-path' })
   }
-  log.warn(`${folder} has no tokenizer.json: only token ids are served (--skip-tokenizer-init says so on purpose)`)
+  log.warn(`${folder} has no tokenizer.json: only token ids are served (--skip-tokenizer-init avoids this warning)`)
   return null
 }
 
@@ -127,7 +128,7 @@ async function load (path: string, config: Config, log: Log): Promise<RolloutEng
     progress.end()
   }
   const { info } = engine
-  for (const { ordinal, uuid, name } of info.gpus) log.info(`card ${ordinal}: ${name}, ${uuid}`)
+  for (const { ordinal, uuid, name } of info.gpus) log.info(`GPU ${ordinal}: ${name}, ${uuid}`)
   log.info(
     { engine: info },
     `loaded in ${

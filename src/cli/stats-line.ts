@@ -38,7 +38,8 @@ export function statsLine (before: EngineStats, after: EngineStats, seconds: num
   }
   return [
     fields,
-    `${fields.running} running, ${fields.queued} queued, ${fields.generatedPerSecond} tok/s generated, ${fields.promptPerSecond} tok/s of prompts, ` +
+    `${fields.running} running, ${fields.queued} queued, ${fields.generatedPerSecond} tok/s generated, ` +
+    `${fields.promptPerSecond} tok/s of prompts, ` +
     `KV cache ${fields.kvUsedPercent} % used, prefix hits ${fields.prefixHitPercent} %${
       after.paused === null ? '' : `, paused (${after.paused})`
     }`

@@ -24,47 +24,51 @@ export function configurationPage (dialects: readonly string[]): string {
 \`refit serve MODEL [options]\` takes each option from the first of these places that has it:
 
 1. the command line: \`--port 8000\`, \`--port=8000\`, \`--insecure\`, \`--no-insecure\`
-2. the environment: \`REFIT_PORT=8000\`; switches take true, 1, yes or on, and false, 0, no or off; an empty variable counts as unset
+2. the environment: \`REFIT_PORT=8000\`; switches take true, 1, yes or on, and false, 0, no or off; an empty variable
+   counts as unset
 3. the JSON file that \`--config FILE\` names: \`{ "port": 8000, "model-root": ["/checkpoints"] }\`
 4. the default
 
-A wrong type, a value out of range and an unknown flag or key stop the start with exit code 2 and a message that says what would work.
-The configuration in force is logged at start, keys as \`***\`.
+With a wrong type, a value out of range, or an unknown flag or key, the server does not start: it ends with exit code 2
+and a message that names what is accepted. The log shows the configuration at the start, with keys as \`***\`.
 
 ${sections.join('\n')}
 ## The gateway
 
-\`refit gateway\` ([gateway.md](gateway.md)) takes these, and of the server's options --host, --port (default 30080), --api-key, --admin-api-key, --insecure, --log-level and --config.
+\`refit gateway\` ([gateway.md](gateway.md)) has these options, and these of the server: --host, --port (default 30080),
+--api-key, --admin-api-key, --insecure, --log-level and --config.
 
 ${rows(GATEWAY_OPTIONS, 'gateway')}
 ## The model
 
-MODEL is a folder, or \`org/name\` as \`hf download org/name\` left it in the local Hugging Face cache: \`$HF_HUB_CACHE\`, else \`$HF_HOME/hub\`,
-else \`~/.cache/huggingface/hub\`. Nothing is ever downloaded. Weights that are loaded by request must lie inside the folders of \`--model-root\`;
-without the option that is the folder that holds the model's folder (the model's folder itself where that would be \`/\`), or the model's own part of the Hugging Face cache.
+MODEL is a folder, or \`org/name\` as \`hf download org/name\` left it in the local Hugging Face cache:
+\`$HF_HUB_CACHE\`, else \`$HF_HOME/hub\`, else \`~/.cache/huggingface/hub\`. Nothing is ever downloaded. Weights that are loaded by request
+must lie inside the folders of \`--model-root\`. Without that option they must lie inside the folder that holds the
+model's folder (inside the model's folder if the former is \`/\`), or inside the model's part of the Hugging Face cache.
 
-## Cards
+## GPUs
 
-The ranks of \`--tp\` stand on neighbouring cards, from the one that \`--device cuda:N\` (or \`--base-gpu-id N\`) names. Cards are counted as the CUDA
-runtime counts them: CUDA_VISIBLE_DEVICES, by index or UUID, says which there are and in which order. \`refit devices\` shows them, the driver and the
-libraries that were found, and \`/server_info\` the UUIDs of those in use. How ranks exchange, where libraries are looked for, and all variables: [cuda.md](cuda.md).
+The ranks of \`--tp\` use neighbouring GPUs, from the one that \`--device cuda:N\` (or \`--base-gpu-id N\`) names. GPUs
+are numbered as the CUDA runtime numbers them: CUDA_VISIBLE_DEVICES, by index or UUID, selects and orders them.
+\`refit devices\` shows them, the driver and the libraries that were found; \`/server_info\` has the UUIDs of those in
+use. [cuda.md](cuda.md) explains how ranks exchange data, where libraries are looked for, and all variables.
 
 ## Exit codes
 
 | code | meaning |
 |---|---|
 | 0 | ended on request |
-| 1 | failed; the log says why |
+| 1 | failed; the log has the reason |
 | 2 | a flag, variable or key is wrong, or the machine does not fit it |
-| 70 | a device was lost or stuck (one fatal line in the log names it and the requests that met it): start the process again |
+| 70 | a device was lost or stuck; a fatal log line names it and its requests: start the process again |
 
 ## Other variables
 
 | variable | meaning |
 |---|---|
 | \`REFIT_NATIVE\` | path of the native addon, instead of the one that was built for this platform |
-| \`REFIT_CUDA_LIBRARY\` | path of refit's CUDA library, instead of the one beside the addon |
-| \`CUDA_VISIBLE_DEVICES\` | which cards there are, and in which order |
+| \`REFIT_CUDA_LIBRARY\` | path of refit's CUDA library, instead of the one next to the addon |
+| \`CUDA_VISIBLE_DEVICES\` | which GPUs are used, and in which order |
 | \`HF_HUB_CACHE\`, \`HF_HOME\`, \`XDG_CACHE_HOME\` | where the Hugging Face cache is |
 `
 }

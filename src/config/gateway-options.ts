@@ -14,7 +14,8 @@ export const GATEWAY_OPTIONS = {
       '`http://host:port`, `https://host:port` or `unix:/path/to.sock`; several in the variable with `,` between them',
     separator: ',',
     help:
-      'An engine: refit, SGLang or vLLM. May be given several times; POST /workers adds more. The first one that answers says which weights are current.',
+      'An engine: refit, SGLang or vLLM. May be given several times; POST /workers adds more. The first engine that ' +
+      'answers has the current weights.',
     unset: 'none'
   },
   engineApiKey: {
@@ -49,7 +50,8 @@ export const GATEWAY_OPTIONS = {
     default: true,
     group: 'gateway',
     help:
-      'Engines that join or come back with other weights are given the current ones. Off (--no-fill): they wait for the next update.'
+      'Engines that join or come back with other weights load the current ones from another engine. Off (--no-fill): ' +
+      'they wait for the next update.'
   },
   fillTimeout: {
     type: 'number',
@@ -58,8 +60,8 @@ export const GATEWAY_OPTIONS = {
     max: 86400,
     group: 'gateway',
     value: 'SECONDS',
-    help:
-      'Longest time that an engine may take to be given the current weights. After a failure it is tried again, each time later.'
+    help: 'Longest time that an engine may take to load the current weights from another one. After a failure it is ' +
+      'tried again, each time later.'
   },
   host,
   port: { ...port, default: 30080 },

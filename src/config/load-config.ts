@@ -63,8 +63,8 @@ function checkAddress ({ host, apiKey, adminApiKey, insecure }: Config): void {
   if (isLoopback(host) || apiKey !== null || adminApiKey !== null || insecure) return
   throw new RefitError(
     'CONFIG',
-    `--host ${host} can be reached by others, who could replace the weights: set --api-key or --admin-api-key (REFIT_API_KEY, REFIT_ADMIN_API_KEY), ` +
-      'or say --insecure if the network is trusted',
+    `--host ${host} can be reached by others, who could replace the weights: set --api-key or --admin-api-key ` +
+      '(REFIT_API_KEY, REFIT_ADMIN_API_KEY), or --insecure if the network is trusted',
     { param: '--host' }
   )
 }

@@ -55,7 +55,8 @@ function fromCache (name: string, revision: string, environment: Environment): R
   if (!existsSync(root)) {
     throw new RefitError(
       'CONFIG',
-      `MODEL: there is no folder ${name}, and the Hugging Face cache has no such model (${root}); get it with: ${command}`,
+      `MODEL: there is no folder ${name}, and the Hugging Face cache has no such model (${root}); ` +
+        `get it with: ${command}`,
       { param: 'MODEL' }
     )
   }

@@ -46,7 +46,8 @@ export function checkRequest (request: GenerateRequest, limits: RequestLimits): 
     if (scores > MAX_SCORES) {
       throw new RefitError(
         'INVALID_REQUEST',
-        `${logprobs.top} top logprobs and ${logprobs.ids.length} token ids for up to ${positions} positions make ${scores} scores; at most ${MAX_SCORES} are kept for one request: ask for fewer of either`,
+        `${logprobs.top} top logprobs and ${logprobs.ids.length} token ids for up to ${positions} positions make ` +
+          `${scores} scores; at most ${MAX_SCORES} are kept for one request: request fewer of either`,
         { param: logprobs.top > logprobs.ids.length ? 'top_logprobs_num' : 'token_ids_logprob' }
       )
     }
@@ -82,7 +83,8 @@ function checkFit (prompt: number, maxNewTokens: number, { contextLength, pages,
   if (prompt > contextLength || (prompt === contextLength && maxNewTokens > 0)) {
     throw new RefitError(
       'PROMPT_TOO_LONG',
-      `The input (${prompt} tokens) is longer than the model's context length (${contextLength} tokens, of which one must be left to generate).`,
+      `The input (${prompt} tokens) is longer than the model's context length (${contextLength} tokens, of which one ` +
+        'must be left to generate).',
       { param: 'input_ids' }
     )
   }

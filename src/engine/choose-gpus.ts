@@ -9,7 +9,7 @@ export function firstGpu (device: string, baseGpuId: number | null): number | nu
   const [, ordinal] = /^cuda(?::(\d{1,4}))?$/.exec(device) ?? []
   if (device === 'cpu') {
     if (baseGpuId === null) return null
-    throw new RefitError('CONFIG', '--base-gpu-id: the CPU has no cards; add --device cuda, or leave it out', {
+    throw new RefitError('CONFIG', '--base-gpu-id: the CPU has no GPUs; add --device cuda, or leave it out', {
       param: 'base-gpu-id'
     })
   }
@@ -21,7 +21,7 @@ export function firstGpu (device: string, baseGpuId: number | null): number | nu
   if (ordinal !== undefined && baseGpuId !== null && Number(ordinal) !== baseGpuId) {
     throw new RefitError(
       'CONFIG',
-      `--device ${device} and --base-gpu-id ${baseGpuId} name different cards; leave one out`,
+      `--device ${device} and --base-gpu-id ${baseGpuId} name different GPUs; leave one out`,
       { param: 'device' }
     )
   }
@@ -36,12 +36,12 @@ export function chooseGpus (found: CudaGpus, first: number, ranks: number, share
   const { gpus } = found
   if (found.error !== undefined) throw new RefitError('CONFIG', `--device cuda: ${found.error}`, { param: 'device' })
   if (first >= gpus.length) {
-    throw new RefitError('CONFIG', `--device cuda:${first}: there is no card ${first}; ${seen(gpus)}`, {
+    throw new RefitError('CONFIG', `--device cuda:${first}: there is no GPU ${first}; ${seen(gpus)}`, {
       param: 'device'
     })
   }
   if (first + ranks > gpus.length && !share) {
-    const wanted = ranks === 1 ? `card ${first}` : `${ranks} cards, ${first} to ${first + ranks - 1}`
+    const wanted = ranks === 1 ? `GPU ${first}` : `${ranks} GPUs, ${first} to ${first + ranks - 1}`
     throw new RefitError('CONFIG', `--tp ${ranks}: it needs ${wanted}; ${seen(gpus)}`, { param: 'tp' })
   }
   const usable = gpus.slice(first, first + ranks)
@@ -50,7 +50,7 @@ export function chooseGpus (found: CudaGpus, first: number, ranks: number, share
   if (bad !== undefined) {
     throw new RefitError(
       'CONFIG',
-      `--device cuda: card ${bad.ordinal} (${bad.name}): ${bad.error!}`,
+      `--device cuda: GPU ${bad.ordinal} (${bad.name}): ${bad.error!}`,
       { param: 'device' }
     )
   }
@@ -67,7 +67,7 @@ export function fullest (gpus: readonly CudaGpu[]): { gpu: CudaGpu, freeBytes: n
 }
 
 function seen (gpus: readonly CudaGpu[]): string {
-  if (gpus.length === 0) return 'no card is visible (CUDA_VISIBLE_DEVICES hides some, if it is set)'
+  if (gpus.length === 0) return 'no GPU is visible (CUDA_VISIBLE_DEVICES hides some, if it is set)'
   const list = gpus.map(({ ordinal, name, uuid }) => `${ordinal}: ${name} ${uuid}`).join(', ')
   return `visible ${
     gpus.length === 1 ? 'is one' : `are ${gpus.length}`

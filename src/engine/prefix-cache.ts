@@ -176,14 +176,14 @@ export class PrefixCache {
       for (let node: CacheNode | null = first; node !== null; node = node.chain) {
         size++
         visit(node.page)
-        if (node.locks > 0 && node.parent!.locks === 0) throw new Error('a locked node stands under an unlocked one')
+        if (node.locks > 0 && node.parent!.locks === 0) throw new Error('a locked node has an unlocked parent')
       }
     }
     if (size !== this.#size) throw new Error(`${size} nodes, but a size of ${this.#size}`)
     const seen = new Set<CacheNode>()
     for (let node = this.#oldest; node !== null; node = node.newer) {
       if (node.locks > 0) throw new Error('a locked node is in the eviction list')
-      if (seen.has(node.parent!)) throw new Error('a parent stands before its child in the eviction list')
+      if (seen.has(node.parent!)) throw new Error('a parent precedes its child in the eviction list')
       seen.add(node)
     }
     if (seen.size !== this.#evictable) {

@@ -55,7 +55,7 @@ export async function probeGpus ({ script, limitMs = LONGEST_MS }: ProbeOptions 
   const said = Buffer.concat(complaints).toString().trim().split('\n').at(-1) ?? ''
   throw new RefitError(
     'CONFIG',
-    `a process that only looked at the cards ${how}${
+    `a process that only looked at the GPUs ${how}${
       said === '' ? '' : ` (${said.slice(0, 500)})`
     }: the CUDA driver, or a library that ${cudaLibraryPath()} opens, is broken; ` +
       "see whether nvidia-smi works, and look into the kernel's log (dmesg) for NVRM and Xid",

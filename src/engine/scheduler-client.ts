@@ -9,6 +9,7 @@ import { RateMeter } from './rate-meter.ts'
 import type { EngineStats, GenerateRequest, PauseMode, TokenEvent } from '../contract/rollout-engine.ts'
 import type { SchedulerStats } from './scheduler.ts'
 import { IdleTracker } from './idle-tracker.ts'
+import { initialStats } from './initial-stats.ts'
 import { TokenStream } from './token-stream.ts'
 import { startWatchdog } from './watchdog.ts'
 
@@ -78,22 +79,7 @@ export class SchedulerClient implements GateKeeper {
     this.#endWatch = watchdogMs === undefined ? () => {} : startWatchdog(this.#heartbeat, watchdogMs, () => {
       this.#stuck(watchdogMs)
     })
-    const totalTokens = data.core.pages * data.core.pageSize
-    this.#stats = {
-      running: 0,
-      queued: 0,
-      paused: null,
-      pausing: false,
-      usedTokens: 0,
-      cachedTokens: 0,
-      totalTokens,
-      promptTokens: 0,
-      generationTokens: 0,
-      prefixHitTokens: 0,
-      retractions: 0,
-      steps: 0,
-      stepMs: 0
-    }
+    this.#stats = initialStats(data.core.pages * data.core.pageSize)
     this.#worker = new Worker(options.url ?? WORKER, {
       workerData: { ...data, heartbeat } satisfies WorkerData,
       name: 'refit scheduler'
@@ -185,7 +171,10 @@ export class SchedulerClient implements GateKeeper {
   async drain (): Promise<void> {
     const holds = this.#idleTracker.pausing()
     if (await this.#call({ type: 'drain' })) return holds()
-    throw new RefitError('CONFLICT', 'the pause was given up: generation was resumed before running requests had ended')
+    throw new RefitError(
+      'CONFLICT',
+      'the pause was cancelled: generation was resumed before running requests had ended'
+    )
   }
 
   async dropCache (retract: boolean): Promise<void> {
@@ -247,7 +236,7 @@ export class SchedulerClient implements GateKeeper {
       if (!done) this.#idleTracker.gateGivenUp()
     }
     if (!done && signal?.aborted === true) {
-      throw new RefitError('CONFLICT', 'the update was given up before running requests were finished')
+      throw new RefitError('CONFLICT', 'the update was cancelled before running requests were finished')
     }
     if (!done) {
       throw new RefitError(

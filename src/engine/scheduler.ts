@@ -53,7 +53,8 @@ export class Scheduler {
       if (running + waiting >= maxRunningRequests + maxQueuedRequests) {
         throw new RefitError(
           'QUEUE_FULL',
-          `${running} requests run and ${waiting} wait, as many as --max-running-requests (${maxRunningRequests}) and --max-queued-requests (${maxQueuedRequests}) allow; try again later`
+          `${running} requests run and ${waiting} wait, as many as --max-running-requests (${maxRunningRequests}) ` +
+            `and --max-queued-requests (${maxQueuedRequests}) allow; try again later`
         )
       }
     } catch (error) {

@@ -107,7 +107,8 @@ async function planCuda (
   if (options.dtype === 'float32') {
     throw new RefitError(
       'CONFIG',
-      '--dtype float32: cards compute in bfloat16; leave --dtype out (weights are converted as they are loaded), or use --device cpu',
+      '--dtype float32: GPUs compute in bfloat16; leave --dtype out (weights are converted as they are loaded), ' +
+        'or use --device cpu',
       { param: 'dtype' }
     )
   }
@@ -140,7 +141,7 @@ async function planCuda (
       contextLength: wanted,
       maxRunningRequests,
       availableBytes: freeBytes,
-      where: `free memory of card ${gpu.ordinal} (${gpu.name})`,
+      where: `free memory of GPU ${gpu.ordinal} (${gpu.name})`,
       weightBytes,
       otherBytes: scratchBytes + fixedBytes
     })
@@ -217,7 +218,8 @@ function contextOf (arch: Architecture, { contextLength }: EngineOptions): numbe
   if (contextLength > arch.contextLength) {
     throw new RefitError(
       'CONFIG',
-      `--context-length: ${contextLength} tokens are more than the model's ${arch.contextLength} (max_position_embeddings of config.json)`,
+      `--context-length: ${contextLength} tokens are more than the model's ${arch.contextLength} ` +
+        '(max_position_embeddings of config.json)',
       { param: 'context-length' }
     )
   }

@@ -7,8 +7,8 @@ import type { NativePickles } from './pickle.ts'
 import type { StepBatch, StepResult } from './step.ts'
 import type { WriteJob, WriteOutcome } from './write-job.ts'
 
-// The hand-written type of the addon's exports. There is one addon per process: the scheduler's worker thread creates and
-// steps a core; the main thread attaches to it by its handle and writes weights while the gate is shut.
+// The hand-written type of the addon's exports. There is one addon per process: the scheduler's worker thread creates
+// and steps a core; the main thread attaches to it by its handle and writes weights while the gate is shut.
 
 /** Kinds of memory that can be released separately, as bits. The names are SGLang's. */
 export const MEMORY_TAGS = { weights: 1, kv_cache: 2, cuda_graph: 4 } as const

@@ -32,7 +32,10 @@ export interface CoreConfig {
   maxContext?: number
   /** Threads that compute, including the caller of `step`. */
   threads: number
-  /** Dtype of activations and of the KV cache; CUDA takes bfloat16 only. A parameter has its own (`NativeParam.dtype`). */
+  /**
+   * Dtype of activations and of the KV cache; CUDA supports only bfloat16. A parameter has a dtype of its own
+   * (`NativeParam.dtype`).
+   */
   dtype: 'bfloat16' | 'float32'
   /** Forces a kernel set (`scalar`, `avx2`, `avx512`, `avx512bf16`); default the best that this CPU has. */
   isa?: string

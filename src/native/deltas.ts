@@ -6,8 +6,8 @@ import type { CudaSegment } from './write-job.ts'
 export const POSITIONS = { int32: 0, range: 1, gap16: 2, gap32: 3, gap64: 4 } as const
 
 /**
- * Fields of one row of `applyDeltas`: the file's descriptor, the tensor's byte offset and size in the file, and the begin and end of
- * its compressed change in the data.
+ * Fields of one row of `applyDeltas`: the file's descriptor, the tensor's byte offset and size in the file, and the
+ * begin and end of its compressed change in the data.
  */
 export const DELTA = { fd: 0, offset: 1, bytes: 2, begin: 3, end: 4 } as const
 /** Length of such a row. */

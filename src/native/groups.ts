@@ -21,10 +21,11 @@ export interface StagedSource {
 }
 
 /**
- * `code` of what these functions throw or reject with. GROUP_TIMEOUT: a deadline has passed. GROUP_BROKEN: a peer ended, closed its
- * connection or sent what it must not. GROUP_REFUSED: the group is impossible; reported before anything is joined
- * where that can be known. GROUP_SHARED_GPU and GROUP_NCCL_VERSION: refused because two ranks of an NCCL group share a GPU, or have versions
- * that do not work together. Messages name phase, peer, rank and elapsed time. After the first two the group is of no use: `endGroup`.
+ * `code` of errors of these functions. GROUP_TIMEOUT: a deadline has passed. GROUP_BROKEN: a peer ended, closed its
+ * connection or sent invalid data. GROUP_REFUSED: the group is impossible; reported before anything is joined if that
+ * can be known. GROUP_SHARED_GPU and GROUP_NCCL_VERSION: refused because two ranks of an NCCL group share a GPU, or
+ * have versions that do not work together. Messages name phase, peer, rank and elapsed time. After the first two the
+ * group is unusable: call `endGroup`.
  */
 export type GroupErrorCode =
   | 'GROUP_TIMEOUT'

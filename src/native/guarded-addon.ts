@@ -4,8 +4,8 @@ import type { NativeAddon } from './addon.ts'
 type Call = (...args: unknown[]) => unknown
 
 /**
- * The addon with every asynchronous call guarded: where one rejects because its device is lost, `lost` is called once per rejection
- * and the call rejects with DEVICE_LOST. Errors that a call throws synchronously pass: nothing was started.
+ * The addon with every asynchronous call guarded: if one rejects because its device is lost, `lost` is called and the
+ * call rejects with DEVICE_LOST. Errors that a call throws synchronously pass: nothing was started.
  */
 export function guardedAddon (addon: NativeAddon, lost: (message: string) => void): NativeAddon {
   const rethrow = (error: unknown): never => {

@@ -44,7 +44,9 @@ export interface PickleLimits {
 /** A pickle as tables of numbers; native/codec/pickle_tree.h describes the rows of `objects`. */
 export interface PickleTree {
   objects: Int32Array<ArrayBuffer>
-  /** Two ints each: the type in the lowest byte, then 56 bits, an int or an index. The last one is the pickle's value. */
+  /**
+   * Two ints each: the type in the lowest byte, then 56 bits, an int or an index. The last one is the pickle's value.
+   */
   values: Int32Array<ArrayBuffer>
   /** Bytes that the pickle has as text. */
   encoded: Uint8Array<ArrayBuffer>
@@ -60,8 +62,9 @@ export interface PickleFailure {
 
 export interface NativePickles {
   /**
-   * Any thread. Reads one whole pickle; nothing in it is imported or called. `findName` is called once for each different name, in the
-   * order of their indices, and returns an index of PICKLE_USES or says why the name is refused. Throws what `findName` throws.
+   * Any thread. Reads one whole pickle; nothing in it is imported or called. `findName` is called once for each
+   * different name, in the order of their indices, and returns an index of PICKLE_USES or says why the name is refused.
+   * Throws what `findName` throws.
    */
   readPickle: (
     pickle: Uint8Array,

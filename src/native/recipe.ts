@@ -1,16 +1,18 @@
-/** RMSNorm before attention and MLP (Llama), or on what they return, before it is added to the residual stream (OLMo 2). */
+/**
+ * RMSNorm before attention and MLP (Llama), or on what they return, before it is added to the residual stream (OLMo 2).
+ */
 export type NormPlacement = 'pre' | 'post'
 
 /**
- * RMSNorm of q and k before RoPE: none, one weight of headDim elements for each head (Qwen3), or one norm over the whole
- * projection, that is over all heads of all ranks (OLMo 2).
+ * RMSNorm of q and k before RoPE: none, one weight of headDim elements for each head (Qwen3), or one norm over the
+ * whole projection, that is over all heads of all ranks (OLMo 2).
  */
 export type QkNorm = 'none' | 'head' | 'projection'
 
 /**
- * What a forward pass computes: the sizes and flags of a model. It crosses the addon once, as part of `CoreConfig`, and the
- * CPU and CUDA read the same struct (ModelRecipe of native/core/model.h). A test compares the two lists of fields. Sizes are
- * those of the whole model, not of a rank.
+ * What a forward pass computes: the sizes and flags of a model. It crosses the addon once, as part of `CoreConfig`, and
+ * the CPU and CUDA read the same struct (ModelRecipe of native/core/model.h). A test compares the two lists of fields.
+ * Sizes are those of the whole model, not of a rank.
  */
 export interface ModelRecipe {
   hiddenSize: number
@@ -24,8 +26,8 @@ export interface ModelRecipe {
   normPlacement: NormPlacement
   qkNorm: QkNorm
   /**
-   * Rounding of bfloat16 activations inside a norm or RoPE. False: after every operation (Llama's modules). True: once, at the
-   * end, with everything before it in float32 (OLMo 2's modules).
+   * Rounding of bfloat16 activations inside a norm or RoPE. False: after every operation (Llama's modules). True: once,
+   * at the end, with everything before it in float32 (OLMo 2's modules).
    */
   roundOnce: boolean
   /** Biases of q, k and v, and of o. */

@@ -1,8 +1,9 @@
 // The packed rows of a write, as native/binding/write_layout.h lays them out; `addon.layouts` reports the addon's own.
 
 /**
- * Fields of one tensor in `WriteJob.tensors`. `offset` is the byte of element [0, 0] in its source, `dtype` a number of DTYPES;
- * `rowBytes` and `colBytes` are the strides. `colBytes` is the element's size, except in transposed and stepped views.
+ * Fields of one tensor in `WriteJob.tensors`. `offset` is the byte of element [0, 0] in its source, `dtype` a number of
+ * DTYPES; `rowBytes` and `colBytes` are the strides. `colBytes` is the element's size, except in transposed and stepped
+ * views.
  */
 export const TENSOR = { source: 0, offset: 1, dtype: 2, rows: 3, cols: 4, rowBytes: 5, colBytes: 6 } as const
 /** Length of a tensor's row. */

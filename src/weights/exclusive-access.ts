@@ -57,7 +57,7 @@ export async function overwriteWeights (
       if (needsGate) await ready()
       const version = await run().catch((error: unknown) => {
         store.ledger.markAllTorn(
-          `they were to be filled from another engine: ${errorMessage(error)}`
+          `loading them from another engine failed: ${errorMessage(error)}`
         )
         throw error
       })

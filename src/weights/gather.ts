@@ -9,8 +9,8 @@ interface Weights {
 }
 
 /**
- * Copies rows of a checkpoint tensor from the ranks that hold them into `into`, row-major in the dtype of its parameters.
- * Nobody may write meanwhile.
+ * Copies rows of a checkpoint tensor from the ranks that hold them into `into`, row-major in the dtype of its
+ * parameters. Nobody may write meanwhile.
  */
 export async function gatherRows (
   { addon, core }: Weights,

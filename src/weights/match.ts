@@ -91,7 +91,7 @@ function assignRanks (
     if (owner === undefined && ownOnly) {
       throw new RefitError(
         'WEIGHTS_MISMATCH',
-        `"${first.name}" is not brought to rank ${rank}: parameters of the engine are brought to every rank, to each its own`,
+        `"${first.name}" was not sent to rank ${rank}: send every rank its own part of an engine's parameter`,
         { param: first.name }
       )
     }
@@ -117,7 +117,7 @@ function checkShape (tensor: AnnouncedTensor, plan: TensorEntry): void {
 function sentTwice (weight: string, one: AnnouncedTensor, other: AnnouncedTensor): RefitError {
   return new RefitError(
     'WEIGHTS_MISMATCH',
-    `tensors "${one.name}" and "${other.name}" both bring ${weight}: bring each weight once`,
+    `tensors "${one.name}" and "${other.name}" both contain ${weight}: send each weight once`,
     { param: other.name }
   )
 }

@@ -27,8 +27,8 @@ const GOING: readonly MemoryTag[] = ['weights', 'kv_cache', 'cuda_graph']
 /** Order of resumption, as in SGLang. */
 const COMING: readonly MemoryTag[] = ['cuda_graph', 'weights', 'kv_cache']
 
-const UNRELEASABLE =
-  'this card has no virtual memory management (cards of virtual machines often have none): its memory cannot be released while the engine lives. Nothing has changed'
+const UNRELEASABLE = 'this GPU has no virtual memory management (GPUs of virtual machines often have none): ' +
+  'its memory cannot be released while the engine lives. Nothing has changed'
 
 export async function releaseMemory (
   context: MemoryContext,
@@ -103,8 +103,8 @@ function requireNoHolders (tags: readonly MemoryTag[], holders: number): void {
   if (holders === 0 || !tags.includes('kv_cache')) return
   throw new RefitError(
     'CONFLICT',
-    `generation is paused in place, and ${holders} requests need their KV cache to go on: pause with mode "retract" (they are computed again) or "abort" ` +
-      'before kv_cache is released. Nothing has changed',
+    `generation is paused in place, and ${holders} requests need their KV cache to continue: pause with mode ` +
+      '"retract" (they are computed again) or "abort" before kv_cache is released. Nothing has changed',
     { param: 'tags' }
   )
 }

@@ -14,7 +14,7 @@ export function tornReason ({ tensors, reason }: { tensors: readonly string[], r
 
 /** Why nothing is generated while memory is released, and the cure. */
 export function asleepReason (tags: readonly MemoryTag[]): string {
-  return `the engine is asleep: its memory is released (${tags.join(', ')}); /resume_memory_occupation brings it back`
+  return `the engine is asleep: its memory is released (${tags.join(', ')}); /resume_memory_occupation resumes it`
 }
 
 /** Throws unless the engine may generate in this state. */

@@ -12,8 +12,19 @@ export function listNames (names: readonly string[]): string {
 export function missingTensors (missing: readonly string[]): RefitError {
   return new RefitError(
     'WEIGHTS_INCOMPLETE',
-    `${missing.length === 1 ? '1 tensor was' : `${missing.length} tensors were`} not brought: ${listNames(missing)}`,
+    `${missing.length === 1 ? '1 tensor is' : `${missing.length} tensors are`} missing: ${listNames(missing)}`,
     { param: missing[0]! }
+  )
+}
+
+/** For an owner who is not part of the open transaction. */
+export function openTransaction (transaction: string, isScope: boolean, msLeft: number): RefitError {
+  const ways = isScope
+    ? '/end_weight_update ends it, and another /begin_weight_update aborts it'
+    : 'its owner commits or aborts it'
+  return new RefitError(
+    'TRANSACTION_OPEN',
+    `${transaction} is open, for ${Math.ceil(msLeft / 1000)} s more at most: ${ways}. Nothing has changed`
   )
 }
 
@@ -30,17 +41,17 @@ export function incompleteTransaction (
   const parts = [
     ...unread === null
       ? []
-      : [`a request in it was refused before its tensors were known (${unread}), so that all must be brought`],
-    ...missing.length === 0 ? [] : [`${missing.length} expected tensors have not been brought: ${listNames(missing)}`],
+      : [`a request in it was refused before its tensors were known (${unread}), so all are required`],
+    ...missing.length === 0 ? [] : [`${missing.length} expected tensors have not been sent: ${listNames(missing)}`],
     ...failed.length === 0
       ? []
-      : [`${failed.length} tensors were in a write that failed, and have not been brought since: ${listNames(failed)}`]
+      : [`${failed.length} tensors were in a write that failed, and have not been sent again: ${listNames(failed)}`]
   ]
   return new RefitError(
     'TRANSACTION_INCOMPLETE',
     `${transaction} cannot be committed: ${parts.join('; ')}. It stays open, for ${
       Math.ceil(msLeft / 1000)
-    } s: bring them, or give it up`,
+    } s: send them, or abort it`,
     { param: (missing[0] ?? failed[0])! }
   )
 }

@@ -12,7 +12,7 @@ import type { Progress } from './scatter.ts'
 import type { WeightSource, WriteReport } from '../contract/weight-source.ts'
 import { TransactionDeadline } from './transaction-deadline.ts'
 import { TransactionUpdate } from './transaction-update.ts'
-import { incompleteTransaction, missingTensors } from './transaction-messages.ts'
+import { incompleteTransaction, missingTensors, openTransaction } from './transaction-messages.ts'
 import { ExclusiveSection } from './exclusive-section.ts'
 import { Update } from './update.ts'
 import type { UpdateContext } from './update.ts'
@@ -130,15 +130,7 @@ export class WeightTransaction {
 
   /** The error for an owner who is not part of it. */
   conflict (): RefitError {
-    const ways = this.isScope
-      ? '/end_weight_update ends it, and another /begin_weight_update gives it up'
-      : 'its owner commits or aborts it'
-    return new RefitError(
-      'TRANSACTION_OPEN',
-      `${this.name} is open, for ${
-        Math.ceil(this.#deadline.msLeft / 1000)
-      } s more at most: ${ways}. Nothing has changed`
-    )
+    return openTransaction(this.name, this.isScope, this.#deadline.msLeft)
   }
 
   /**

@@ -61,7 +61,7 @@ export class Transactions implements WeightTransactions {
       if (current !== null) {
         if (!isSameOwner(current, options)) throw current.conflict()
         let next: WeightTransaction | undefined
-        await current.handOver('its owner began anew', (gate, leave) => {
+        await current.handOver('its owner began another one', (gate, leave) => {
           next = this.#begin(options, expected, leave, gate)
         })
         if (next !== undefined) return next.status

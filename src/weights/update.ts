@@ -88,7 +88,7 @@ export class Update implements WeightUpdate {
   async abort (reason: string): Promise<void> {
     if (this.#ended) return
     if (this.#busy || this.#writing > 0) {
-      throw new RefitError('CONFLICT', `an update cannot be given up (${reason}) while it writes`)
+      throw new RefitError('CONFLICT', `an update cannot be aborted (${reason}) while it writes`)
     }
     await this.#end(this.#written.size > 0)
   }

@@ -338,6 +338,7 @@ export class WeightStore {
 export function asleep (what: string): RefitError {
   return new RefitError(
     'CONFLICT',
-    `weights cannot be ${what} while their memory is released; /resume_memory_occupation with tags ["weights"] brings it back. Nothing has changed`
+    `weights cannot be ${what} while their memory is released; resume it with /resume_memory_occupation, ` +
+      'tags ["weights"]. Nothing has changed'
   )
 }

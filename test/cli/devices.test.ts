@@ -31,22 +31,22 @@ const FOUND: CudaGpus = {
 t.test('cards, their reach, driver and libraries are told in words', async t => {
   t.equal(
     describeDevices(FOUND),
-    `card 0: NVIDIA H200
+    `GPU 0: NVIDIA H200
   GPU-00000000-0000-0000-0000-000000000000, PCI 0000:00:00.0
   compute capability 9.0, 132 multiprocessors, 149.5 GB of 150.1 GB free
-card 1: NVIDIA H200
+GPU 1: NVIDIA H200
   GPU-00000000-0000-0000-0000-000000000001, PCI 0000:01:00.0
   compute capability 9.0, 132 multiprocessors, 149.5 GB of 150.1 GB free
-card 2: NVIDIA H200
+GPU 2: NVIDIA H200
   GPU-00000000-0000-0000-0000-000000000002, PCI 0000:02:00.0
   compute capability 9.0, 132 multiprocessors, 149.5 GB of 150.1 GB free
   memory cannot be released and resumed (no virtual memory management)
   cannot be used: compute capability 7.0 is too old
 
-card 0 reaches the memory of 1
-card 1 reaches the memory of 0
-card 2 reaches the memory of no other
-ranks of --tp on cards that all reach each other exchange by peer access, others by NCCL, which was not found
+GPU 0 reaches the memory of 1
+GPU 1 reaches the memory of 0
+GPU 2 reaches the memory of no other
+ranks of --tp on GPUs that all reach each other exchange by peer access, others by NCCL, which was not found
 
 driver 580.65.06 (CUDA 13.0), refit's library: CUDA 13.0, kernels for 90
 cuBLASLt 13.1.0: /usr/local/cuda/lib64/libcublasLt.so.13
@@ -57,10 +57,10 @@ NCCL not found; tried
   )
 })
 
-t.test('where every card reaches every other, one line says so; one card needs none', async t => {
+t.test('if every GPU reaches every other, one line reports it; one GPU needs none', async t => {
   t.match(
     describeDevices({ ...FOUND, gpus: FOUND.gpus.slice(0, 2) }),
-    /\nevery card reaches the memory of every other: ranks of --tp exchange by peer access\n/
+    /\nevery GPU reaches the memory of every other: ranks of --tp exchange by peer access\n/
   )
   t.notMatch(describeDevices({ ...FOUND, gpus: FOUND.gpus.slice(0, 1) }), /reach/)
 })
@@ -69,7 +69,7 @@ t.test('where cards do not reach each other, the NCCL that would connect them is
   const libraries: CudaGpus['libraries'] = [{ name: 'NCCL', path: '/opt/libnccl.so.2', version: '2.28.9' }]
   t.match(
     describeDevices({ ...FOUND, libraries }),
-    /\ncard 2 reaches the memory of no other\nranks of --tp on cards that all reach each other exchange by peer access, others by NCCL 2\.28\.9\n/
+    /\nGPU 2 reaches the memory of no other\nranks of --tp on GPUs that all reach each other exchange by peer access, others by NCCL 2\.28\.9\n/
   )
 })
 
@@ -86,6 +86,6 @@ t.test('without cards the reason comes first', async t => {
   }
   t.equal(
     describeDevices(none),
-    "no card can be used: there is no driver\n\ndriver not found (CUDA unknown), refit's library: CUDA not opened, kernels for none\n"
+    "no GPU can be used: there is no driver\n\ndriver not found (CUDA unknown), refit's library: CUDA not opened, kernels for none\n"
   )
 })

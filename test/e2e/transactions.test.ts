@@ -361,7 +361,7 @@ t.test('a transaction: opened, written over several connections, asked, refused 
     status: 409,
     body: {
       success: false,
-      error: { code: 'TRANSACTION_INCOMPLETE', message: /15 expected tensors have not been brought: model/ }
+      error: { code: 'TRANSACTION_INCOMPLETE', message: /15 expected tensors have not been sent: model/ }
     }
   })
   t.match((await get('/server_info')).body, {

@@ -34,7 +34,7 @@ t.test('the first card is the one that either option names', async (t) => {
   t.equal(firstGpu('cuda:2', 2), 2)
   t.throws(() => firstGpu('cuda:2', 1), {
     code: 'CONFIG',
-    message: '--device cuda:2 and --base-gpu-id 1 name different cards; leave one out'
+    message: '--device cuda:2 and --base-gpu-id 1 name different GPUs; leave one out'
   })
   t.throws(() => firstGpu('cpu', 1), { code: 'CONFIG', message: /--base-gpu-id: the CPU has no cards/ })
   for (const device of ['cuda:', 'cuda:x', 'cudas', 'tpu', '']) {
@@ -49,17 +49,17 @@ t.test('ranks stand on neighbouring cards, and what is missing is said with what
   t.throws(() => chooseGpus(four, 4, 1), {
     code: 'CONFIG',
     param: 'device',
-    message: /^--device cuda:4: there is no card 4; visible are 4 \(0: NVIDIA H100 GPU-0, .*CUDA_VISIBLE_DEVICES/
+    message: /^--device cuda:4: there is no GPU 4; visible are 4 \(0: NVIDIA H100 GPU-0, .*CUDA_VISIBLE_DEVICES/
   })
   t.throws(() => chooseGpus(four, 2, 4), {
     code: 'CONFIG',
     param: 'tp',
-    message: /^--tp 4: it needs 4 cards, 2 to 5; visible are 4/
+    message: /^--tp 4: it needs 4 GPUs, 2 to 5; visible are 4/
   })
   t.throws(() => chooseGpus(found([gpu(0)]), 0, 2), {
-    message: /^--tp 2: it needs 2 cards, 0 to 1; visible is one \(0: NVIDIA H100 GPU-0\)/
+    message: /^--tp 2: it needs 2 GPUs, 0 to 1; visible is one \(0: NVIDIA H100 GPU-0\)/
   })
-  t.throws(() => chooseGpus(found([]), 0, 1), { message: /no card is visible/ })
+  t.throws(() => chooseGpus(found([]), 0, 1), { message: /no GPU is visible/ })
   t.throws(() => chooseGpus(found([], 'there is no NVIDIA driver; install one'), 0, 1), {
     code: 'CONFIG',
     message: '--device cuda: there is no NVIDIA driver; install one'
@@ -71,7 +71,7 @@ t.test('a card that cannot compute stands against ranks on it, and not against o
   t.equal(chooseGpus(mixed, 0, 1).length, 1)
   t.throws(() => chooseGpus(mixed, 0, 2), {
     code: 'CONFIG',
-    message: '--device cuda: card 1 (Tesla V100): compute capability 7.0 is too old'
+    message: '--device cuda: GPU 1 (Tesla V100): compute capability 7.0 is too old'
   })
 })
 

@@ -18,10 +18,10 @@ for (
     [
       'crashes',
       'process.stderr.write("loading\\nlibcuda.so.1: it broke\\n", () => process.kill(process.pid, "SIGSEGV"))',
-      /looked at the cards was ended by SIGSEGV \(libcuda\.so\.1: it broke\): the CUDA driver, or a library that .*librefit_cuda\.so opens, is broken; see whether nvidia-smi works/
+      /looked at the GPUs was ended by SIGSEGV \(libcuda\.so\.1: it broke\): the CUDA driver, or a library that .*librefit_cuda\.so opens, is broken; see whether nvidia-smi works/
     ],
-    ['fails', 'throw new Error("no addon")', /looked at the cards failed with code 1 \(/],
-    ['hangs', 'setInterval(() => {}, 1000)', /looked at the cards did not end within 0\.7 s/]
+    ['fails', 'throw new Error("no addon")', /looked at the GPUs failed with code 1 \(/],
+    ['hangs', 'setInterval(() => {}, 1000)', /looked at the GPUs did not end within 0\.7 s/]
   ] as const
 ) {
   t.test(`a child that ${how} is a message here`, async (t) => {
@@ -42,7 +42,7 @@ t.test('the real child says what there is here, and an engine without usable car
   })
   await t.rejects(createEngine(MODEL, { device: 'cuda', dtype: 'float32' }), {
     code: 'CONFIG',
-    message: /^--dtype float32: cards compute in bfloat16/
+    message: /^--dtype float32: GPUs compute in bfloat16/
   })
   await t.rejects(createEngine(MODEL, { device: 'cuda', tp: 3 }), {
     code: 'CONFIG',
@@ -50,6 +50,6 @@ t.test('the real child says what there is here, and an engine without usable car
   })
   await t.rejects(createEngine(MODEL, { device: 'cuda:1', baseGpuId: 2 }), {
     code: 'CONFIG',
-    message: /name different cards/
+    message: /name different GPUs/
   })
 })

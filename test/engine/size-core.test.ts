@@ -96,7 +96,7 @@ t.test('cards: one that is full is refused with its numbers', async (t) => {
   await t.rejects(sizeCore(ARCH, buildModelTable(ARCH, 1), { device: 'cuda' }, addon(), found(9e6)), {
     code: 'CONFIG',
     message:
-      /0\.85 of 9\.0 MB free memory of card 0 \(NVIDIA H200\) holds no KV cache beside 5\.0 MB of weights and 3\.0 MB of buffers/
+      /0\.85 of 9\.0 MB free memory of GPU 0 \(NVIDIA H200\) holds no KV cache beside 5\.0 MB of weights and 3\.0 MB of buffers/
   })
 })
 

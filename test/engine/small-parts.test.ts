@@ -51,9 +51,9 @@ t.test('KV pages: what running requests can fill, less where memory is short, or
         availableBytes: 1e6,
         weightBytes: 5e6,
         otherBytes: 2e6,
-        where: 'free memory of card 3 (H100)'
+        where: 'free memory of GPU 3 (H100)'
       }),
-    { message: /free memory of card 3 \(H100\) holds no KV cache beside 5\.0 MB of weights and 2\.0 MB of buffers/ }
+    { message: /free memory of GPU 3 \(H100\) holds no KV cache beside 5\.0 MB of weights and 2\.0 MB of buffers/ }
   )
 })
 

@@ -227,7 +227,7 @@ def test_direct_takes_the_parameters_of_each_rank(served, kind, ranks):
     assert reply["report"]["missing"] == [], "what is fused covers all that it is made of"
     assert checksums(server) == model.checksums(5)
     if ranks > 1:
-        with pytest.raises(Refused, match="not brought to rank 1"):
+        with pytest.raises(Refused, match="not sent to rank 1"):
             update(
                 server,
                 [serialize(shards[0]), serialize([])] + [serialize(shard) for shard in shards[2:]],

@@ -359,7 +359,12 @@ t.test('what is not an object at all is refused', async t => {
 
 t.test('OLMo 2 has norms after attention and MLP, and norms of the whole q and k projections', async t => {
   t.match(tinyArchitecture('Olmo2ForCausalLM'), { normPlacement: 'post', qkNorm: 'projection', roundOnce: true })
-  const absent = { rms_norm_eps: undefined, bos_token_id: undefined, eos_token_id: undefined, attention_bias: undefined }
+  const absent = {
+    rms_norm_eps: undefined,
+    bos_token_id: undefined,
+    eos_token_id: undefined,
+    attention_bias: undefined
+  }
   t.match(tinyArchitecture('Olmo2ForCausalLM', absent), {
     rmsNormEps: 1e-5,
     bosTokenId: null,

@@ -30,7 +30,10 @@ t.test('a configuration is refused with the field, what was expected and what ca
       { recipe: { ...config.recipe, rmsNormEps: Infinity } },
       /^config.recipe.rmsNormEps: expected a finite number, got Infinity$/
     ],
-    [{ recipe: { ...config.recipe, ropeInvFreq: [1] } }, /^config.recipe.ropeInvFreq: expected Float64Array, got an array$/],
+    [
+      { recipe: { ...config.recipe, ropeInvFreq: [1] } },
+      /^config.recipe.ropeInvFreq: expected Float64Array, got an array$/
+    ],
     [
       { recipe: { ...config.recipe, ropeInvFreq: new Float64Array(7) } },
       /rope_inv_freq has 7 entries, expected head_dim \/ 2 = 8$/

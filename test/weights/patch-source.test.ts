@@ -175,7 +175,7 @@ t.test('what is wrong is refused before the gate shuts', async t => {
       { ...good, tensors: good.tensors.map(tensor => ({ ...tensor, name: 'model.nobody' })) },
       /model\.nobody/
     ],
-    ['WEIGHTS_MISMATCH', { ...good, tensors: [...good.tensors, ...good.tensors] }, /bring each weight once/]
+    ['WEIGHTS_MISMATCH', { ...good, tensors: [...good.tensors, ...good.tensors] }, /send each weight once/]
   ]
   for (const [code, source, message] of cases) await t.rejects(apply(store, source), { code, message })
   t.equal(gates.shutCount, shut, 'nobody stood still for it')

@@ -192,7 +192,7 @@ t.test('a commit demands the expected names, says which are missing, and leaves 
   await t.rejects(store.transactions.commit(id), {
     code: 'TRANSACTION_INCOMPLETE',
     message: new RegExp(
-      `2 expected tensors have not been brought: ${expected[2]!}, ${expected[3]!}.*stays open, for 60 s`
+      `2 expected tensors have not been sent: ${expected[2]!}, ${expected[3]!}.*stays open, for 60 s`
     )
   })
   t.match(store.transactions.current, { id, state: 'open', writing: true, missing: expected.slice(2) })
@@ -275,7 +275,7 @@ t.test('a request that is refused before its tensors are known is owed: then all
   await t.rejects(transactions.commit(null), {
     code: 'TRANSACTION_INCOMPLETE',
     message:
-      /refused before its tensors were known \(bad pickle\), so that all must be brought; \d+ expected tensors have not been brought/
+      /refused before its tensors were known \(bad pickle\), so all are required; \d+ expected tensors have not been sent/
   })
   t.equal(transactions.currentId, scope.id)
   await write(2, second)
@@ -496,13 +496,16 @@ t.test('its owner may begin anew after a crash: the gate stays shut, what the fi
     t.match(store.transactions.status(old.id), {
       state: 'aborted',
       outcome: 'torn',
-      reason: 'its owner began anew',
+      reason: 'its owner began another one',
       tornCount: first.length
     })
     t.same(torn(), [...first].sort())
     t.same([gates.shutCount, gates.openCount], [counts[0]! + 1, counts[1]!], 'shut once, never opened between the two')
     t.match(store.transactions.current, { id, written: 0, writing: true })
-    await t.rejects(write(2, first, { transaction: old.id }), { code: 'TRANSACTION_ENDED', message: /began anew/ })
+    await t.rejects(write(2, first, { transaction: old.id }), {
+      code: 'TRANSACTION_ENDED',
+      message: /began another one/
+    })
     await write(3, names, scope ? {} : { transaction: id })
     t.match(await store.transactions.commit(id), { outcome: 'new', tornCount: 0 })
     t.equal(store.weightVersion, 'new')

@@ -233,7 +233,7 @@ t.test('experts fused into one tensor cannot be mixed with single ones', async t
   const update = await store.update()
   await t.rejects(update.write(memorySource(table, [...names, fused[0]!], 1)), {
     code: 'WEIGHTS_MISMATCH',
-    message: /both bring/
+    message: /both contain/
   })
   await update.abort('refused')
   t.same(

@@ -22,8 +22,9 @@ std::vector<float*> pointers(std::vector<Buffer>& buffers, int64_t floats) {
 Forward::Forward(const CoreConfig& config, const Store& store, const Kernels& kernels, Pool& pool)
     : ctx_{kernels, pool, config.dtype, config.recipe.round_once},
       model_(config, store),
-      cache_({config.ranks, config.recipe.layers, config.pages, config.page_size, model_.kv_heads, config.recipe.head_dim},
-             config.dtype),
+      cache_(
+          {config.ranks, config.recipe.layers, config.pages, config.page_size, model_.kv_heads, config.recipe.head_dim},
+          config.dtype),
       rope_(config.recipe, config.dtype),
       attention_(model_, cache_, kernels),
       moe_(model_),

@@ -89,10 +89,8 @@ __global__ void __launch_bounds__(kThreads) rope_and_cache_kernel(RopeArgs a, in
     for (int e = 0; e < N; ++e) {
       const float l = __bfloat162float(low.v[e]), h = __bfloat162float(high.v[e]);
       // Hugging Face's x * cos + rotate_half(x) * sin: two rounded products, then the rounded sum.
-      low.v[e] = __float2bfloat16_rn(
-          __fadd_rn(product(l, cos[e], a.round_once), product(-h, sin[e], a.round_once)));
-      high.v[e] = __float2bfloat16_rn(
-          __fadd_rn(product(h, cos[e], a.round_once), product(l, sin[e], a.round_once)));
+      low.v[e] = __float2bfloat16_rn(__fadd_rn(product(l, cos[e], a.round_once), product(-h, sin[e], a.round_once)));
+      high.v[e] = __float2bfloat16_rn(__fadd_rn(product(h, cos[e], a.round_once), product(l, sin[e], a.round_once)));
     }
     low.store(at);
     high.store(at + half);

@@ -91,7 +91,8 @@ ForwardShape::ForwardShape(const CoreConfig& config, const Layout& layout) : den
 }
 
 MoeShape moe_shape(const Layout& layout, int64_t inter) {
-  return {layout.recipe.experts, layout.recipe.experts_per_token, layout.recipe.norm_topk_prob, layout.recipe.hidden, inter};
+  return {layout.recipe.experts, layout.recipe.experts_per_token, layout.recipe.norm_topk_prob, layout.recipe.hidden,
+          inter};
 }
 
 RankBuffers carve_buffers(const Layout& layout, const ForwardShape& shape, void* scratch, void* peer,

@@ -29,24 +29,24 @@ struct ForwardShape {
 MoeShape moe_shape(const Layout& layout, int64_t inter);
 
 struct RankBuffers {
-  // Scratch. hidden [T, H] is the residual stream, normed [T, H] its norm (NormPlacement::kPre), delta [T, H] the output
-  // of attention or MLP that is added next.
+  // Scratch. hidden [T, H] is the residual stream, normed [T, H] its norm (NormPlacement::kPre), delta [T, H] the
+  // output of attention or MLP that is added next.
   bf16 *hidden, *normed, *delta;
   bf16 *qkv, *attended;  // [T, (nq + 2 nkv) hd], [T, nq hd]
   float* parts;          // [part_rows, nq, hd + 2]
   // With QkNorm::kProjection: [T, ranks, kSquarePieces] and [T, 2] (elementwise.h).
   bf16* squares;
   float* rstd;
-  bf16 *gate_up, *act;   // [T, 2 I], [T, I]; in the place of qkv to parts
-  bf16* selected;        // [rows, H]
-  float* logits;         // [rows, logits_ld]; rank 0's is written by all that reach it
+  bf16 *gate_up, *act;  // [T, 2 I], [T, I]; in the place of qkv to parts
+  bf16* selected;       // [rows, H]
+  float* logits;        // [rows, logits_ld]; rank 0's is written by all that reach it
   void* moe;
   size_t moe_bytes;
   void* gemm;
   size_t gemm_bytes;
   void* sampler;
   // Peer memory. The exchange buffers and signals only with several ranks.
-  float* rope;        // [context, hd]
+  float* rope;  // [context, hd]
   uint64_t* signals;
   bf16* exchange[2];  // of ForwardShape::exchange elements
 };

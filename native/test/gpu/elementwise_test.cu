@@ -281,8 +281,8 @@ int main(int argc, char** argv) {
   Buffer<float> table(64);
   Buffer<int32_t> ids(1);
   for (int dim : {4, 12, 264}) {
-    CHECK_THROWS(cuda::rope_and_cache(some.data(), {nullptr, nullptr, 1e-6f}, table.data(), ids.data(), ids.data(), 1, 1,
-                                      {some.data(), some.data(), 1, 1, 1, dim}, nullptr),
+    CHECK_THROWS(cuda::rope_and_cache(some.data(), {nullptr, nullptr, 1e-6f}, table.data(), ids.data(), ids.data(), 1,
+                                      1, {some.data(), some.data(), 1, 1, 1, dim}, nullptr),
                  std::invalid_argument);
   }
   if (options.bench) bench_elementwise();

@@ -80,7 +80,7 @@ t.test('asleep shows everywhere: generation 503, health 200, ready 503, server i
     t.equal(reply.status, 503, path)
     t.match(reply.json.error, {
       code: 'ENGINE_ASLEEP',
-      message: /asleep: its memory is released \(weights, kv_cache\); \/resume_memory_occupation brings it back/
+      message: /asleep: its memory is released \(weights, kv_cache\); \/resume_memory_occupation resumes it/
     })
     t.equal(reply.headers.get('retry-after'), '1')
   }

@@ -1,0 +1,87 @@
+import type { OptionTable } from '../option.ts'
+
+/** Options of the model: the checkpoint, its names and where its weights come from. */
+export const MODEL_OPTIONS = {
+  model: {
+    type: 'string',
+    default: null,
+    group: 'model',
+    value: 'MODEL',
+    aliases: ['model-path'],
+    help: 'A folder with config.json and safetensors files, or a name (org/name) in the local Hugging Face cache. ' +
+      'Also the first argument without a flag.',
+    unset: 'required'
+  },
+  revision: {
+    type: 'string',
+    default: 'main',
+    group: 'model',
+    value: 'NAME',
+    help: 'Branch, tag or commit of a model that is taken from the Hugging Face cache.'
+  },
+  servedModelName: {
+    type: 'string',
+    default: null,
+    group: 'model',
+    value: 'NAME',
+    help: 'Name of the model in replies and in /v1/models.',
+    unset: 'MODEL as it was given'
+  },
+  tokenizerPath: {
+    type: 'string',
+    default: null,
+    group: 'model',
+    value: 'PATH',
+    help: 'Folder that holds tokenizer.json and tokenizer_config.json.',
+    unset: "the model's folder"
+  },
+  skipTokenizerInit: {
+    type: 'boolean',
+    default: false,
+    group: 'model',
+    help: 'Serve token ids only: no tokenizer is loaded, text prompts are refused.'
+  },
+  weightVersion: {
+    type: 'string',
+    default: 'default',
+    group: 'model',
+    value: 'LABEL',
+    help: 'Label of the weights that are loaded at start.'
+  },
+  loadFrom: {
+    type: 'string',
+    default: null,
+    group: 'model',
+    value: 'URL',
+    help: 'Loads weights and label from a refit server that serves this model, instead of from the folder of MODEL, ' +
+      'which then needs only its configuration and tokenizer.',
+    unset: 'from the folder of MODEL'
+  },
+  loadFromKey: {
+    type: 'string',
+    default: null,
+    group: 'model',
+    secret: true,
+    value: 'KEY',
+    help: 'Admin key of that server (its API key if it has no admin key). Other users of the machine can see flags: ' +
+      'prefer the variable.',
+    unset: 'no key is sent'
+  },
+  loadFromTimeout: {
+    type: 'number',
+    default: 300,
+    min: 1,
+    max: 86400,
+    group: 'model',
+    value: 'SECONDS',
+    help: 'Longest wait until that server is ready to send, and for each step of the transfer.'
+  },
+  modelRoot: {
+    type: 'list',
+    default: [],
+    group: 'model',
+    value: 'FOLDER',
+    help: 'Folder from which weights may be loaded by request; may be given several times.',
+    unset: 'the folder that holds the served model'
+  }
+} as const satisfies OptionTable
