@@ -19,7 +19,7 @@ export const LAYERS = {
   'src/client': ['src/contract'],
   'src/weights': ['src/contract', 'src/model', 'src/native'],
   'src/process-groups': ['src/contract', 'src/native', 'src/rendezvous'],
-  'src/remote': ['src/client', 'src/contract', 'src/wire'],
+  'src/remote': ['src/client', 'src/contract', 'src/native', 'src/wire'],
   'src/sources': ['src/contract', 'src/native', 'src/process-groups', 'src/wire'],
   // Checkpoints on this host that follow what a trainer publishes: an update loads them as it loads any folder.
   'src/deltas': ['src/native', 'src/sources', 'src/wire'],

@@ -13,7 +13,7 @@ import { nullable, refusals, WeightsRefusal } from '../../src/http/schemas.ts'
 
 const InitBody = Type.Object({
   master_address: Type.String({ minLength: 1, description: "Where the trainer's rank 0 listens. See --allow-master." }),
-  master_port: Type.Integer({ minimum: 1, maximum: 65535, description: "A number, or AReaL's text of one." }),
+  master_port: Type.Integer({ minimum: 1, maximum: 65535, description: 'A number; AReaL sends it as text.' }),
   rank_offset: Type.Integer({ minimum: 0 }),
   world_size: Type.Integer({ minimum: 1, maximum: 65535 }),
   backend: Type.Optional(Type.String({ description: '"nccl" (default) or "gloo".' })),
@@ -30,7 +30,7 @@ const MetaBody = Type.Object({
 const DiskBody = Type.Object({
   model_path: Type.String({ minLength: 1, description: 'A checkpoint inside the allowed roots.' }),
   load_format: nullable(Type.String()),
-  abort_all_requests: Type.Optional(Type.Boolean({ description: 'Running requests are ended in any case.' }))
+  abort_all_requests: Type.Optional(Type.Boolean({ description: 'Has no effect: running requests are always ended.' }))
 }, { title: 'ArealDiskUpdateRequest' })
 
 const TensorBody = Type.Object({
@@ -38,7 +38,7 @@ const TensorBody = Type.Object({
   weights: Type.Record(
     Type.String(),
     Type.Object({
-      data: nullable(Type.String(), 'Base64 of the elements, row-major; of bfloat16 as float32.'),
+      data: nullable(Type.String(), 'Base64 of the elements, row-major; bfloat16 may come as float32.'),
       shape: Type.Array(Type.Integer({ minimum: 0 })),
       dtype: Type.String()
     })
@@ -46,13 +46,13 @@ const TensorBody = Type.Object({
 }, { title: 'ArealTensorUpdateRequest' })
 
 const Empty = Type.Any({ description: 'AReaL sends {}.' })
-const Adapter = Type.Any({ description: 'Whatever AReaL sends for an adapter.' })
+const Adapter = Type.Any({ description: 'Any body that AReaL sends for an adapter.' })
 const Done = Type.Object({ success: Type.Literal(true), message: Type.String() }, {
   title: 'ArealReply',
   description: 'Done.'
 })
 
-/** What AReaL asks of its own vLLM server (areal_vllm_server). Its SGLang mode speaks SGLang's routes. */
+/** The routes of AReaL's own vLLM server (areal_vllm_server). AReaL's SGLang mode uses SGLang's routes. */
 const areal: Routes = async (app, { context }) => {
   const { engine, groups, distributed } = context
   const buckets = new ArealBuckets(context)
@@ -66,7 +66,7 @@ const areal: Routes = async (app, { context }) => {
       ...schema,
       operationId: 'arealInitWeightsUpdateGroup',
       summary: "Join AReaL's process group",
-      description: 'As /init_weights_update_group.',
+      description: 'Same as /init_weights_update_group.',
       body: InitBody
     }
   }, async request => {
@@ -88,13 +88,14 @@ const areal: Routes = async (app, { context }) => {
 
   app.post('/areal_set_update_weight_meta', {
     config,
-    // AReaL broadcasts at the same time, whatever is wrong with a field.
+    // AReaL broadcasts at the same time, even if a field is invalid, so the broadcast must be dropped before the
+    // refusal.
     attachValidation: true,
     schema: {
       ...schema,
       operationId: 'arealSetUpdateWeightMeta',
       summary: 'Announce the next bucket',
-      description: 'Good for one /areal_update_weights_xccl.',
+      description: 'Counts for one /areal_update_weights_xccl.',
       body: MetaBody
     }
   }, async request => {
@@ -114,8 +115,8 @@ const areal: Routes = async (app, { context }) => {
     schema: {
       ...schema,
       operationId: 'arealUpdateWeightsXccl',
-      summary: 'Take the bucket that was announced',
-      description: 'Running requests are ended, and the caches dropped. What is refused is received and dropped first.',
+      summary: 'Receive the announced bucket',
+      description: 'Ends running requests and drops the caches. A refused bucket is received and dropped first.',
       body: Empty
     }
   }, async () => {
@@ -137,7 +138,7 @@ const areal: Routes = async (app, { context }) => {
         operationId,
         summary: 'Not supported: LoRA adapters',
         description: isAnnounced
-          ? 'The tensors that are broadcast are received and dropped before the refusal.'
+          ? 'The broadcast tensors are received and dropped before the refusal.'
           : 'Always refused.',
         body: Adapter
       }
@@ -152,9 +153,9 @@ const areal: Routes = async (app, { context }) => {
     schema: {
       ...schema,
       operationId: 'arealUpdateWeights',
-      summary: 'Take new weights from a checkpoint on disk',
-      description: 'As /update_weights_from_disk with abort_all_requests. ' +
-        "A call equal to one that runs already gets that one's outcome.",
+      summary: 'Load new weights from a checkpoint on disk',
+      description: 'Same as /update_weights_from_disk with abort_all_requests. ' +
+        'A call equal to a running one joins it and gets its outcome.',
       body: DiskBody
     }
   }, async request => {
@@ -169,8 +170,8 @@ const areal: Routes = async (app, { context }) => {
     schema: {
       ...schema,
       operationId: 'arealUpdateWeightsTensor',
-      summary: 'Take new weights out of the body',
-      description: 'All of a request is one update.',
+      summary: 'Load new weights from the body',
+      description: 'A request is one update.',
       body: TensorBody
     }
   }, async request => {

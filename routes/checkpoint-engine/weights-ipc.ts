@@ -8,14 +8,15 @@ import { Report, toReport } from '../../src/http/updates/write-report.ts'
 const IpcBody = Type.Object({
   zmq_handles: Type.Record(Type.String(), Type.String(), {
     description:
-      "For each card, by its UUID (`GPU-...`), the ZeroMQ endpoint of the parameter server's process on it: ipc://@name or ipc:///path. Those of other cards are left alone. Or by rank (`0`, `1`, ...), one for each."
+      "UUID of each GPU (`GPU-...`) -> ZeroMQ endpoint of the parameter server's process on it: ipc://@name or ipc:///path. " +
+      'Entries of other GPUs are ignored. Or rank (`0`, `1`, ...) -> endpoint, one for each rank.'
   }),
   flush_cache: Type.Optional(Type.Boolean({ description: 'Drop the prefix cache (default true).' })),
   weight_version: nullable(Type.String(), 'The label of the new weights.'),
   transaction: transactionField,
   timeout: nullable(
     Type.Number({ exclusiveMinimum: 0, maximum: 86400 }),
-    "refit's own: seconds that all of it may take (default 3600)."
+    "refit's own: longest time of the whole update in seconds (default 3600)."
   ),
   torch_empty_cache: unused()
 }, { title: 'IpcUpdateRequest' })
@@ -28,7 +29,7 @@ const IpcUpdated = Type.Object({
 
 /** Weights from checkpoint-engine's parameter server. */
 const ipc: Routes = async (app, { context }) => {
-  // Requests that wait for a parameter server would hold up the end.
+  // Requests that wait for a parameter server would delay the shutdown.
   app.addHook('preClose', async () => {
     abortIpcUpdates(context)
   })
@@ -38,9 +39,9 @@ const ipc: Routes = async (app, { context }) => {
     attachValidation: true,
     schema: {
       operationId: 'updateWeightsFromIpc',
-      summary: "Take new weights from checkpoint-engine's parameter server",
-      description:
-        "Connects to the parameter server's ZeroMQ sockets and answers when the exchange has ended: all buckets are one update. A call equal to one that runs already gets that one's outcome.",
+      summary: "Load new weights from checkpoint-engine's parameter server",
+      description: "Connects to the parameter server's ZeroMQ sockets and replies after the exchange: " +
+        'all buckets are one update. A call equal to a running one joins it and gets its outcome.',
       tags: ['weights'],
       body: IpcBody,
       response: { 200: IpcUpdated, ...refusals(WeightsRefusal) }

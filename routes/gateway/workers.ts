@@ -14,19 +14,19 @@ const State = Type.Union([
   Type.Literal('down'),
   Type.Literal('draining')
 ], {
-  description:
-    'Requests go to ready engines only. stale: it lives, but does not hold the current weights; updates go to it.'
+  description: 'Requests go to ready engines only. stale: the engine is alive but does not hold the current weights; ' +
+    'it gets updates.'
 })
 const Described = Type.Object({
   id: Type.String(),
   url: Type.String(),
   worker_type: Type.Literal('regular'),
   state: State,
-  is_healthy: Type.Boolean({ description: 'It is ready.' }),
-  reason: Type.Union([Type.String(), Type.Null()], { description: 'Why it is not ready.' }),
+  is_healthy: Type.Boolean({ description: 'The state is ready.' }),
+  reason: Type.Union([Type.String(), Type.Null()], { description: 'The reason why it is not ready.' }),
   weight_version: Type.Union([Type.String(), Type.Null()], { description: 'Label of its weights.' }),
-  in_sync: Type.Boolean({ description: 'It took every update since it held what the others hold.' }),
-  load: Type.Integer({ description: 'Requests under way on it through this gateway.' }),
+  in_sync: Type.Boolean({ description: 'It took every update since it was compared with the others.' }),
+  load: Type.Integer({ description: 'Its running requests through this gateway.' }),
   ranks: Type.Union([Type.Integer(), Type.Null()]),
   dialect: Type.Union([Type.String({ description: 'refit, sglang or vllm.' }), Type.Null()]),
   model_path: Type.Union([Type.String(), Type.Null()])
@@ -36,7 +36,7 @@ const Problem = Type.Object({ id: Type.String(), url: Type.String(), state: Type
 })
 const fields = {
   weight_version: Type.Union([Type.String(), Type.Null()], { description: 'Label of the current weights.' }),
-  errors: Type.Array(Problem, { description: 'Engines that are down or hold other weights, and why.' })
+  errors: Type.Array(Problem, { description: 'Engines that are down or hold other weights, with the reason.' })
 }
 const Workers = Type.Object({ workers: Type.Array(Described), total: Type.Integer(), ...fields }, {
   title: 'Workers',
@@ -48,8 +48,8 @@ const GatewayState = Type.Object({
     Type.Literal('paused'),
     Type.Literal('degraded'),
     Type.Literal('unavailable')
-  ], { description: 'degraded: some engines are not ready; unavailable: none is.' }),
-  ready: Type.Integer({ description: 'Engines that are.' }),
+  ], { description: 'degraded: some engines are not ready; unavailable: no engine is ready.' }),
+  ready: Type.Integer({ description: 'Number of engines that are ready.' }),
   ...fields
 }, { title: 'GatewayState', description: 'State of the gateway.' })
 
@@ -62,7 +62,7 @@ const AddBody = Type.Object({
   worker_type: nullable(Type.String(), 'null or "regular".'),
   api_key: nullable(
     Type.String(),
-    'Key of this engine, where it is not that of the others; it is called with no other then.'
+    'Key of this engine, if it differs from the others; only this key is sent to it.'
   ),
   admin_api_key: nullable(Type.String(), 'Its admin key; default api_key.'),
   bootstrap_port: unused()
@@ -107,8 +107,8 @@ const workers: FastifyPluginAsyncTypebox<{ context: GatewayContext }> = async (a
     schema: {
       operationId: 'addWorker',
       summary: 'Add an engine',
-      description:
-        'Answered at once; requests go to it when it is ready: when it answers and holds the current weights. One that does not is filled.',
+      description: 'Replies at once. Requests go to the engine when it is ready: ' +
+        'when it replies and holds the current weights, which are loaded into it if needed.',
       tags,
       body: AddBody,
       response: { 202: Described, ...refusals() }
@@ -136,7 +136,7 @@ const workers: FastifyPluginAsyncTypebox<{ context: GatewayContext }> = async (a
     schema: {
       operationId: 'removeWorker',
       summary: 'Drain and remove an engine',
-      description: 'Answered at once: it takes no new requests, and is removed when its last one has ended.',
+      description: 'Replies at once. The engine takes no new requests and is removed after its last one.',
       tags,
       params: Params,
       response: { 202: Described, ...refusals() }
@@ -156,8 +156,7 @@ const workers: FastifyPluginAsyncTypebox<{ context: GatewayContext }> = async (a
     schema: {
       operationId: 'health',
       summary: 'Liveness',
-      description:
-        '503 where no engine is ready. Engines that are down or hold other weights than the others are named.',
+      description: '503 if no engine is ready. Names the engines that are down or hold other weights.',
       tags,
       response: { 200: GatewayState, 503: GatewayState, ...refusals() }
     }
@@ -185,7 +184,7 @@ const workers: FastifyPluginAsyncTypebox<{ context: GatewayContext }> = async (a
     config: { auth: 'normal' },
     schema: {
       operationId: 'ping',
-      summary: 'Answers at once',
+      summary: 'Reply at once',
       tags,
       response: { 200: Type.String({ description: 'Empty.' }), ...refusals() }
     }
@@ -196,7 +195,7 @@ const workers: FastifyPluginAsyncTypebox<{ context: GatewayContext }> = async (a
     schema: {
       operationId: 'metrics',
       summary: 'Prometheus metrics of the gateway',
-      description: 'Those of an engine are at the engine.',
+      description: 'Each engine serves its own metrics.',
       tags,
       response: {
         200: { description: 'In the text format.', content: { 'text/plain': { schema: Type.String() } } },
@@ -217,7 +216,7 @@ const workers: FastifyPluginAsyncTypebox<{ context: GatewayContext }> = async (a
     return { status, ready: ready.length, weight_version: version, errors }
   }
 
-  /** By id, or by address. */
+  /** Finds an engine by its id or address. */
   function find (id: string): Worker {
     const worker = fleet.workers.get(id) ?? fleet.list.find(({ url }) => url === id)
     if (worker === undefined) {

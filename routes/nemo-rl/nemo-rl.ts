@@ -10,15 +10,17 @@ import { Report, toReport } from '../../src/http/updates/write-report.ts'
 const InitBody = Type.Object({
   engine_rpc: Type.String({ description: '"init_weight_transfer_engine".' }),
   init_info: Type.Unknown({
-    description: "As of /init_weight_transfer_engine. All ranks of the trainer are in the group, before the engines'."
+    description:
+      "Same as in /init_weight_transfer_engine. The trainer's ranks are all in the group, before the engines' " +
+      'ranks.'
   })
 }, { title: 'DynamoInitGroupRequest' })
 
 const UpdateBody = Type.Object({
   engine_rpc: Type.String({ description: '"start_weight_update", "update_weights" or "finish_weight_update".' }),
-  update_info: Type.Optional(Type.Unknown({ description: 'Of update_weights: as of /update_weights.' })),
+  update_info: Type.Optional(Type.Unknown({ description: 'For update_weights: same as in /update_weights.' })),
   is_checkpoint_format: nullable(Type.Boolean()),
-  weight_version: nullable(Type.String(), 'Of finish_weight_update: the label of the new weights.'),
+  weight_version: nullable(Type.String(), 'For finish_weight_update: the label of the new weights.'),
   reset_prefix_cache: nullable(Type.Boolean(), 'Drop the prefix cache (default true).'),
   allow_unpaused: unused('Updates need no pause.')
 }, { title: 'DynamoUpdateRequest' })
@@ -26,7 +28,7 @@ const UpdateBody = Type.Object({
 const PauseBody = Type.Object({
   mode: nullable(
     Type.Union([Type.Literal('abort'), Type.Literal('wait'), Type.Literal('keep')]),
-    'As of /pause; default abort.'
+    'Same as in /pause; default abort.'
   ),
   clear_cache: nullable(Type.Boolean(), 'Drop the prefix cache (default true; not with keep).')
 }, { title: 'DynamoPauseRequest' })
@@ -37,7 +39,10 @@ const Done = Type.Object({
   report: Type.Optional(Report)
 }, { title: 'DynamoReply', description: 'Done.' })
 
-/** The admin routes of Dynamo's vLLM workers, as NeMo-RL calls them: calls of the engine in an envelope, and `"status": "ok"` in every answer. */
+/**
+ * Admin routes of Dynamo's vLLM workers that NeMo-RL calls: engine calls in an envelope; every reply has `"status":
+ * "ok"`.
+ */
 const nemoRl: Routes = async (app, { context }) => {
   const { engine } = context
   const transfer = weightTransferOf(context)
@@ -50,7 +55,7 @@ const nemoRl: Routes = async (app, { context }) => {
       ...schema,
       operationId: 'dynamoInitWeightsUpdateGroup',
       summary: "Join the trainer's group (NeMo-RL)",
-      description: 'Answers when all ranks have joined.',
+      description: 'Replies when all ranks have joined.',
       body: InitBody
     }
   }, async request => {
@@ -66,8 +71,8 @@ const nemoRl: Routes = async (app, { context }) => {
     schema: {
       ...schema,
       operationId: 'dynamoUpdateWeightsFromDistributed',
-      summary: 'Begin, take or end an update (NeMo-RL)',
-      description: 'As /start_weight_update, /update_weights and /finish_weight_update, by `engine_rpc`.',
+      summary: 'Begin, load or end an update (NeMo-RL)',
+      description: 'Same as /start_weight_update, /update_weights or /finish_weight_update, by `engine_rpc`.',
       body: UpdateBody
     }
   }, async request => {

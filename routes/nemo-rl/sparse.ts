@@ -11,7 +11,7 @@ const Prepare = Type.Object({
   tensors: Type.Record(
     Type.String(),
     Type.Array(Type.Union([Type.Array(Type.Integer({ minimum: 0 })), Type.String()]), { minItems: 2, maxItems: 2 }),
-    { description: 'Of each tensor that may change: its shape, and its dtype as torch names it.' }
+    { description: 'Name of each tensor that may change -> its shape, and its dtype as torch names it.' }
   )
 }, { title: 'NemoRlPrepareRequest' })
 
@@ -19,7 +19,7 @@ const Manifest = Type.Object({
   bucket: Type.String(),
   region: Type.String(),
   key: Type.String(),
-  checksum: Type.String({ description: 'BLAKE2b of 16 bytes of the object, in hexadecimal.' }),
+  checksum: Type.String({ description: 'BLAKE2b-128 of the object, in hexadecimal.' }),
   verification_candidates: Type.Optional(Type.Integer({ minimum: 0 }))
 }, { title: 'NemoRlManifestRequest' })
 
@@ -37,7 +37,7 @@ const Refused = Type.Object({
   ok: Type.Literal(false),
   error: Type.String(),
   code: Type.String({ description: 'A stable code, such as CONFLICT.' })
-}, { title: 'NemoRlRefusal', description: 'Refused; the weights are what they were, unless the words say otherwise.' })
+}, { title: 'NemoRlRefusal', description: 'Refused; the weights have not changed, unless the message says otherwise.' })
 
 function toPair (
   name: string,
@@ -47,7 +47,7 @@ function toPair (
   throw new RefitError('INVALID_REQUEST', `tensors.${name}: expected [shape, dtype]`, { param: 'tensors' })
 }
 
-/** NeMo-RL's remote sparse refit: changes of elements, which wait for their flush. */
+/** NeMo-RL's remote sparse refit: changed elements wait until a flush writes them. */
 const nemoRlSparse: Routes = async (app, { context }) => {
   const sparse = sparseRefitOf(context)
   const config = { auth: 'admin', keyHeader: KEY_HEADER, errors: nemoRlError } as const
@@ -59,9 +59,9 @@ const nemoRlSparse: Routes = async (app, { context }) => {
     schema: {
       ...schema,
       operationId: 'nemoRlPrepare',
-      summary: 'Say what changes will be relative to (NeMo-RL)',
-      description: "From now on these weights are to be what the trainer's baseline is. `overwrite_names`: " +
-        'tensors whose new values have to be sent, not changes of bits.',
+      summary: 'Set the weights that changes are relative to (NeMo-RL)',
+      description: "The current weights are the trainer's baseline from now on. `overwrite_names`: " +
+        'tensors that need their new values instead of changed bits.',
       body: Prepare
     }
   }, async request => {
@@ -81,8 +81,8 @@ const nemoRlSparse: Routes = async (app, { context }) => {
     schema: {
       ...schema,
       operationId: 'nemoRlS3Manifest',
-      summary: 'Take a payload out of S3 (NeMo-RL)',
-      description: 'Answers when it has been read and checked; the flush writes it.',
+      summary: 'Read a payload from S3 (NeMo-RL)',
+      description: 'Replies after reading and checking it; the flush writes it.',
       body: Manifest
     }
   }, async request => {
@@ -112,7 +112,7 @@ const nemoRlSparse: Routes = async (app, { context }) => {
   }, async () => {
     throw new RefitError(
       'UNSUPPORTED',
-      'payloads are taken out of S3 (refit_transport "vllm_s3_sparse"), not over ZeroMQ'
+      'payloads are read from S3 (refit_transport "vllm_s3_sparse"), not over ZeroMQ'
     )
   })
 
@@ -121,8 +121,9 @@ const nemoRlSparse: Routes = async (app, { context }) => {
     schema: {
       ...schema,
       operationId: 'nemoRlFlush',
-      summary: 'Write all that has come (NeMo-RL)',
-      description: 'As one update. After a failure nothing more is taken until the trainer prepares again.',
+      summary: 'Write all payloads (NeMo-RL)',
+      description: 'All payloads are one update. After a failure payloads are refused until the trainer prepares ' +
+        'again.',
       body: Type.Object({})
     }
   }, async () => {

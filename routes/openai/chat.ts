@@ -29,8 +29,8 @@ const Body = Type.Object({
   ...openAiFields,
   ...chatFields,
   messages: Type.Array(Message, { minItems: 1 }),
-  max_tokens: nullable(Type.Integer({ minimum: 0 }), 'Default: what the context leaves.'),
-  max_completion_tokens: nullable(Type.Integer({ minimum: 0 }), 'The same under its new name, which wins.'),
+  max_tokens: nullable(Type.Integer({ minimum: 0 }), 'Default: the rest of the context.'),
+  max_completion_tokens: nullable(Type.Integer({ minimum: 0 }), 'The new name of max_tokens; it wins.'),
   logprobs: nullable(Type.Boolean()),
   top_logprobs: nullable(
     Type.Integer({ minimum: 0, maximum: MAX_TOP_LOGPROBS }),
@@ -71,13 +71,13 @@ interface Plan {
   created: number
   generation: Generation
   promptIds: Int32Array
-  /** Best tokens of each that are wanted of output and prompt; null for no scores. */
+  /** Number of best tokens for output and prompt; null for no scores. */
   best: { output: number | null, prompt: number | null }
-  /** Null: not wanted. */
+  /** Null: not requested. */
   experts: WantedExperts | null
 }
 
-/** OpenAI's chat completions, by the model's own template. */
+/** OpenAI's chat completions, with the model's own chat template. */
 const chat: Routes = async (app, { context }) => {
   app.post('/v1/chat/completions', {
     config: { auth: 'normal', errors: 'openai' },
@@ -123,7 +123,7 @@ function read (body: Body, context: RouteContext): Plan {
   refuseFormat(body.response_format)
   if ((body.top_logprobs ?? 0) > 0 && body.logprobs !== true) throw invalid('top_logprobs', 'needs "logprobs": true')
   if (body.stream === true && body.prompt_logprobs != null) {
-    throw invalid('prompt_logprobs', 'cannot be had of a stream')
+    throw invalid('prompt_logprobs', 'is not possible in a stream')
   }
   const { info } = context.engine
   const promptIds = chatPrompt(body.messages, body, context)

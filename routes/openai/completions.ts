@@ -33,13 +33,13 @@ const Body = Type.Object({
     description: 'Text, token ids, or a batch of either.'
   }),
   max_tokens: nullable(Type.Integer({ minimum: 0 }), 'Default 16; 0 scores the prompt only.'),
-  echo: nullable(Type.Boolean(), 'The prompt, too, with its logprobs if asked for.'),
+  echo: nullable(Type.Boolean(), 'Return the prompt, too, with its logprobs if requested.'),
   logprobs: nullable(
     Type.Integer({ minimum: 0, maximum: MAX_TOP_LOGPROBS }),
-    "Best alternatives per token; 0 for the tokens' own alone."
+    "Best alternatives per token; 0 for only the token's own logprob."
   ),
   prompt_logprobs: promptLogprobsField,
-  best_of: nullable(Type.Integer(), 'Only as many as n.'),
+  best_of: nullable(Type.Integer(), 'Only the value of n.'),
   suffix: refused('suffixes'),
   prompt_embeds: refused('embeddings as input'),
   response_format: refused('structured output')
@@ -68,11 +68,11 @@ interface Plan {
   created: number
   generation: Generation
   n: number
-  /** Text of each sample's prompt, to be echoed. */
+  /** The prompt texts to echo, by sample. */
   echoes: string[] | null
-  /** Best tokens of each that are wanted of output and prompt; null for no scores. */
+  /** Number of best tokens for output and prompt; null for no scores. */
   best: { output: number | null, prompt: number | null }
-  /** Null: not wanted. */
+  /** Null: not requested. */
   experts: WantedExperts | null
 }
 
@@ -88,7 +88,7 @@ const completions: Routes = async (app, { context }) => {
       response: {
         200: streamable(
           Completion,
-          'Choices in the order of prompts, n beside each other. With `stream`, events with what is new.'
+          'Choices in the order of prompts, n for each prompt. With `stream`, events with the new tokens.'
         ),
         ...refusals(OpenAiRefusal)
       }
@@ -120,7 +120,7 @@ function read (body: Body, context: RouteContext): Plan {
   const sampling = openAiSampling(body, body.max_tokens ?? undefined, context, DEFAULT_MAX_TOKENS)
   checkBatch(prompts.length, sampling.n, info, context.maxBatch, sampling.n > 1 ? 'n' : 'prompt')
   if (body.stream === true && body.prompt_logprobs != null) {
-    throw invalid('prompt_logprobs', 'cannot be had of a stream')
+    throw invalid('prompt_logprobs', 'is not possible in a stream')
   }
   const best = { output: bestOf(body.logprobs, info.vocabSize), prompt: bestOf(body.prompt_logprobs, info.vocabSize) }
   const logprobs = scoring(best.output, best.prompt ?? (body.echo === true ? best.output : null))
@@ -168,7 +168,7 @@ function head ({ id, created }: Plan, { engine }: RouteContext) {
   return { id, object: 'text_completion' as const, created, model: engine.info.servedModelName }
 }
 
-/** What a sample has brought since `text` characters and `tokens` tokens had been sent. */
+/** The part of a sample after the `text` characters and `tokens` tokens that were sent already. */
 function choice (
   { body, echoes, best, experts, generation }: Plan,
   { tokenizer }: RouteContext,

@@ -8,7 +8,7 @@ const Model = Type.Object({
   object: Type.Literal('model'),
   created: Type.Integer(),
   owned_by: Type.String(),
-  root: Type.String({ description: 'Where the weights came from last.' }),
+  root: Type.String({ description: 'Where the current weights came from.' }),
   parent: Type.Null(),
   max_model_len: Type.Integer(),
   weight_version: Type.String()
@@ -30,7 +30,7 @@ const models: Routes = async (app, { context }) => {
     }
   }, async () => ({ object: 'list' as const, data: [modelOf(context)] }))
 
-  // A wildcard: names are paths as often as not, and clients do not always escape the slashes.
+  // A wildcard, because model names are often paths, and some clients do not escape slashes.
   app.get('/v1/models/*', {
     config,
     schema: {

@@ -1,8 +1,9 @@
 import control from '../vllm/control.ts'
 import generate from '../vllm/generate.ts'
 import info from '../vllm/info.ts'
+import weightChecker from '../vllm/weight-checker.ts'
 import updateWeights from '../vllm/update-weights.ts'
 import primeRl from './prime-rl.ts'
 import type { Routes } from '../../src/http/context.ts'
 
-export default [control, info, generate, primeRl, updateWeights] satisfies Routes[]
+export default [control, info, weightChecker, generate, primeRl, updateWeights] satisfies Routes[]

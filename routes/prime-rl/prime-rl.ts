@@ -6,37 +6,37 @@ import { nullable, refusals, unused } from '../../src/http/schemas.ts'
 const InitBody = Type.Object({
   host: Type.String({ minLength: 1, description: "Where the trainer's store listens. See --allow-master." }),
   port: Type.Integer({ minimum: 1, maximum: 65535 }),
-  rank_offset: Type.Integer({ minimum: 0, description: 'Cards of the servers before this one.' }),
+  rank_offset: Type.Integer({ minimum: 0, description: 'GPUs of the servers before this one.' }),
   inference_world_size: Type.Integer({
     minimum: 1,
     maximum: 65534,
-    description: "Cards of all servers; the trainer's comes on top."
+    description: "GPUs of all servers, without the trainer's."
   }),
   quantize_in_weight_transfer: nullable(Type.Boolean(), 'Refused when true.'),
   backend: Type.Optional(
     Type.String({
-      description:
-        'refit\'s own: "gloo" for a group of torch\'s gloo in the place of vLLM\'s communicator (default "nccl").'
+      description: 'refit\'s own: "gloo" for a gloo group of torch instead of vLLM\'s communicator (default "nccl").'
     })
   ),
-  timeout: unused('Taken and without effect: see --group-timeout.'),
-  session_id: nullable(Type.String(), 'Of its NIXL mode, which is refused.')
+  timeout: unused('Has no effect: see --group-timeout.'),
+  session_id: nullable(Type.String(), 'For its NIXL mode, which is refused.')
 }, { title: 'InitBroadcasterRequest' })
 
 const Done = Type.Object({ status: Type.Literal('ok') }, {
   title: 'InitBroadcasterReply',
-  description: 'The communicator stands.'
+  description: 'The communicator is ready.'
 })
 
-/** What prime-rl asks of its own inference server, besides vLLM's routes and `/update_weights`. */
+/** The route of prime-rl's own inference server, besides vLLM's routes and `/update_weights`. */
 const primeRl: Routes = async (app, { context }) => {
   app.post('/init_broadcaster', {
     config: { auth: 'admin' },
     schema: {
       operationId: 'initBroadcaster',
-      summary: 'Join the trainer of prime-rl',
+      summary: "Join the group of prime-rl's trainer",
       description:
-        'Answers once all ranks have joined. From then on /update_weights takes what the trainer broadcasts. Another call makes the group anew.',
+        'Replies when all ranks have joined. From then on /update_weights receives broadcasts of the trainer. ' +
+        'Another call creates a new group.',
       tags: ['weights'],
       body: InitBody,
       response: { 200: Done, ...refusals() }

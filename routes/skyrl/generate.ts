@@ -8,20 +8,20 @@ import { OpenAiRefusal, refusals, streamable } from '../../src/http/schemas.ts'
 
 const SessionQuery = Type.Object({ session_id: Type.Optional(Type.String()) })
 
-/** What SkyRL calls beside vLLM's own routes when it generates. */
+/** The routes that SkyRL generates by, besides vLLM's own. */
 const skyrlGenerate: Routes = async (app, { context }) => {
   app.post('/skyrl/v1/generate', {
     config: { auth: 'normal', errors: 'openai' },
     schema: {
       operationId: 'skyrlGenerate',
       summary: 'Generate from token ids (SkyRL)',
-      description: "As /inference/v1/generate, with `routed_experts` in SkyRL's form. " +
-        'Of a mixture of experts on a server that does not record them (--enable-return-routed-experts) it is ' +
-        'refused; of other models there are none, and `routed_experts` is null.',
+      description: "Same as /inference/v1/generate, with `routed_experts` in SkyRL's form. " +
+        'A mixture-of-experts model on a server that does not record them (--enable-return-routed-experts) is ' +
+        'refused; for other models `routed_experts` is null.',
       tags: ['generation'],
       body: VllmGenerateBody,
       response: {
-        200: streamable(VllmGenerateReply, 'n choices. With `stream`, events with what is new.'),
+        200: streamable(VllmGenerateReply, 'n choices. With `stream`, events with the new tokens.'),
         ...refusals(OpenAiRefusal)
       }
     }
@@ -43,9 +43,10 @@ const skyrlGenerate: Routes = async (app, { context }) => {
     config: { auth: 'normal', errors: 'openai' },
     schema: {
       operationId: 'finishSession',
-      summary: 'A session has ended (SkyRL)',
+      summary: 'End a session (SkyRL)',
       description:
-        'Nothing is kept of sessions: the prefix cache serves them all, and forgets what was not used for longest.',
+        'Has no effect: sessions have no state here. They all use the prefix cache, which evicts the least recently ' +
+        'used entries.',
       tags: ['generation'],
       querystring: SessionQuery,
       body: Type.Object({}),

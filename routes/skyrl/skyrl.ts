@@ -17,7 +17,7 @@ const InitBody = Type.Object({
   backend: Type.String({ description: '"nccl" or "gloo".' }),
   override_existing_receiver: Type.Optional(
     Type.Boolean({
-      description: 'Give up a group of the name that is there (default false: keep it, and join nothing).'
+      description: 'Leave an existing group of this name first (default false: keep it and join nothing).'
     })
   ),
   override_existing: Type.Optional(Type.Boolean({ description: 'The same in older versions.' })),
@@ -28,7 +28,7 @@ const UpdateBody = Type.Object({
   names: Type.Optional(Type.Unknown()),
   dtypes: Type.Optional(Type.Unknown()),
   shapes: Type.Optional(Type.Unknown()),
-  sizes: nullable(Type.Unknown(), 'Elements of each, where all are one broadcast.')
+  sizes: nullable(Type.Unknown(), 'Elements of each tensor, if all of them are one broadcast.')
 }, { title: 'SkyrlUpdateRequest' })
 
 const Fetched = Type.Object({
@@ -37,8 +37,8 @@ const Fetched = Type.Object({
     Type.Object({
       status: Type.Literal('ok'),
       target_version: Type.Integer(),
-      tensors: Type.Integer({ description: 'That were changed.' }),
-      bytes: Type.Integer({ description: 'Of those tensors.' }),
+      tensors: Type.Integer({ description: 'Number of changed tensors.' }),
+      bytes: Type.Integer({ description: 'Bytes of the changed tensors.' }),
       stats: Type.Object({
         fetch_s: Type.Number(),
         apply_s: Type.Number(),
@@ -48,7 +48,7 @@ const Fetched = Type.Object({
     }),
     { description: 'The same for each rank: a host has one checkpoint.' }
   )
-}, { title: 'SkyrlFetchReply', description: 'The checkpoint is of that version, and its checksums are right.' })
+}, { title: 'SkyrlFetchReply', description: 'The checkpoint has that version, and its checksums are correct.' })
 
 const Done = Type.Object({ status: Type.Literal('ok') }, { title: 'SkyrlReply', description: 'Done.' })
 const Updated = Type.Object({ status: Type.Literal('ok'), report: Report }, {
@@ -56,7 +56,7 @@ const Updated = Type.Object({ status: Type.Literal('ok'), report: Report }, {
   description: 'All bytes are in place on every rank.'
 })
 
-/** What SkyRL asked of its first remote engines, and what it asks besides vLLM's routes and /collective_rpc. */
+/** SkyRL's own routes: those of its older versions, and /fetch_weights. */
 const skyrl: Routes = async (app, { context }) => {
   const config = { auth: 'admin', errors: 'weights' } as const
 
@@ -65,7 +65,7 @@ const skyrl: Routes = async (app, { context }) => {
     schema: {
       operationId: 'skyrlInitWeightUpdateCommunicator',
       summary: "Join SkyRL's process group (older versions)",
-      description: 'As /init_weights_update_group.',
+      description: 'Same as /init_weights_update_group.',
       tags: ['weights'],
       body: InitBody,
       response: { 200: Done, ...refusals(WeightsRefusal) }
@@ -79,8 +79,8 @@ const skyrl: Routes = async (app, { context }) => {
     config,
     schema: {
       operationId: 'skyrlUpdateWeights',
-      summary: "Take a chunk of SkyRL's weights (older versions)",
-      description: 'As /update_weights with the same fields.',
+      summary: "Receive a chunk of SkyRL's weights (older versions)",
+      description: 'Same as /update_weights with these fields.',
       tags: ['weights'],
       body: UpdateBody,
       response: { 200: Updated, ...refusals(WeightsRefusal) }
@@ -91,9 +91,9 @@ const skyrl: Routes = async (app, { context }) => {
     config,
     schema: {
       operationId: 'skyrlFetchWeights',
-      summary: "Bring this host's checkpoint to a version that SkyRL has published",
-      description:
-        'Generation goes on meanwhile; /update_weights with the same target_version loads it. Calls for one folder take turns on a host, whoever makes them.',
+      summary: "Update this host's checkpoint to a version that SkyRL has published",
+      description: 'Generation continues; /update_weights with the same target_version loads the checkpoint. ' +
+        'Calls for one folder on a host run one after another.',
       tags: ['weights'],
       body: FetchWeights,
       response: { 200: Fetched, ...refusals(WeightsRefusal) }

@@ -19,7 +19,7 @@ import { refusals } from '../../src/http/schemas.ts'
 const TpSize = Type.Object({ tensor_parallel_size: Type.Integer() }, { description: 'Ranks of this engine.' })
 const WorldSize = Type.Object({ world_size: Type.Integer() }, { description: 'Ranks of this engine.' })
 
-/** Generation as TRL's `vllm-serve` has it: all its paths end in a slash. */
+/** Generation routes of TRL's `vllm-serve`; all their paths end in a slash. */
 const trlGenerate: Routes = async (app, { context }) => {
   const { engine } = context
   const normal = { auth: 'normal' } as const
@@ -81,7 +81,7 @@ const trlGenerate: Routes = async (app, { context }) => {
     config: normal,
     schema: {
       operationId: 'trlWorldSize',
-      summary: 'How many ranks join a process group (TRL)',
+      summary: 'Number of ranks that join a process group (TRL)',
       tags: ['info'],
       response: { 200: WorldSize, ...refusals() }
     }
@@ -91,7 +91,7 @@ const trlGenerate: Routes = async (app, { context }) => {
     config: normal,
     schema: {
       operationId: 'trlTensorParallelSize',
-      summary: 'The same in older TRLs',
+      summary: 'The same in older TRL versions',
       tags: ['info'],
       response: { 200: TpSize, ...refusals() }
     }

@@ -8,29 +8,28 @@ import { RefitError } from '../../src/errors.ts'
 const InitBody = Type.Object({
   host: Type.String({
     minLength: 1,
-    description: 'Where this server listens for the client: an address of this machine, or 0.0.0.0.'
+    description: 'Address on which this server listens for the client: one of this machine, or 0.0.0.0.'
   }),
   port: Type.Integer({ minimum: 1, maximum: 65535 }),
   world_size: nullable(Type.Integer({ minimum: 2, maximum: 65535 }), 'Tensor-parallel ranks and the client.'),
-  client_device_uuid: nullable(Type.String(), "The client's card, which must be none of this engine's."),
+  client_device_uuid: nullable(Type.String(), "The client's GPU, which must not be one of this engine's."),
   backend: Type.Optional(
     Type.String({
-      description:
-        'refit\'s own: "gloo" for a group of torch\'s gloo in the place of vLLM\'s communicator (default "nccl").'
+      description: 'refit\'s own: "gloo" for a gloo group of torch instead of vLLM\'s communicator (default "nccl").'
     })
   )
 }, { title: 'InitCommunicatorRequest' })
 
 const UpdateBody = Type.Object({
   name: Type.String(),
-  dtype: Type.String({ description: 'As torch prints it, "torch.bfloat16".' }),
+  dtype: Type.String({ description: 'The dtype as torch prints it: "torch.bfloat16".' }),
   shape: Type.Array(Type.Integer({ minimum: 0 }))
 }, { title: 'UpdateNamedParamRequest' })
 
-const Empty = Type.Any({ description: 'TRL sends none.' })
-const Done = Type.Object({ message: Type.String() }, { title: 'TrlReply', description: 'Taken.' })
+const Empty = Type.Any({ description: 'TRL sends no body.' })
+const Done = Type.Object({ message: Type.String() }, { title: 'TrlReply', description: 'Accepted.' })
 
-/** The weights of TRL's `trl vllm-serve`, whose paths end in a slash. */
+/** Weight routes of TRL's `trl vllm-serve`, whose paths end in a slash. */
 const trl: Routes = async (app, { context }) => {
   const { engine } = context
   const weights = new TrlWeights(context)
@@ -41,7 +40,7 @@ const trl: Routes = async (app, { context }) => {
     run: (body: Type.Static<T>) => Promise<string>
   ): void => {
     const [bare, slashed] = [path.replace(/\/$/, ''), path]
-    // Without the slash, vLLM's own route of the name is another.
+    // Without the slash it is vLLM's own route, which does something else.
     for (const url of bare === '/reset_prefix_cache' ? [slashed] : [slashed, bare]) {
       app.post(url, {
         config: { auth: 'admin' },
@@ -57,9 +56,9 @@ const trl: Routes = async (app, { context }) => {
 
   post('/init_communicator/', {
     operationId: 'trlInitCommunicator',
-    summary: "Make a communicator with TRL's client",
-    description:
-      'Answers before the client has joined, as it joins after the answer: what goes wrong then is told at the next call. Another call makes it anew.',
+    summary: "Create a communicator with TRL's client",
+    description: 'Replies before the client has joined, because it joins after the reply; ' +
+      'a later failure is reported at the next call. Another call creates a new communicator.',
     body: InitBody
   }, async ({ host, port, world_size: worldSize, client_device_uuid: gpuUuid, backend = 'nccl' }) => {
     const { ranks } = engine.info
@@ -76,9 +75,10 @@ const trl: Routes = async (app, { context }) => {
 
   post('/update_named_param/', {
     operationId: 'trlUpdateNamedParam',
-    summary: "Take one parameter of TRL's client",
+    summary: "Receive one parameter from TRL's client",
     description:
-      'All is checked before the answer, after which the client broadcasts. Behind the broadcast it waits until the parameter is in place.',
+      'Checks everything before the reply; then the client broadcasts and waits at a barrier until the parameter is ' +
+      'written.',
     body: UpdateBody
   }, async body => {
     await weights.update(body)
@@ -88,7 +88,7 @@ const trl: Routes = async (app, { context }) => {
   post('/reset_prefix_cache/', {
     operationId: 'trlResetPrefixCache',
     summary: 'Drop the prefix cache',
-    description: 'Where a parameter before it could not be written, it says so.',
+    description: 'Fails if a parameter before it could not be written.',
     body: Empty
   }, async () => {
     await weights.settle()

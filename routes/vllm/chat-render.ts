@@ -23,17 +23,17 @@ const Rendered = Type.Object({
   token_ids: Type.Array(Type.Integer(), { description: 'The prompt.' }),
   sampling_params: Type.Object({}, {
     additionalProperties: true,
-    description: "What the request says, in vLLM's names."
+    description: "The sampling parameters of the request, under vLLM's names."
   }),
   model: Type.String(),
   stream: Type.Boolean(),
   cache_salt: Type.Union([Type.String(), Type.Null()]),
   priority: Type.Integer(),
-  features: Type.Null({ description: 'There are no media.' }),
+  features: Type.Null({ description: 'Always null: there are no media.' }),
   kv_transfer_params: Type.Null()
 }, { title: 'Rendered', description: 'A body for /inference/v1/generate.' })
 
-/** vLLM's rendering of a conversation into the request that generates its answer. */
+/** vLLM's route that renders a conversation into a body for /inference/v1/generate. */
 const chatRender: Routes = async (app, { context }) => {
   app.post('/v1/chat/completions/render', {
     config: { auth: 'normal', errors: 'openai' },

@@ -6,17 +6,17 @@ import { TENSOR_BODY_LIMIT } from '../../src/http/limits.ts'
 import { nullable, refusals, WeightsRefusal } from '../../src/http/schemas.ts'
 
 const Body = Type.Object({
-  method: nullable(Type.String(), 'One of the methods that trainers call; the reply to any other names them.'),
+  method: nullable(Type.String(), 'One of the methods that trainers call; the refusal of any other lists them.'),
   args: nullable(Type.Array(Type.Unknown())),
   kwargs: nullable(Type.Record(Type.String(), Type.Unknown())),
-  timeout: nullable(Type.Number({ exclusiveMinimum: 0, maximum: 86400 }), 'Seconds; of update_weights_from_ipc.')
+  timeout: nullable(Type.Number({ exclusiveMinimum: 0, maximum: 86400 }), 'Seconds; for update_weights_from_ipc.')
 }, { title: 'CollectiveRpcRequest' })
 
 const Results = Type.Object({
-  results: Type.Array(Type.Unknown(), { description: 'What each rank answers; null, mostly.' })
+  results: Type.Array(Type.Unknown(), { description: 'The result of each rank; null for most methods.' })
 }, { title: 'CollectiveRpcReply', description: 'Done, on every rank.' })
 
-/** vLLM's call of a worker's method, for those that trainers call by it. */
+/** vLLM's call of a worker's method by its name, for the methods that trainers use. */
 const collectiveRpc: Routes = async (app, { context }) => {
   app.post('/collective_rpc', {
     bodyLimit: TENSOR_BODY_LIMIT,
@@ -24,8 +24,8 @@ const collectiveRpc: Routes = async (app, { context }) => {
     schema: {
       operationId: 'collectiveRpc',
       summary: 'Call a method of the workers (vLLM)',
-      description:
-        "Only methods that trainers use, by name: those of weight updates in vLLM's, SkyRL's and checkpoint-engine's spelling. 400 for any other.",
+      description: "Only the methods of weight updates that vLLM's, SkyRL's and checkpoint-engine's trainers use; " +
+        '400 for any other.',
       tags: ['weights'],
       body: Body,
       response: { 200: Results, ...refusals(WeightsRefusal) }

@@ -8,30 +8,32 @@ const Mode = Type.Union([Type.Literal('abort'), Type.Literal('wait'), Type.Liter
 const PauseFields = Type.Object({
   mode: nullable(
     Mode,
-    'Running requests are ended with what they have (abort, default), finished (wait), or frozen with their KV (keep). New ones wait.'
+    'Running requests end with their tokens so far (abort, default), are finished (wait), or are frozen with their ' +
+      'KV cache (keep). New ones wait.'
   ),
-  clear_cache: nullable(Type.Boolean(), 'Drop the prefix cache; default true, without effect with `keep`.'),
+  clear_cache: nullable(Type.Boolean(), 'Drop the prefix cache (default true; no effect with `keep`).'),
   wait_for_inflight_requests: nullable(Type.Boolean(), 'Old spelling of mode wait.'),
   wait_for_inflight_request: nullable(Type.Boolean(), "The same in SkyRL's old spelling.")
 }, { title: 'VllmPauseRequest' })
 const ResetFields = Type.Object({
   reset_running_requests: nullable(
     Type.Boolean(),
-    'Running requests lose their KV, too, and are computed again (default false: they keep it, and no other request finds it).'
+    'Running requests lose their KV cache, too, and are computed again (default false: ' +
+      'they keep it, and no other request uses it).'
   ),
   reset_external: unused()
 }, { title: 'VllmResetRequest' })
 const AbortBody = Type.Object({
   request_ids: nullable(
     Type.Array(Type.String()),
-    'Requests to end, unknown ones are no error; none or an empty list: all.'
+    'Ids of requests to end; unknown ids are ignored. Without ids: all requests.'
   )
 }, { title: 'VllmAbortRequest' })
 
 const Status = Type.Object({ status: Type.String() }, { description: 'Done.' })
 const Reset = Type.Object({ success: Type.Literal(true), status: Type.Literal('ok') }, { description: 'Done.' })
 
-/** Pause, abort and caches in vLLM's words, as trainers call them. */
+/** vLLM's routes for pause, abort and caches that trainers call. */
 const vllmControl: Routes = async (app, { context }) => {
   const { engine, live } = context
   const config = { auth: 'admin', errors: 'weights' } as const
@@ -42,7 +44,7 @@ const vllmControl: Routes = async (app, { context }) => {
     schema: {
       operationId: 'vllmPause',
       summary: 'Pause generation (vLLM)',
-      description: 'Options by query or by body.',
+      description: 'Options in the query or in the body.',
       tags: ['control'],
       querystring: PauseFields,
       body: PauseFields,
@@ -62,7 +64,7 @@ const vllmControl: Routes = async (app, { context }) => {
     schema: {
       operationId: 'vllmResume',
       summary: 'Continue after a pause (vLLM)',
-      description: 'Opens nothing while weights are torn or asleep, or in the midst of an update.',
+      description: 'Generation stays stopped while weights are torn or asleep, or during an update.',
       tags: ['control'],
       body: Type.Object({}),
       response
@@ -80,7 +82,7 @@ const vllmControl: Routes = async (app, { context }) => {
       tags: ['control'],
       response: {
         200: Type.Object({ is_paused: Type.Boolean() }, {
-          description: 'By whomever; also while `wait` lets running requests end.'
+          description: 'True for a pause by any client, also while `wait` finishes running requests.'
         }),
         ...refusals()
       }
@@ -95,13 +97,13 @@ const vllmControl: Routes = async (app, { context }) => {
     schema: {
       operationId: 'vllmAbortRequests',
       summary: 'End requests (vLLM)',
-      description: 'Each is answered with what it has so far.',
+      description: 'Each request replies with its tokens so far.',
       tags: ['control'],
       body: AbortBody,
       response: {
         200: Type.Object({
           status: Type.Literal('aborted'),
-          aborted: Type.Integer({ description: 'How many were told to end.' })
+          aborted: Type.Integer({ description: 'Number of requests that were aborted.' })
         }, { description: 'Done.' }),
         ...refusals(WeightsRefusal)
       }
@@ -118,7 +120,8 @@ const vllmControl: Routes = async (app, { context }) => {
     schema: {
       operationId: 'vllmResetPrefixCache',
       summary: 'Drop the prefix cache (vLLM)',
-      description: 'At once, whatever runs, also while an update of weights is under way. Options by query or by body.',
+      description: 'At once, even with running requests or during a weight update. ' +
+        'Options in the query or in the body.',
       tags: ['control'],
       querystring: ResetFields,
       body: ResetFields,
@@ -139,8 +142,8 @@ const vllmControl: Routes = async (app, { context }) => {
       config,
       schema: {
         operationId,
-        summary: 'Drop what is cached of media (vLLM)',
-        description: 'This engine takes no media, so there is never any.',
+        summary: 'Drop the cache of media (vLLM)',
+        description: 'Has no effect: this engine takes no media.',
         tags: ['control'],
         body: Type.Object({}),
         response: { 200: Reset, ...refusals(WeightsRefusal) }

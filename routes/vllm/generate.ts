@@ -4,7 +4,7 @@ import { VllmGenerateReply } from '../../src/dialects/vllm/output.ts'
 import type { Routes } from '../../src/http/context.ts'
 import { OpenAiRefusal, refusals, streamable } from '../../src/http/schemas.ts'
 
-/** vLLM's tokens in, tokens out, as trainers call it. */
+/** vLLM's generation from token ids to token ids. */
 const vllmGenerate: Routes = async (app, { context }) => {
   app.post('/inference/v1/generate', {
     config: { auth: 'normal', errors: 'openai' },
@@ -14,7 +14,7 @@ const vllmGenerate: Routes = async (app, { context }) => {
       tags: ['generation'],
       body: VllmGenerateBody,
       response: {
-        200: streamable(VllmGenerateReply, 'n choices. With `stream`, events with what is new.'),
+        200: streamable(VllmGenerateReply, 'n choices. With `stream`, events with the new tokens.'),
         ...refusals(OpenAiRefusal)
       }
     }

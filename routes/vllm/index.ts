@@ -5,11 +5,12 @@ import generate from './generate.ts'
 import info from './info.ts'
 import sleep from './sleep.ts'
 import updateWeights from './update-weights.ts'
+import weightChecker from './weight-checker.ts'
 import weights from './weights.ts'
 import type { Routes } from '../../src/http/context.ts'
 
 /** What vLLM's own clients call to control it and to generate. */
-export const STEERING: readonly Routes[] = [control, sleep, info, generate, chatRender]
+export const STEERING: readonly Routes[] = [control, sleep, info, weightChecker, generate, chatRender]
 
 /** vLLM's weight transfer. */
 export const TRANSFER: readonly Routes[] = [weights, updateWeights, collectiveRpc]

@@ -12,11 +12,13 @@ const Tags = Type.Union([Type.Array(Type.String()), Type.String()])
 const sleepFields = {
   level: nullable(
     Type.Integer({ minimum: 0, maximum: 2 }),
-    '0: only pause; 1 (default): weights keep a copy in host memory and come back as they were; 2: they come back empty, and are torn until an update has written them.'
+    '0: only pause; 1 (default): weights are copied to host memory and restored; 2: ' +
+      'weights come back empty and are torn until an update has written them.'
   ),
   mode: nullable(
     Mode,
-    'Running requests are ended with what they have (abort, default), finished (wait), or held and computed again once all is awake (keep).'
+    'Running requests end with their tokens so far (abort, default), are finished (wait), or are held and computed ' +
+      'again after wake-up (keep).'
   )
 }
 const SleepBody = Type.Object({
@@ -24,10 +26,10 @@ const SleepBody = Type.Object({
   tags: nullable(Tags, 'weights, kv_cache; default both.'),
   timeout: unused()
 }, { title: 'VllmSleepRequest' })
-const WakeBody = Type.Object({ tags: nullable(Tags, 'weights, kv_cache; default all that sleeps.') }, {
+const WakeBody = Type.Object({ tags: nullable(Tags, 'weights, kv_cache; default: everything that sleeps.') }, {
   title: 'VllmWakeRequest'
 })
-// A query's single value is made a list.
+// A single value in the query becomes a list.
 const SleepQuery = Type.Object({
   ...sleepFields,
   tags: Type.Optional(Type.Array(Type.String(), { description: 'May be given several times.' }))
@@ -38,11 +40,11 @@ const WakeQuery = Type.Object({
 
 const Slept = Type.Object({
   status: Type.String(),
-  tags: Type.Array(Type.String(), { description: 'Kinds of memory that went or came with this call.' }),
+  tags: Type.Array(Type.String(), { description: 'Kinds of memory that this call released or restored.' }),
   weights: Type.String({ description: 'current, torn or asleep.' })
-}, { description: 'Done, or nothing was to be done.' })
+}, { description: 'Done, or there was nothing to do.' })
 
-/** vLLM's sleep mode: memory for a trainer on the same machine. */
+/** vLLM's sleep mode, which frees memory for a trainer on the same machine. */
 const vllmSleep: Routes = async (app, { context }) => {
   const { engine } = context
   const sleeper = vllmSleepOf(engine)
@@ -55,9 +57,9 @@ const vllmSleep: Routes = async (app, { context }) => {
     config,
     schema: {
       operationId: 'vllmSleep',
-      summary: 'Give memory back to the system (vLLM)',
-      description:
-        'Options by query or by body. Requests are refused with 503 until all is awake. 503 NO_MEMORY, and nothing has changed, where level 1 finds no room for the copy.',
+      summary: 'Release memory (vLLM)',
+      description: 'Options in the query or in the body. Requests are refused with 503 until all memory is back. ' +
+        '503 NO_MEMORY without any change if level 1 finds no room for the copy.',
       tags: ['control'],
       querystring: SleepQuery,
       body: SleepBody,
@@ -66,7 +68,7 @@ const vllmSleep: Routes = async (app, { context }) => {
   }, async request => {
     const { level, mode, tags } = queryOrBody<typeof request.body>(request.query, request.body)
     const wanted = { level: level ?? 1, mode: mode ?? 'abort', tags: list(tags) } as const
-    // A client's retry of a call under way gets that one's outcome.
+    // A client's retry joins the running call.
     const report = await calls.join('sleep', JSON.stringify(wanted), async () => await sleeper.sleep(wanted))
     request.log.info({ tags: report.tags, bytes: report.bytes, ms: Math.round(report.ms) }, 'memory released')
     return { status: 'sleeping', tags: report.tags, weights: engine.weights.state }
@@ -76,9 +78,9 @@ const vllmSleep: Routes = async (app, { context }) => {
     config,
     schema: {
       operationId: 'vllmWakeUp',
-      summary: 'Take memory again (vLLM)',
-      description:
-        'Tags by query or by body. What is awake already is left as it is. A pause that a sleep began ends when all is awake.',
+      summary: 'Restore memory (vLLM)',
+      description: 'Tags in the query or in the body. Memory that is back already stays unchanged. ' +
+        'A pause that a sleep began ends when all memory is back.',
       tags: ['control'],
       querystring: WakeQuery,
       body: WakeBody,
@@ -97,7 +99,10 @@ const vllmSleep: Routes = async (app, { context }) => {
       operationId: 'vllmIsSleeping',
       summary: 'Whether memory is released (vLLM)',
       tags: ['control'],
-      response: { 200: Type.Object({ is_sleeping: Type.Boolean() }, { description: 'Of any kind.' }), ...refusals() }
+      response: {
+        200: Type.Object({ is_sleeping: Type.Boolean() }, { description: 'True if memory of any kind is released.' }),
+        ...refusals()
+      }
     }
   }, async () => ({ is_sleeping: sleeper.isSleeping }))
 }

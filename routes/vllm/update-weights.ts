@@ -11,16 +11,18 @@ import { Report, toReport } from '../../src/http/updates/write-report.ts'
 
 const Body = Type.Object({
   update_info: Type.Optional(Type.Unknown({
-    description:
-      "vLLM: {names, dtype_names, shapes} and packed of what rank 0 broadcasts; {names, dtype_names, shapes, ipc_handles_pickled} and tensor_sizes of memory on this engine's cards; {path} of a checkpoint; or SkyRL's {target_version} of what /fetch_weights has made ready."
+    description: 'vLLM: {names, dtype_names, shapes} and packed for a broadcast of rank 0; ' +
+      '{names, dtype_names, shapes, ipc_handles_pickled} ' +
+      "and tensor_sizes for memory on this engine's GPUs; {path} of a checkpoint; " +
+      "or SkyRL's {target_version}, which /fetch_weights has loaded."
   })),
   weight_dir: nullable(
     Type.String(),
-    "prime-rl: a checkpoint's folder or, once its group stands, the name of the step that is broadcast."
+    "prime-rl: a checkpoint's folder or, after its group was joined, the name of the step that is broadcast."
   ),
   names: Type.Optional(
     Type.Unknown({
-      description: "SkyRL's first remote engines: names, dtypes, shapes, and sizes where they are one broadcast."
+      description: 'Old SkyRL versions: names, dtypes, shapes, and sizes if they are one broadcast.'
     })
   ),
   dtypes: Type.Optional(Type.Unknown()),
@@ -34,7 +36,7 @@ const Updated = Type.Object({
   report: Type.Optional(Report)
 }, { title: 'UpdateWeightsReply', description: 'All bytes are in place on every rank.' })
 
-/** `/update_weights`, which several trainers speak: the body tells whose it is. */
+/** `/update_weights`, which several dialects have: the fields of the body tell which one it is. */
 const updateWeights: Routes = async (app, { context }) => {
   const { dialects } = context
   const isVllm = dialects.has('vllm') || dialects.has('skyrl')
@@ -48,9 +50,10 @@ const updateWeights: Routes = async (app, { context }) => {
     schema: {
       ...schema,
       operationId: 'updateWeights',
-      summary: 'Take new weights (vLLM, SkyRL, prime-rl)',
+      summary: 'Load new weights (vLLM, SkyRL, prime-rl)',
       description:
-        "Open until all has been received and written. What is refused of a broadcast is received and dropped before the answer. A call equal to one that runs already gets that one's outcome."
+        'Replies after everything was received and written. A refused broadcast is received and dropped first. ' +
+        'A call equal to a running one joins it and gets its outcome.'
     }
   }, async ({ body }) => {
     if (isVllm && body.update_info != null) {

@@ -7,14 +7,16 @@ import { nullable, refusals, WeightsRefusal } from '../../src/http/schemas.ts'
 const InitBody = Type.Object({
   init_info: Type.Optional(Type.Unknown({
     description:
-      'NCCL: {master_address, master_port, rank_offset, world_size}, and packed, packed_buffer_size_bytes where they are said once; `backend: "gloo"` with `group_name` is refit\'s own, for engines on the CPU. CUDA IPC and disk: {}. SkyRL\'s deltas: {base_model_path, local_checkpoint_dir}.'
+      'NCCL: {master_address, master_port, rank_offset, world_size}, and packed, packed_buffer_size_bytes if all ' +
+      'updates use the same; `backend: "gloo"` with `group_name` is refit\'s own, for engines on the CPU. ' +
+      "CUDA IPC and disk: {}. SkyRL's deltas: {base_model_path, local_checkpoint_dir}."
   }))
 }, { title: 'InitWeightTransferRequest' })
 
 const StartBody = Type.Object({
   is_checkpoint_format: nullable(
     Type.Boolean(),
-    'Weights by their names and shapes in checkpoints (default true); nothing else is taken.'
+    'Names and shapes are those of checkpoints (default true); false is refused.'
   )
 }, { title: 'StartWeightUpdateRequest' })
 
@@ -24,7 +26,7 @@ const FinishBody = Type.Object({
 
 const Done = Type.Object({ message: Type.String() }, { title: 'WeightTransferReply', description: 'Done.' })
 
-/** The frame of vLLM's own weight transfer; /update_weights is in update-weights.ts. The messages are vLLM's. */
+/** Begin and end of vLLM's weight transfer; /update_weights is in update-weights.ts. The messages are vLLM's own. */
 const vllmWeights: Routes = async (app, { context }) => {
   const transfer = weightTransferOf(context)
   const config = { auth: 'admin', errors: 'weights' } as const
@@ -36,8 +38,8 @@ const vllmWeights: Routes = async (app, { context }) => {
       ...schema,
       operationId: 'initWeightTransferEngine',
       summary: 'Prepare a weight transfer (vLLM)',
-      description:
-        'NCCL: answers when all ranks have joined. What there was before is given up; the same call, while it waits for the others, waits with it.',
+      description: 'NCCL: replies when all ranks have joined. A group from before is left; ' +
+        'an equal call joins one that still waits.',
       body: InitBody
     }
   }, async request => {
@@ -55,7 +57,7 @@ const vllmWeights: Routes = async (app, { context }) => {
       ...schema,
       operationId: 'startWeightUpdate',
       summary: 'Begin an update of many requests (vLLM)',
-      description: 'As /begin_weight_update. Optional: an update without it stands for itself.',
+      description: 'Same as /begin_weight_update. Optional: without it, each update is complete by itself.',
       body: StartBody
     }
   }, async request => {
@@ -75,7 +77,7 @@ const vllmWeights: Routes = async (app, { context }) => {
       body: Type.Any({ description: 'Ignored.' })
     }
   }, async () => {
-    throw new RefitError('UNSUPPORTED', 'this engine generates without a draft model: there is none to be updated')
+    throw new RefitError('UNSUPPORTED', 'this engine has no draft model to update')
   })
 
   app.post('/finish_weight_update', {
@@ -84,8 +86,8 @@ const vllmWeights: Routes = async (app, { context }) => {
       ...schema,
       operationId: 'finishWeightUpdate',
       summary: 'End an update of many requests (vLLM)',
-      description:
-        'As /end_weight_update: moves the label and lets generation go on. 409, and it stays open, while an update that failed in it has not been repeated. Without a start only the label moves.',
+      description: 'Same as /end_weight_update: sets the label and lets generation continue. ' +
+        '409, and it stays open, until a failed update in it is repeated. Without a start it only sets the label.',
       body: FinishBody
     }
   }, async request => {

@@ -98,7 +98,8 @@ async function sendCounted (
   let outcomes: Outcome[] = []
   const began = performance.now()
   try {
-    return outcomes = await send(fleet, request, sent)
+    outcomes = await send(fleet, request, sent)
+    return outcomes
   } finally {
     metrics.fannedOut(String(request.routeOptions.url), (performance.now() - began) / 1000, outcomes, isUpdate)
     // If the client broke off, each engine either changed nothing or reports itself what is torn.

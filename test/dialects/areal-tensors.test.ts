@@ -5,7 +5,7 @@ import { call, routeApp } from '../helpers/route-app.ts'
 const base64 = (bytes: ArrayLike<number>): string => Buffer.from(bytes).toString('base64')
 const floats = (...values: number[]): string => base64(new Uint8Array(Float32Array.from(values).buffer))
 
-t.test('bfloat16 that comes as float32 is told by its bytes', async t => {
+t.test('bfloat16 that is sent as float32 is recognised by its size', async t => {
   const { tensors, sources } = openArealTensors(['b', 'a', 'c'], {
     a: { data: floats(1, 2), shape: [2], dtype: 'torch.bfloat16' },
     b: { data: base64([1, 2, 3, 4]), shape: [1, 2], dtype: 'bfloat16' },
@@ -20,7 +20,7 @@ t.test('bfloat16 that comes as float32 is told by its bytes', async t => {
   t.same(sources.map(source => (source as { buffer: Uint8Array }).buffer.length), [4, 8, 4])
 })
 
-t.test('what cannot be a tensor is refused by name', async t => {
+t.test('an invalid tensor is refused with its name', async t => {
   const good = { data: floats(1, 2), shape: [2], dtype: 'torch.float32' }
   const cases: Array<[change: object, message: RegExp]> = [
     [{ data: base64([1, 2, 3]) }, /^tensor "a": its data has 3 bytes; expected 8$/],
@@ -37,7 +37,7 @@ t.test('what cannot be a tensor is refused by name', async t => {
   t.throws(() => openArealTensors(['__proto__'], {}), { code: 'INVALID_REQUEST', param: 'weights' })
 })
 
-t.test("AReaL's routes answer in its form, and stand with its dialect alone", async t => {
+t.test("AReaL's routes reply in its form, and exist only with its dialect", async t => {
   const { url, engine } = await routeApp(t)
   t.same((await call(`${url}/areal_pause_generation`, {})).json, {
     success: true,

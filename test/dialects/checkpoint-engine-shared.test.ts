@@ -13,7 +13,7 @@ import { zmtpGreeting, zmtpMessage, zmtpReady, ZmtpReader } from '../../src/wire
 
 const NORM = 'model.norm.weight'
 
-t.test('a parameter server that is answered by one update is not connected to by another, and the first one ends as if there were none', async t => {
+t.test('a second update does not connect to the sockets of a running one', async t => {
   const { url, engine } = await engineServer(t, modelFolder(t), {})
   const name = `verl_weights_${randomBytes(16).toString('hex')}`
   writeFileSync(`/dev/shm/${name}`, Buffer.alloc(4096))
@@ -25,7 +25,7 @@ t.test('a parameter server that is answered by one update is not connected to by
     rmSync(folder, { recursive: true })
     rmSync(`/dev/shm/${name}`)
   })
-  // Each request goes to the next of those who are connected, as a REQ socket of libzmq has it.
+  // A REQ socket of libzmq sends each request to the next of its connections.
   const peers: Socket[] = []
   const answers: string[] = []
   let answered = (): void => {}
@@ -69,7 +69,7 @@ t.test('a parameter server that is answered by one update is not connected to by
   await ask(0, pickle({ name, size: 4096 }))
   const second = update('second')
   await Promise.race([second, once(server, 'connection')])
-  // The adder's hidden size.
+  // The hidden size of the adder model.
   const last = pickle({
     bucket_meta: { [NORM]: { name: NORM, dtype: global('torch', 'float32'), shape: [96], offset: 0, handle: null } },
     is_last: true

@@ -15,7 +15,7 @@ interface Message {
   handle?: number | null
 }
 
-/** A bucket of verl's, whose tensors are all zeros. */
+/** A bucket of verl with tensors of zeros. */
 function bucket ({ names, isLast = false, handle = null }: Message, size: number): Buffer {
   const dtype = global('torch', 'float32')
   return pickle({
@@ -24,7 +24,7 @@ function bucket ({ names, isLast = false, handle = null }: Message, size: number
   })
 }
 
-/** What comes of an update whose two senders send these, and of the weights. */
+/** The outcome of an update whose two senders send these messages, and the weights after it. */
 async function exchange (
   t: Test,
   { url, size }: { url: string, size: number },
@@ -53,9 +53,9 @@ async function exchange (
   }
 }
 
-t.test('senders of one engine have to send the same buckets: what differs is told in words, and nothing is written', async t => {
+t.test('different buckets of the senders of one engine are refused, and nothing is written', async t => {
   const { url, engine } = await engineServer(t, modelFolder(t), { tp: 2 })
-  // The adder's hidden size.
+  // The hidden size of the adder model.
   const target = { url, size: 96 }
   const before = await engine.checksums()
   for (

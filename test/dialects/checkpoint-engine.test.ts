@@ -24,7 +24,7 @@ const card = (uuid: string): { ordinal: number, uuid: string, name: string, tota
 })
 const never = new AbortController().signal
 
-t.test('each card of the engine has its socket, ranks of one card share it, and others are left alone', async (t) => {
+t.test('each GPU of the engine has its socket, which all ranks on it use; other sockets are ignored', async (t) => {
   const handles = Object.fromEntries(UUIDS.map((uuid, index) => [uuid, `ipc://@s${index}`]))
   t.match(chooseSlots({ gpus: [card(UUIDS[2]), card(UUIDS[0])], ranks: 2 }, handles), [{
     gpu: UUIDS[2],
@@ -42,7 +42,7 @@ t.test('each card of the engine has its socket, ranks of one card share it, and 
   })
 })
 
-t.test('an engine without gpus takes one socket for all ranks, or one for each', async (t) => {
+t.test('an engine without GPUs uses one socket for all ranks, or one for each', async (t) => {
   t.match(chooseSlots({ gpus: [], ranks: 2 }, { cpu: 'ipc://@a' }), [{ gpu: null, ranks: [0, 1] }])
   t.match(chooseSlots({ gpus: [], ranks: 2 }, { x: 'ipc://@a', y: 'ipc://@b' }), [
     { endpoint: 'ipc://@a', ranks: [0] },
@@ -73,12 +73,12 @@ t.test('endpoints are Unix sockets', async (t) => {
   }
 })
 
-/** A REQ peer at a socket in the file system; `events` of what it reads. */
+/** A REQ peer at a socket in the file system; `events` are the messages that it reads. */
 async function bound (
   t: Test,
   greet = true
 ): Promise<{ path: string, peer: Promise<Socket>, read: (socket: Socket, count: number) => Promise<Buffer[][]> }> {
-  // Paths of sockets are short.
+  // A socket's path has at most 107 bytes.
   const folder = mkdtempSync(join(tmpdir(), 'refit-zmq-'))
   t.teardown(() => {
     rmSync(folder, { recursive: true })
@@ -114,7 +114,7 @@ async function* eventsOf (socket: Socket): AsyncGenerator<[Buffer]> {
   for (;;) yield await once(socket, 'data') as [Buffer]
 }
 
-t.test('a request is received and answered, and one more after it', async (t) => {
+t.test('two requests are received one after another and get replies', async (t) => {
   const { path, peer, read } = await bound(t)
   const replier = await Replier.connect({ path, name: 'it', connectMs: 60_000, signal: never })
   const socket = await peer
@@ -128,7 +128,11 @@ t.test('a request is received and answered, and one more after it', async (t) =>
   t.same(await replies, [[Buffer.alloc(0), Buffer.alloc(0)], [Buffer.alloc(0), Buffer.from('no')]])
   socket.write(Buffer.concat([zmtpMessage([Buffer.alloc(0), Buffer.from('last')])]))
   socket.end()
-  t.equal((await replier.receive(60_000, never)).toString(), 'last', 'what came before the end is received')
+  t.equal(
+    (await replier.receive(60_000, never)).toString(),
+    'last',
+    'a request before the end of the connection is received'
+  )
   replier.reply('')
   await t.rejects(replier.receive(60_000, never), {
     code: 'ZMQ_UNREACHABLE',
@@ -137,7 +141,7 @@ t.test('a request is received and answered, and one more after it', async (t) =>
   replier.close()
 })
 
-t.test('silence, a peer that is no REQ socket, and nobody there', async (t) => {
+t.test('silence, a peer that is no REQ socket, and an unbound socket are errors', async (t) => {
   const silent = await bound(t)
   const replier = await Replier.connect({ path: silent.path, name: 'it', connectMs: 60_000, signal: never })
   await t.rejects(replier.receive(20, never), { code: 'DEADLINE', message: /it has sent nothing for 0\.02 s/ })

@@ -6,11 +6,11 @@ import t from 'tap'
 import { readS3Object } from '../../src/sources/disk/s3-object.ts'
 import { engineServer, modelFolder } from '../helpers/gateway.ts'
 
-t.test('a payload that was still coming when the trainer prepared anew does not stand in the way of the one under its key', async t => {
+t.test('a payload that still loads when the trainer prepares again does not block its key', async t => {
   const asked: ServerResponse[] = []
   const store = createServer((_, response) => {
     asked.push(response)
-    // The first one hangs.
+    // The first read hangs.
     if (asked.length > 1) response.writeHead(404).end()
   })
     .listen(0, '127.0.0.1')
@@ -45,7 +45,7 @@ t.test('a payload that was still coming when the trainer prepared anew does not 
   t.match(await first, { body: { ok: false } })
 })
 
-t.test('what a store answers is told, whether it is for now or for good, and nobody is led to another host', async t => {
+t.test('errors of the S3 store are reported, and redirects to another host are refused', async t => {
   let status = 0
   const store = createServer((_, response) => {
     response.writeHead(status, { location: 'http://127.0.0.1:1/' }).end(

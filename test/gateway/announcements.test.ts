@@ -45,7 +45,7 @@ t.test('an engine that missed an announcement goes out of rotation when the upda
   t.notOk(flushed.body.engines, 'its reply does not count')
 })
 
-t.test('an engine that joins between the announcement and the update goes out of rotation when the update comes', async t => {
+t.test('an engine that joins between announcement and update goes out of rotation when the update comes', async t => {
   const a = await engineOf(t)
   const gateway = await gatewayTo(t, [a.url], { fill: false })
   await gateway.post('/nemo-rl/refit/prepare', { tensors: {} })

@@ -30,7 +30,7 @@ async function until (condition: () => boolean): Promise<void> {
   }
 }
 
-t.test('an engine that joins or returns after an upload loads the weights from a peer, also with other ranks', async t => {
+t.test('an engine that joins or returns after an upload loads the weights from a peer', async t => {
   const folder = modelFolder(t)
   const first = await engineServer(t, folder)
   const dies = await engineServer(t, folder)
@@ -138,7 +138,7 @@ t.test('a call that releases memory does not wait for a catch-up', async t => {
   t.equal((await released).status, 200)
 })
 
-t.test('with --no-fill an engine with other weights stays out with its reason, and nothing is written to it', async t => {
+t.test('with --no-fill an engine with other weights stays out, and nothing is written to it', async t => {
   const folder = modelFolder(t)
   const first = await engineServer(t, folder)
   const gateway = await gatewayTo(t, [first.url], { fill: false })
@@ -152,7 +152,7 @@ t.test('with --no-fill an engine with other weights stays out with its reason, a
   t.equal(late.engine.weightVersion, 'default', 'nothing was written')
 })
 
-t.test('SGLang and vLLM engines catch up from disk only, by their own routes, and not at all after a broadcast', async t => {
+t.test('SGLang and vLLM engines catch up from disk only, and not at all after a broadcast', async t => {
   const vllm = { '/server_info': {}, '/version': { version: '0.26' } }
   for (
     const [name, replies, update, filled] of [

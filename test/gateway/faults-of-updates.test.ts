@@ -57,7 +57,7 @@ t.test('a vLLM engine that was restarted no longer counts as holding the weights
   t.same([...gateway.app.gateway.fleet.list[1]!.groups], [], 'it is in no group')
 })
 
-t.test('an engine whose reply to an update was lost, while others refused it, is compared before it generates again', async t => {
+t.test('an engine whose reply to a refused update was lost is compared before it generates again', async t => {
   const [a, b] = [await scriptedEngine(t), await scriptedEngine(t)]
   const gateway = await gatewayTo(t, [a.url, b.url], { fill: false })
   a.on[DISK] = (request) => {

@@ -6,7 +6,7 @@ import type { Test } from 'tap'
 import { ask, engineServer, gatewayTo, modelFolder } from '../helpers/gateway.ts'
 import type { Reply } from '../helpers/gateway.ts'
 
-t.test('when an engine is killed under load, requests that have received nothing succeed on another engine', async t => {
+t.test('when an engine is killed under load, requests without any output succeed on another engine', async t => {
   const folder = modelFolder(t)
   const engines = [await engineServer(t, folder), await engineServer(t, folder)]
   const gateway = await gatewayTo(t, engines.map(({ url }) => url))
@@ -36,7 +36,7 @@ t.test('when an engine is killed under load, requests that have received nothing
   t.equal((await gateway.get('/health')).status, 503)
 })
 
-t.test('an engine that breaks off or is not ready is skipped; a reply that breaks in the middle breaks for the client', async t => {
+t.test('an engine that fails or is not ready is skipped; a reply that breaks off breaks off for the client', async t => {
   const folder = modelFolder(t)
   const good = await engineServer(t, folder)
   let behave: RequestListener = (_, response) => {

@@ -67,7 +67,7 @@ t.test('rank offsets of a process group follow each other, and each engine gets 
   t.equal(gateway.states()[late.url], 'stale')
 })
 
-t.test('the gateway checks its own keys, sends engines theirs, and guards unknown paths with the admin key', async t => {
+t.test('the gateway checks its own keys, sends engines theirs, and guards unknown paths', async t => {
   const folder = modelFolder(t)
   const engine = await engineServer(t, folder, { apiKey: 'engine', adminApiKey: 'engine-admin' })
   const gateway = await gatewayTo(t, [engine.url], {

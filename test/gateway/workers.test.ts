@@ -36,7 +36,7 @@ t.test('an engine that joins during training loads the last checkpoint before it
   t.equal((await gateway.get('/workers')).body.total, 2)
 })
 
-t.test('an engine with the right label and other bytes is found by its checksums, and the reason names a tensor', async t => {
+t.test('an engine with the right label and other bytes is found by its checksums', async t => {
   const folder = modelFolder(t)
   const first = await engineServer(t, folder, { model: 'adder', weightVersion: 'step-1' })
   const liar = await engineServer(t, folder, { model: 'adder-base', weightVersion: 'step-1' })
@@ -74,7 +74,7 @@ t.test('an engine that restarts with old weights loads the current ones before i
   t.same((await back.engine.checksums()).tensors, (await stays.engine.checksums()).tensors)
 })
 
-t.test('a label that another client changes makes engines stale until all have it, and nothing is overwritten', async t => {
+t.test('a label that another client changes makes engines stale until all engines have it', async t => {
   const folder = modelFolder(t)
   const engines = [await engineServer(t, folder), await engineServer(t, folder), await engineServer(t, folder)]
   const gateway = await gatewayTo(t, engines.map(({ url }) => url))

@@ -17,7 +17,7 @@ async function remoteOf (t: Test, engine: FakeEngine): Promise<RemoteEngine> {
   return remote
 }
 
-t.test('a remote refit engine returns the same routed experts as the engine itself, also through a second server', async t => {
+t.test('a remote refit engine returns the same routed experts as the engine itself', async t => {
   const engine = new FakeEngine({ info: { architecture: 'Qwen3MoeForCausalLM', experts: EXPERTS } })
   const remote = await remoteOf(t, engine)
   t.same(remote.info.experts, EXPERTS)
@@ -43,7 +43,7 @@ t.test('a remote refit engine returns the same routed experts as the engine itse
   t.equal(behind!.json.meta_info.routed_experts, near!.json.meta_info.routed_experts)
 })
 
-t.test('a remote engine that records no experts gets no request for them, and invalid experts are an error', async t => {
+t.test('an engine that records no experts gets no request for them, and invalid experts are an error', async t => {
   const engine = new FakeEngine()
   const remote = await remoteOf(t, engine)
   t.equal(remote.info.experts, undefined)

@@ -1,4 +1,4 @@
-import { begin, BOTH, GET, label, paths, state } from '../../gateway/gateway-call.ts'
+import { begin, BOTH, GET, label, state } from '../../gateway/gateway-call.ts'
 import type { Dialect } from '../dialect.ts'
 
 export const refit: Dialect<'refit'> = {

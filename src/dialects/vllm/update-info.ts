@@ -82,8 +82,8 @@ export function readUpdateInfo (value: unknown): UpdateInfo {
     if (has('num_updates_list')) {
       throw new RefitError(
         'UNSUPPORTED',
-        'update_info: num_updates_list belongs to sparse_nccl, which sends only changed elements and is not supported; ' +
-          'send whole tensors (backend "nccl")',
+        'update_info: num_updates_list belongs to sparse_nccl, which sends only changed elements and is not ' +
+          'supported; send whole tensors (backend "nccl")',
         { param: 'num_updates_list' }
       )
     }
