@@ -1,7 +1,7 @@
 // A checkpoint from the page cache to a GPU, compared with its limits: pinned host to device copies, and the same
 // number of threads that read the same file into pinned memory.
-//   disk_bench FOLDER [--gb N] [--threads N] [--turns N] [--ranks N] It makes the file in FOLDER if it is missing, and
-//   leaves it there.
+//   disk_bench FOLDER [--gb N] [--threads N] [--turns N] [--ranks N]
+// It makes the file in FOLDER if it is missing, and leaves it there.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>

@@ -1,7 +1,7 @@
 // The limits of a GPU that results are compared with: read, copy, pinned host memory to GPU and back, peer copy.
 //   bandwidth          rows of the table of answers
-//   bandwidth --json   one JSON object: {"card", "read_gbs", "copy_gbs", "h2d_gbs", "d2h_gbs", "peer_gbs"?} A copy
-//   counts its payload: the same number of bytes is read and written.
+//   bandwidth --json   one JSON object: {"card", "read_gbs", "copy_gbs", "h2d_gbs", "d2h_gbs", "peer_gbs"?}
+// A copy counts its payload: the same number of bytes is read and written.
 #include <algorithm>
 #include <cstring>
 #include <functional>

@@ -73,7 +73,8 @@ def measure(name, program, way):
     print(
         f"| torch | {title} | {len(handles)} segments (handles of {lengths} bytes, the first begins with "
         f"{exported[0][:2].hex()}; allocated and exported in {export_ms:.0f} ms); another process opens all in "
-        f"{got['open_ms'][0]:.1f} ms, again {got['open_ms'][1]:.1f} ({got['open_us']:.0f} us each), closes in {got['close_ms'][0]:.1f} ({got['close_us']:.0f} us each) |",
+        f"{got['open_ms'][0]:.1f} ms, again {got['open_ms'][1]:.1f} ({got['open_us']:.0f} us each), "
+        f"closes in {got['close_ms'][0]:.1f} ms ({got['close_us']:.0f} us each) |",
         flush=True,
     )
 

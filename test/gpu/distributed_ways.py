@@ -251,7 +251,7 @@ def one_card(options):
             said = asked["a"].result()
     drop_trainers(group)
     check(
-        isinstance(said, Refused) and "card" in said.body and "/update_weights_from_tensor" in said.body,
+        isinstance(said, Refused) and "GPU" in said.body and "/update_weights_from_tensor" in said.body,
         f"trainer and engine on one card: {said}",
     )
     group.post(DESTROY, {"a": dict(group_name=group.name)})["a"].result()

@@ -28,7 +28,7 @@ std::vector<int> choose_gpus(const CoreConfig& config, int count, bool share) {
     for (int r = 0; r < config.ranks; r++) gpus.push_back(r % count);
   }
   if (static_cast<int>(gpus.size()) != config.ranks) {
-    throw std::invalid_argument("config.cards: expected one GPU for each of " + std::to_string(config.ranks) +
+    throw std::invalid_argument("config.gpus: expected one GPU for each of " + std::to_string(config.ranks) +
                                 " ranks, got " + std::to_string(gpus.size()));
   }
   for (const int gpu : gpus) {

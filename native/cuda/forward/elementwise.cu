@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(128) silu_mul_kernel(const bf16* x, bf16* out,
   }
 }
 
-// Threads in whole warps, at most `most`, for `items` things to do.
+// Number of threads for `items` items: whole warps, at most `most`.
 int threads_for(int64_t items, int most) {
   return static_cast<int>(std::clamp<int64_t>((items + 31) / 32 * 32, 32, most));
 }

@@ -35,11 +35,11 @@ struct HeadNorms {
   const float* rstd = nullptr;
 };
 
-// qkv [T, (heads + 2 kv_heads) * head_dim]: q and k are normed, rotated by RoPE (halves, as Llama) in place, and k and
-// v are stored in the cache at slots[t] = page * page_size + slot. rope: [positions, head_dim] floats, per position
-// cos [head_dim / 2] then sin [head_dim / 2], already rounded to bf16 (unless round_once, which also leaves the two
-// products unrounded). positions, slots [T] on the GPU. head_dim is a multiple of 8 up to 256 and all buffers but
-// positions and slots begin at multiples of 16 bytes; throws std::invalid_argument otherwise.
+// qkv [T, (heads + 2 kv_heads) * head_dim]: q and k are normed and rotated by RoPE (halves, as in Llama) in place, and
+// k and v are stored in the cache at slots[t] = page * page_size + slot. rope: [positions, head_dim] floats, per
+// position cos [head_dim / 2] then sin [head_dim / 2], already rounded to bf16 (unless round_once, which also leaves
+// the two products unrounded). positions, slots [T] on the GPU. head_dim must be a multiple of 8 up to 256, and all
+// buffers except positions and slots must begin at multiples of 16 bytes; throws std::invalid_argument otherwise.
 void rope_and_cache(bf16* qkv, const HeadNorms& norms, const float* rope, const int32_t* positions,
                     const int32_t* slots, int count, int heads, const KvLayer& kv, cudaStream_t stream,
                     bool round_once = false);

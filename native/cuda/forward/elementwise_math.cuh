@@ -1,4 +1,4 @@
-// What the small kernels share: bf16 in vectors, the sum of a block, and exp as native/cpu computes it.
+// Shared by the small kernels: bf16 in vectors, the sum of a block, and exp as native/cpu computes it.
 #pragma once
 #include <cstdint>
 
@@ -6,7 +6,7 @@
 
 namespace refit::cuda {
 
-// N neighbouring elements, moved in one access; N = 8 is 16 bytes.
+// N adjacent elements, moved in one access; N = 8 is 16 bytes.
 template <int N>
 struct alignas(N * sizeof(bf16)) Bf16s {
   bf16 v[N];

@@ -1,6 +1,6 @@
 // RMSNorm with the residual sum before it, after it, or without one: one block per row.
 //
-// The number of threads depends on the width alone, so a row's bits do not depend on how many rows there are.
+// The number of threads depends only on the width, so a row's bits do not depend on the number of rows.
 #include <algorithm>
 
 #include "cuda/device/check.h"

@@ -1,6 +1,6 @@
 // The statistics of norms over whole projections of q and k (elementwise.h): one block per token.
 //
-// The number of threads depends on the width alone, so a token's bits do not depend on how many tokens there are.
+// The number of threads depends only on the width, so a token's bits do not depend on the number of tokens.
 #include <algorithm>
 
 #include "cuda/device/check.h"
@@ -26,7 +26,7 @@ __device__ void split(float x, bf16* pieces) {
   for (int i = 0; i < 3; ++i) {
     pieces[i] = __float2bfloat16_rn(x);
     x = __fsub_rn(x, __bfloat162float(pieces[i]));
-    // Infinity minus infinity: the first piece says it all.
+    // Infinity minus infinity is NaN; the first piece alone holds the value.
     if (!isfinite(x)) x = 0.0f;
   }
 }

@@ -28,8 +28,8 @@ __device__ __forceinline__ float product(float x, float y, bool round_once) {
   return round_once ? __fmul_rn(x, y) : rounded_bf16(__fmul_rn(x, y));
 }
 
-// 1 << lanes_shift threads (at most 32) work on one head of one token; a thread has N neighbours of the lower
-// half and the same of the upper one.
+// 1 << lanes_shift threads (at most 32) compute one head of one token; a thread has N adjacent elements of the lower
+// half and the same ones of the upper half.
 template <int N>
 __global__ void __launch_bounds__(kThreads) rope_and_cache_kernel(RopeArgs a, int lanes_shift) {
   const int dim = a.kv.head_dim, half = dim / 2, per_token = a.heads + 2 * a.kv.kv_heads;
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kThreads) rope_and_cache_kernel(RopeArgs a, in
   const int unit = static_cast<int>((blockIdx.x * kThreads + threadIdx.x) >> lanes_shift);
   const int token = unit / per_token, head = unit - token * per_token;
   const int i = (static_cast<int>(threadIdx.x) & (lanes - 1)) * N;
-  // Whole warps stay for the shuffles.
+  // Threads without work stay, because shuffles need whole warps.
   const bool active = token < a.count && i < half;
   const bool is_v = head >= a.heads + a.kv.kv_heads, is_k = !is_v && head >= a.heads;
   bf16* at = a.qkv + static_cast<int64_t>(unit) * dim + i;

@@ -13,7 +13,7 @@
 namespace refit::cuda {
 namespace {
 
-// Of all rows of a step together: 2 GB of results.
+// Limit for all rows of a step together: 2 GB of results.
 constexpr int64_t kMostTops = int64_t{1} << 28;
 
 }  // namespace
@@ -58,7 +58,7 @@ Forward::Forward(const CoreConfig& config, std::vector<std::unique_ptr<Rank>>& r
   });
 }
 
-// What CUDA gave is returned on the threads that took it.
+// CUDA resources are freed on the threads that allocated them.
 Forward::~Forward() {
   try {
     on_all(ranks_, [this](Rank& rank) {
@@ -93,11 +93,11 @@ void Forward::check_limits(const StepBatch& batch) const {
     fail(std::to_string(tops) + " top logprobs in one step; at most " + std::to_string(kMostTops) + " are computed");
 }
 
-// Apart from the launches: an allocation may wait for a GPU, and no GPU may wait for a peer then.
+// Separate from the launches: an allocation may wait for a GPU, and then no GPU may wait for a peer.
 void Forward::make_room(const StepBlock& block, const ResultBlock& results) {
   if (block_->bytes() >= block.gpu_bytes() && results_->bytes() >= results.bytes()) return;
   on_all(ranks_, [&](Rank& rank) { forwards_[rank.index]->reserve(block.gpu_bytes(), results.bytes()); });
-  // Last: what these hold, all GPUs' blocks hold too.
+  // Last: the GPUs' blocks must hold everything that these hold.
   auto grown = ranks_.front()->run([&] {
     block_->reserve(block.gpu_bytes(), "memory for the step's block");
     results_->reserve(results.bytes(), "memory for the step's results");
@@ -105,14 +105,14 @@ void Forward::make_room(const StepBlock& block, const ResultBlock& results) {
   wait(grown);
 }
 
-// Likewise: what a product of a size that has not been before needs is loaded while no GPU computes.
+// For the same reason: kernels for a product of a new size are loaded while no GPU computes.
 void Forward::load_products(int64_t tokens, int64_t rows) {
   if (ranks_.size() == 1) return;
   if (!loaded_tokens_.contains(tokens)) {
     on_all(ranks_, [&](Rank& rank) { forwards_[rank.index]->load_for_tokens(static_cast<int>(tokens)); });
     loaded_tokens_.insert(tokens);
   }
-  // The head's blocks: whole ones, and what is left.
+  // The head's blocks: full ones, and the rest.
   for (const int64_t count : {rows < shape_->rows ? 0 : shape_->rows, rows % shape_->rows}) {
     if (count == 0 || loaded_rows_.contains(count)) continue;
     on_all(ranks_, [&](Rank& rank) { forwards_[rank.index]->load_for_rows(static_cast<int>(count)); });
@@ -125,7 +125,7 @@ void Forward::step(const StepBatch& batch, StepResult& result) {
   check_limits(batch);
   const ResultBlock results(batch, layout_.recorded);
   if (batch.tokens.empty()) {
-    result = {};  // rows and experts are of tokens, so there are none
+    result = {};  // rows and experts belong to tokens, so there are none
     return;
   }
   const AttentionPlan plan = plan_attention(batch, layout_.group, layout_.kv_heads);
@@ -144,7 +144,7 @@ void Forward::step(const StepBatch& batch, StepResult& result) {
                     static_cast<int>(batch.tokens.size()),
                     batch.rows(),
                     epoch_};
-  // First: should a rank fail, flags of this step are never taken for those of the next.
+  // First: if a rank fails, flags of this step must not be taken for those of the next.
   epoch_ += RankForward::collectives(layout_, *shape_, batch.rows());
   on_all(ranks_, [&](Rank& rank) { forwards_[rank.index]->run(job); });
   results.read(results_->data(), result);

@@ -16,19 +16,19 @@
 
 namespace refit::cuda {
 
-// Bytes that one rank needs, the same for all; bases are aligned to 256.
+// Bytes of one rank, the same for all ranks; bases are aligned to 256.
 struct ForwardSizes {
   // The KV cache: per layer K, then V, each [pages, kv_heads, page_size, head_dim].
   size_t kv = 0;
   // Nothing in it outlives a step, so it may be released and resumed between steps.
   size_t scratch = 0;
-  // Buffers and flags of collectives, that other ranks read and write, and tables that are made once: never released.
+  // Buffers and flags of collectives, which other ranks read and write, and constant tables: never released.
   size_t peer = 0;
 };
 // Throws std::invalid_argument for sizes that no GPU can hold or that the kernels cannot compute.
 ForwardSizes forward_sizes(const CoreConfig& config);
 
-// Of one rank. Where ranks exchange without NCCL, scratch and peer memory are readable and writable by all their GPUs.
+// Memory of one rank. If ranks exchange without NCCL, all their GPUs can read and write scratch and peer memory.
 struct ForwardMemory {
   std::vector<const bf16*> params;  // by parameter id of CoreConfig
   void* kv = nullptr;
@@ -45,21 +45,20 @@ struct ForwardShape;
 
 class Forward {
  public:
-  // Fills peer memory. `ranks` and `comms` must outlive it; memory[i] is of ranks[i]. `comms`: one of each rank
-  // (join_ranks), where the GPUs do not reach each other; else empty.
-  // Throws std::invalid_argument, CudaError.
+  // Initialises peer memory. `ranks` and `comms` must outlive it; memory[i] belongs to ranks[i]. `comms`: one for each
+  // rank (join_ranks) if the GPUs do not reach each other; else empty. Throws std::invalid_argument, CudaError.
   Forward(const CoreConfig& config, std::vector<std::unique_ptr<Rank>>& ranks, std::vector<ForwardMemory> memory,
           const std::vector<std::unique_ptr<NcclComm>>& comms = {});
   ~Forward();
   Forward(const Forward&) = delete;
   Forward& operator=(const Forward&) = delete;
 
-  // One caller at a time, any thread but the ranks'. Throws std::invalid_argument on a malformed batch or one beyond
-  // the configured sizes, and then nothing has been computed. What else is thrown left the KV cache of the batch's
-  // sequences undefined, but the next step may be tried, unless it was DeviceLost.
+  // One caller at a time, on any thread except the ranks'. Throws std::invalid_argument for a malformed batch or one
+  // beyond the configured sizes; then nothing was computed. After any other exception the KV cache of the batch's
+  // sequences is undefined, but the next step may be tried, except after DeviceLost.
   void step(const StepBatch& batch, StepResult& result);
 
-  // Most new tokens of a step (CoreConfig::max_step_tokens, or the default).
+  // Maximum number of new tokens of a step (CoreConfig::max_step_tokens, or the default).
   int64_t max_tokens() const;
 
  private:
@@ -72,7 +71,7 @@ class Forward {
   const std::unique_ptr<ForwardShape> shape_;
   std::vector<std::unique_ptr<Rank>>& ranks_;
   std::vector<std::unique_ptr<RankForward>> forwards_;
-  // Pinned: the step's block, and what comes back. Owned by rank 0's thread.
+  // Pinned: the step's block and its results. Owned by rank 0's thread.
   std::unique_ptr<Growing> block_, results_;
   std::set<int64_t> loaded_tokens_, loaded_rows_;
   uint64_t epoch_ = 0;  // of the last collective

@@ -14,13 +14,13 @@ namespace refit::cuda {
 namespace {
 
 constexpr int64_t kDefaultStepTokens = 8192;
-// Scoring a long prompt over a large vocabulary is done in blocks of rows: 160 MB of logits at most.
+// A long prompt over a large vocabulary is scored in blocks of rows: 160 MB of logits at most.
 constexpr int64_t kLogitFloats = 40 << 20, kMostRows = 256;
-// Experts take more tokens in turns.
+// The experts compute more tokens in turns.
 constexpr int64_t kMoeTokens = 4096;
 constexpr size_t kGemmBytes = size_t{32} << 20;
 constexpr size_t kAlignment = 256;
-// Well below what 64 bits hold, so that sums of a few of them do not overflow.
+// Far below 2^64, so sums of a few sizes do not overflow.
 constexpr unsigned __int128 kMostBytes = static_cast<unsigned __int128>(1) << 50;
 
 void require(bool ok, const std::string& what) {
@@ -29,7 +29,7 @@ void require(bool ok, const std::string& what) {
 
 size_t padded(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-// Parts of a region, one after another.
+// Divides a region among its users in order.
 class Carver {
  public:
   explicit Carver(void* base, size_t used = 0) : base_(static_cast<uint8_t*>(base)), used_(used) {}
@@ -80,7 +80,7 @@ ForwardShape::ForwardShape(const CoreConfig& config, const Layout& layout) : den
   // A token has at most one row that scores it and one that samples after it.
   rows = std::clamp<int64_t>(kLogitFloats / logits_ld, 1, std::min<int64_t>(kMostRows, 2 * tokens));
   part_rows = max_part_rows(tokens, tokens, context);
-  // A sum's shares are rounded up to 8 elements; a row of logits of the other ranks, in fp32, has to fit (exchange.h).
+  // A sum's parts are rounded up to 8 elements; a row of the other ranks' logits, in fp32, must fit (exchange.h).
   const int64_t squares = recipe.qk_norm == QkNorm::kProjection ? int64_t{kSquarePieces} * layout.ranks : 0;
   exchange = std::max(tokens * std::max<int64_t>(recipe.hidden, squares) + 8 * layout.ranks,
                       2 * (layout.ranks - 1) * layout.vocab_rows);

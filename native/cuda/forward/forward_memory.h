@@ -1,4 +1,4 @@
-// Where things are in one rank's scratch, KV and peer memory, and the blocks that carry steps.
+// The layout of one rank's scratch, KV and peer memory, and the blocks that carry steps.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -17,13 +17,13 @@ struct ForwardShape {
   // Throws std::invalid_argument.
   ForwardShape(const CoreConfig& config, const Layout& layout);
 
-  int64_t tokens;     // most new tokens of a step
-  int64_t context;    // tokens of the longest sequence
-  int64_t rows;       // logits are made for so many rows at a time
-  int64_t logits_ld;  // floats from row to row of the logits: all ranks' shares of the vocabulary, side by side
-  int64_t part_rows;  // of attention
-  int64_t exchange;   // elements of one exchange buffer
-  int64_t dense_inter, sparse_inter;  // widest of any layer, of one rank; 0 for none
+  int64_t tokens;                     // maximum number of new tokens of a step
+  int64_t context;                    // tokens of the longest sequence
+  int64_t rows;                       // maximum number of rows whose logits are computed at a time
+  int64_t logits_ld;                  // floats per row of logits: all ranks' shards of the vocabulary, side by side
+  int64_t part_rows;                  // for attention
+  int64_t exchange;                   // elements of one exchange buffer
+  int64_t dense_inter, sparse_inter;  // the widest of all layers, for one rank; 0 for none
 };
 
 MoeShape moe_shape(const Layout& layout, int64_t inter);
@@ -39,7 +39,7 @@ struct RankBuffers {
   float* rstd;
   bf16 *gate_up, *act;  // [T, 2 I], [T, I]; in the place of qkv to parts
   bf16* selected;       // [rows, H]
-  float* logits;        // [rows, logits_ld]; rank 0's is written by all that reach it
+  float* logits;        // [rows, logits_ld]; all ranks that reach rank 0's write to it
   void* moe;
   size_t moe_bytes;
   void* gemm;
@@ -51,7 +51,7 @@ struct RankBuffers {
   bf16* exchange[2];  // of ForwardShape::exchange elements
 };
 
-// The parts of both regions; with null bases only their sizes count.
+// Divides both regions among the buffers; with null bases it only counts the sizes.
 RankBuffers carve_buffers(const Layout& layout, const ForwardShape& shape, void* scratch, void* peer,
                           ForwardSizes& sizes);
 
@@ -64,8 +64,8 @@ class Growing {
   Growing(const Growing&) = delete;
   Growing& operator=(const Growing&) = delete;
 
-  // At least `bytes`, contents undefined afterwards. On a rank's thread while no rank computes: the driver may wait for
-  // its GPUs. Throws CudaError naming `what`.
+  // Makes room for at least `bytes`; the contents are undefined afterwards. Call it on a rank's thread while no rank
+  // computes: the driver may wait for its GPUs. Throws CudaError that names `what`.
   void reserve(size_t bytes, const char* what);
   size_t bytes() const { return bytes_; }
   uint8_t* data() const { return data_; }

@@ -213,7 +213,7 @@ void RankForward::mlp(int layer, const StepJob& job) {
   const cudaStream_t stream = rank_.stream;
   if (p.sparse()) {
     rank_.begin_op("moe", layer);
-    // All ranks choose alike: the router is whole on each, and they have the same sums.
+    // All ranks choose the same experts: each has the whole router and the same sums.
     RouteRecord record;
     if (layout_.recorded > 0 && rank_.index == 0) {
       record = {job.results.experts(results_.data()) + p.sparse_index * layout_.recipe.experts_per_token,

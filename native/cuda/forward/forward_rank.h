@@ -28,24 +28,24 @@ struct StepJob {
 
 class RankForward {
  public:
-  // `own`: of this rank. `exchange`: with the other ranks, null where there are none. Fills the rank's own tables; no
-  // step may run before all ranks have been made.
+  // `own`: this rank's buffers. `exchange`: with the other ranks, null if there are none. Initialises the rank's own
+  // tables; no step may run before all ranks exist.
   RankForward(const CoreConfig& config, const Layout& layout, const ForwardShape& shape, Rank& rank,
               const ForwardMemory& memory, const RankBuffers& own, const std::vector<float>& rope,
               std::unique_ptr<Exchange> exchange);
 
-  // A step's page lists, histories and results may grow; what most steps need is there from the start.
+  // A step's page lists, histories and results may grow; these sizes are allocated at the start and fit most steps.
   static constexpr size_t kFirstBlock = size_t{4} << 20, kFirstResults = size_t{1} << 20;
   // Makes room for the blocks of a step; no rank may be computing.
   void reserve(size_t block_bytes, size_t result_bytes);
-  // Loads what the products of steps with so many tokens or rows need (see Gemm::load); no rank may be computing. With
-  // other ranks, a step that was not prepared is refused.
+  // Loads the kernels for the products of steps with this many tokens or rows (see Gemm::load); no rank may be
+  // computing. With other ranks, a step that was not prepared is refused.
   void load_for_tokens(int tokens);
   void load_for_rows(int rows);
-  // Returns when the GPU has done its part.
+  // Returns when the GPU has finished its part.
   void run(const StepJob& job);
 
-  // How many collectives a step has on each rank.
+  // Number of collectives of a step on each rank.
   static uint64_t collectives(const Layout& layout, const ForwardShape& shape, int64_t rows);
 
  private:
@@ -58,11 +58,11 @@ class RankForward {
   // Adds delta (and the bias, if any) to the residual stream, with the norm before or after it. `next`: the norm of the
   // linear that follows (kPre); -1: none.
   void add_delta(int bias, int own_norm, int next_norm, int count);
-  // The input of the next linear: normed, or the residual stream itself where norms come after.
+  // The input of the next linear: normed, or the residual stream itself if norms come after.
   const bf16* linear_input() const {
     return layout_.recipe.norm_placement == NormPlacement::kPre ? own_.normed : own_.hidden;
   }
-  // Where this rank's part of the next sum goes, and the sum of all ranks' parts into `out`. The two sides of the
+  // The memory for this rank's part of the next sum, and the sum of all ranks' parts into `out`. The two sides of the
   // exchange take turns (see all_reduce.h).
   bf16* part() const { return exchange_ ? exchange_->part(side_) : own_.delta; }
   void sum(int layer, int64_t elements, bf16* out);

@@ -1,6 +1,6 @@
-// A step's data on its way to the GPUs and back, as one block of bytes each way.
+// A step's data on its way to the GPUs and back, as one block of bytes in each direction.
 //
-// In: what all ranks need comes first, then what only the sampling rank needs, then scratch that is not copied.
+// In: first the data for all ranks, then the data for the sampling rank, then scratch that is not copied.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace refit::cuda {
 
-// Where things are in the block on a GPU.
+// The places of the data in the block on a GPU.
 struct StepView {
   const int32_t* tokens;      // [T]
   const int32_t* positions;   // [T] absolute
@@ -27,13 +27,13 @@ class StepBlock {
   // The batch has been checked. It and the plan must stay until the last call of write.
   StepBlock(const StepBatch& batch, const AttentionPlan& plan, int page_size);
 
-  size_t shared_bytes() const { return shared_bytes_; }  // what every rank gets
-  size_t bytes() const { return bytes_; }                // what the sampling rank gets
+  size_t shared_bytes() const { return shared_bytes_; }  // for every rank
+  size_t bytes() const { return bytes_; }                // for the sampling rank
   size_t gpu_bytes() const { return gpu_bytes_; }        // with scratch
 
-  // Fills `host`, of bytes().
+  // Writes the block to `host`, which has bytes().
   void write(uint8_t* host) const;
-  // base: of the block on a GPU, aligned to 16.
+  // base: the block on a GPU, aligned to 16.
   StepView view(uint8_t* base) const;
   // Largest absolute position.
   int32_t furthest() const { return furthest_; }
@@ -57,7 +57,7 @@ class StepBlock {
 
 class ResultBlock {
  public:
-  // `recorded`: experts recorded of each token (Layout).
+  // `recorded`: recorded experts of each token (Layout).
   ResultBlock(const StepBatch& batch, int64_t recorded);
   size_t bytes() const { return bytes_; }
   SampleOutput view(uint8_t* base) const;
