@@ -19,7 +19,7 @@ EXPOSE 30000
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10m CMD curl -fs http://127.0.0.1:30000/health || exit 1
 ENTRYPOINT ["node", "/refit/bin/refit.js", "serve"]
 
-# The CUDA library, with kernels for every kind of card that is served.
+# The CUDA library, with kernels for every supported GPU architecture.
 FROM nvidia/cuda:13.0.1-devel-ubuntu24.04 AS build-cuda
 RUN apt-get update && apt-get install -y --no-install-recommends cmake g++ make && rm -rf /var/lib/apt/lists/*
 COPY --from=build /usr/local/bin/node /usr/local/bin/node

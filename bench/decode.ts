@@ -4,8 +4,9 @@ import { checkPython, machine, median, transformers } from './lib/baseline.ts'
 import { randomModel } from './lib/random-model.ts'
 import { report } from './lib/table.ts'
 
-// Decode at batch 1 against the machine's read bandwidth, decode at batch 16 and prefill of 512 tokens against transformers on torch.
-// All through the engine as a server uses it: worker thread, scheduler, events. usage: node dist/bench/decode.js
+// Decode at batch 1 against the machine's read bandwidth, decode at batch 16 and prefill of 512 tokens against
+// transformers on torch. All of it runs through the engine as a server uses it: worker thread, scheduler, events.
+// usage: node dist/bench/decode.js
 
 const rivals = checkPython()
 const THREADS = Number(process.env.REFIT_THREADS ?? 2)
@@ -20,7 +21,7 @@ const engine = await createEngine(folder, {
 
 const bytes = engine.info.weightBytes
 await run(engine, 1, 32, 8)
-// In turns, since the machine's own speed drifts: engine, plain read, engine, plain read, ...
+// In turns, because the machine's speed drifts: engine, plain read, engine, plain read, ...
 const turns: { ms: number, gbs: number, read: number }[] = []
 while (turns.length < 7) {
   const ms = median(await run(engine, 1, 32, 36))
@@ -28,7 +29,7 @@ while (turns.length < 7) {
 }
 const single = turns.sort((a, b) => a.gbs / a.read - b.gbs / b.read)[turns.length >> 1]!
 
-// The rival's process before and after ours, for the same reason.
+// transformers runs before and after refit, for the same reason.
 const before = transformers(folder, THREADS, 'prefill', 'decode')
 const batchMs = median([...await run(engine, 16, 32, 24), ...await run(engine, 16, 32, 24)])
 const prefillMs = median(await prefill(engine, 512, 5))

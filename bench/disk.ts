@@ -7,8 +7,8 @@ import { checkPython, machine, median, plainReads, pythonUpdates } from './lib/b
 import { randomModel } from './lib/random-model.ts'
 import { report } from './lib/table.ts'
 
-// Loading and updating from disk (page cache) against plain pread, and against the same update done in Python; and what it costs in memory.
-// usage: node dist/bench/disk.js
+// Loading and updating from disk (page cache) against plain pread, and against the same update done in Python; and what
+// it costs in memory. usage: node dist/bench/disk.js
 
 const rivals = checkPython()
 const THREADS = Number(process.env.REFIT_THREADS ?? 2)
@@ -33,8 +33,8 @@ const sampler = setInterval(() => {
   peak = Math.max(peak, anonymousBytes())
 }, 5)
 
-// Ours, Python's and a plain read of the same file take turns, one each: the machine's own speed drifts, and what one has done leaves
-// the caches to the next.
+// refit, Python and a plain read of the same file take turns, because the machine's speed drifts and each leaves the
+// caches to the next.
 const python = await pythonUpdates(base, THREADS)
 const plain = await plainReads(files(base)[0]!, THREADS)
 const ROUNDS = 21

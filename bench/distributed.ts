@@ -9,9 +9,9 @@ import { randomModel } from './lib/random-model.ts'
 import { report } from './lib/table.ts'
 import type { Figure } from './lib/table.ts'
 
-// Weights broadcast by a torch process over gloo on loopback, POST to 200, against a receiver made of torch (which takes the bytes, and does not put them
-// into a model), in turns; an update without tensors; and how long it takes to join a group whose trainer is there.
-// usage: node dist/bench/distributed.js
+// Weights broadcast by a torch process over gloo on loopback, POST to 200, against a torch receiver (which receives the
+// bytes and does not copy them into a model), in turns; an update without tensors; and the time to join a group whose
+// trainer waits. usage: node dist/bench/distributed.js
 
 const rivals = checkPython()
 const THREADS = Number(process.env.REFIT_THREADS ?? 2)
@@ -40,7 +40,7 @@ async function post (path: string, body: object): Promise<{ ms: number, reply: u
   return { ms: performance.now() - start, reply: JSON.parse(text) }
 }
 
-/** The trainer waits in its store when the engine is asked; milliseconds of the engine's answer. */
+/** The trainer waits in its store when the request is sent. Milliseconds of the engine's reply. */
 async function joinEngine (group: string): Promise<number> {
   const port = await freePort()
   const waiting = trainer.ask({ do: 'join', group, port, rank: 0, world: 2 })

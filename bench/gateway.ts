@@ -9,13 +9,14 @@ import { randomModel } from './lib/random-model.ts'
 import { report } from './lib/table.ts'
 import type { Figure } from './lib/table.ts'
 
-// What a gateway adds to a request and to an update, and what four engines take longer than one. Engines and gateway are processes of
-// their own, as in use; what is compared takes turns. On one machine four engines share its cores and its memory, so fan-out is measured twice:
-// with stand-ins (lib/counting-engine.ts) whose work costs no processor, as on machines and cards of their own, and with real engines, where only
-// the same four calls without a gateway tell what the gateway adds. usage: node dist/bench/gateway.js [--stand-ins]
+// The time that a gateway adds to a request and to an update, and that four engines take beyond one. Engines and
+// gateway are separate processes, as in use, and take turns. On one machine four engines share its cores and its
+// memory, so fan-out is measured twice: with stand-ins (lib/counting-engine.ts) whose work uses no processor, as on
+// machines and GPUs of their own, and with real engines, where only the same four calls without a gateway show the
+// gateway's part. usage: node dist/bench/gateway.js [--stand-ins]
 
 const UPDATE = '/update_weights_from_tensor'
-/** Of a stand-in, in milliseconds: a step of a trainer waits longer. */
+/** Milliseconds of a stand-in's work; a trainer's step takes longer. */
 const WORK_MS = 300
 
 const children: ChildProcess[] = []
@@ -38,7 +39,7 @@ async function run (...args: string[]): Promise<string> {
   })
 }
 
-/** Milliseconds of a call, over one connection that stays. */
+/** Milliseconds of a call over one open connection. */
 function caller (url: string): (path: string, body: object | Buffer) => Promise<number> {
   const pool = new Pool(url, { connections: 1, headersTimeout: 0, bodyTimeout: 0 })
   return async (path, body) => {
@@ -59,7 +60,9 @@ interface Medians {
   fourThrough: number
 }
 
-/** The same on one engine and on four, each without and with a gateway, in turns. The first two rounds are not counted. */
+/**
+ * The same on one engine and on four, each without and with a gateway, in turns. The first two rounds are not counted.
+ */
 async function rounds (
   count: number,
   urls: readonly string[],
@@ -133,7 +136,8 @@ try {
     goal: 1
   })
 
-  // Stand-ins: a request of a few bytes (from disk, a broadcast), handles as of 19,000 tensors with an entry for each rank, and an upload.
+  // Stand-ins: a request of a few bytes (from disk, a broadcast), the handles of 19,000 tensors with an entry per rank,
+  // and an upload.
   const standIns = await Promise.all(
     [1, 2, 3, 4].map(async () => await run(join(packageRoot, 'dist/bench/lib/counting-engine.js'), String(WORK_MS)))
   )

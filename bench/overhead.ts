@@ -6,7 +6,8 @@ import { loadTokenizer } from '../src/text/tokenizer.ts'
 import { median } from './lib/baseline.ts'
 import { report } from './lib/table.ts'
 
-// What HTTP, the scheduler and its thread add to the engine's own step: /generate of one token on the adder. usage: node dist/bench/overhead.js
+// The time that HTTP, the scheduler and its thread add to the engine's own step: /generate of one token on the adder.
+// usage: node dist/bench/overhead.js
 
 const model = join(packageRoot, 'models/adder')
 const engine = await createEngine(model, { threads: 2 })

@@ -11,8 +11,8 @@ import { randomModel } from './lib/random-model.ts'
 import { report } from './lib/table.ts'
 import type { Figure } from './lib/table.ts'
 
-// /update_weights_from_tensor on a CPU: decoding many handles, a whole model out of shared memory, and a bucket without tensors.
-// usage: node dist/bench/tensor.js
+// /update_weights_from_tensor on a CPU: decoding many handles, a whole model out of shared memory, and a bucket without
+// tensors. usage: node dist/bench/tensor.js
 
 const rivals = checkPython()
 const THREADS = Number(process.env.REFIT_THREADS ?? 2)
@@ -20,7 +20,7 @@ const HEADER = 64
 
 report('tensor', [...await decoding(), ...await sharedMemory()], rivals)
 
-/** The tensors of Qwen3-30B-A3B, each in a share of its own: the first large body of a fresh thread, and those that follow. */
+/** The tensors of Qwen3-30B-A3B, a handle each: the first large body of a new thread, and later ones. */
 async function decoding (): Promise<Figure[]> {
   const layer = (n: number): Array<{ name: string, shape: [number, number] }> => [
     ...['input_layernorm', 'post_attention_layernorm', 'self_attn.q_norm', 'self_attn.k_norm'].map(name => ({
@@ -167,7 +167,9 @@ async function sharedMemory (): Promise<Figure[]> {
   }
 }
 
-/** As torch shares one flat tensor: a header with the count, which is high enough for all updates, and all weights behind it. */
+/**
+ * As torch shares one flat tensor: a header with a count that is high enough for all updates, followed by all weights.
+ */
 async function copyToSharedMemory (
   model: string,
   path: string

@@ -11,10 +11,10 @@ import { randomModel } from './lib/random-model.ts'
 import { report } from './lib/table.ts'
 import type { Figure } from './lib/table.ts'
 
-// Uploads of random weights on loopback, against a handler that only counts the bytes, read the same way; the sender and that handler are
-// processes of their own (one heap for both would have each wait for the other's garbage).
-// Whole calls, POST to reply. And what an upload of any size takes in memory, and whether the server answers others meanwhile.
-// usage: node dist/bench/upload.js [PART OF A ROW'S NAME [ROUNDS]]; only a run of all rows is kept
+// Uploads of random weights on loopback, against a handler that only counts the bytes, read the same way; the sender
+// and that handler are separate processes, because in one heap each would wait for the other's garbage collection.
+// Whole calls, POST to reply. Also the memory that an upload takes, and whether the server answers other requests
+// meanwhile. usage: node dist/bench/upload.js [PART OF A ROW'S NAME [ROUNDS]]; only a run of all rows is kept
 
 const THREADS = Number(process.env.REFIT_THREADS ?? 2)
 const ROUNDS = Number(process.argv[3] ?? 9)
@@ -72,7 +72,7 @@ const probes = new AbortController()
 const probing = probe(probes.signal)
 for (const row of rows) await compare(row, '/', 'bytes only counted', row.goal)
 clearInterval(sampler)
-// A probe that is under way when the server closes finds its connection gone.
+// A probe that runs while the server closes loses its connection.
 probes.abort()
 await probing
 for (const row of rows) {
@@ -121,7 +121,7 @@ async function compare (
   let size = 0
   for (let round = -1; round < ROUNDS; round++) {
     const [mine, plain] = [await send(url + PATH + query, kind, tensors), await send(counting + other, kind, tensors)]
-    // The first turn finds cold memory and cold code.
+    // In the first turn memory and code are cold.
     if (round < 0) continue
     ours.push(mine.ms)
     theirs.push(plain.ms)
@@ -145,7 +145,7 @@ function child (name: string, stdio: StdioOptions, args: readonly string[]): Chi
   ], { stdio })
 }
 
-/** Whether the server answers others meanwhile. */
+/** Whether the server answers other requests meanwhile. */
 async function probe (signal: AbortSignal): Promise<void> {
   while (!signal.aborted) {
     const start = performance.now()

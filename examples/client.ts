@@ -9,7 +9,7 @@ const client = new RefitClient(process.argv[2] ?? 'http://127.0.0.1:30000')
 const sums = ['123+456=', '787+145=', '999+999=']
 const greedy = { temperature: 0, max_new_tokens: 8 }
 
-// A batch is answered by a list in its order; one prompt by one output.
+// A batch returns a list in its order; one prompt returns one output.
 async function answers (): Promise<string> {
   const outputs = await client.generate({ text: sums, sampling_params: greedy }) as GenerateOutput[]
   return outputs.map((output, i) => `${sums[i]}${output.text} (weights ${output.meta_info.weight_version})`).join(', ')
@@ -26,7 +26,7 @@ const { report } = await client.updateWeightsFromDisk({ model_path: 'models/adde
 console.log(`update:        ${report.tensors} tensors, ${report.bytes} bytes`)
 console.log('trained model:', await answers())
 
-// Paused in place: requests keep what they have, and new ones wait. A trainer does so around an update of its own.
+// Paused in place: requests are frozen with their KV, and new ones wait. A trainer pauses around its own update.
 await client.pause('in_place')
 const waiting = answers()
 console.log('health:       ', (await client.health()).status)

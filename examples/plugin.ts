@@ -1,7 +1,7 @@
 import Fastify from 'fastify'
 import refit, { createEngine } from 'refit'
 
-// A rollout engine inside an app of your own: its routes stand under a prefix, its parsers and error bodies stay there.
+// A rollout engine inside an app of your own: its routes, parsers and error bodies stay under a prefix.
 //   node dist/examples/plugin.js models/adder-base
 
 const model = process.argv[2] ?? 'models/adder-base'

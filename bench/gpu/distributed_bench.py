@@ -1,15 +1,15 @@
-"""/update_weights_from_distributed between cards: whole requests, POST to 200, beside plain NCCL broadcasts and torch's
+"""/update_weights_from_distributed between GPUs: whole requests, POST to 200, beside plain NCCL broadcasts and torch's
 own receive loop.
 
 usage: distributed_bench.py [--only WORD]... [--device cuda|cpu] [--model qwen3-8b] [--layers N] [--folder DIR] [--out
 FILE]
 
 distributed-empty, distributed-init, distributed-bucket, distributed-buckets, distributed-each and distributed-tp2 are
-the parts. This process is the trainer, on card 0; engines are on card 1 (and 2). Beside each engine's rank is a process
-of torch on the same card (torch_group_receiver.py), in a group of its own: the plain broadcast of the same bytes in the
-same chunks, and torch's receive loop. Ours and theirs take turns, communicators are warm, and after every part all
-checksums are compared with the trainer's. On a CPU it is gloo. Prints markdown rows: figure | refit | compared with |
-ratio | goal | reached.
+the parts. This process is the trainer, on GPU 0; engines are on GPU 1 (and 2). Beside each engine's rank is a process
+of torch on the same GPU (torch_group_receiver.py), in a group of its own: the plain broadcast of the same bytes in the
+same chunks, and torch's receive loop. refit and the comparison take turns, communicators are warm, and after every part
+all checksums are compared with the trainer's. On a CPU gloo is used. Prints markdown rows: figure | refit | compared
+with | ratio | goal | reached.
 """
 
 import gc
@@ -128,7 +128,7 @@ class Run:
         )
 
     def turns(self, **works):
-        """Each in turns, the first round not counted: {name: [milliseconds]}."""
+        """Runs each in turn, without counting the first round: {name: [milliseconds]}."""
         taken = {name: [] for name in works}
         for turn in range(ROUNDS + 1):
             for name, work in works.items():

@@ -54,7 +54,7 @@ class Side:
         return [self.pool.submit(client.post, path, body) for client in self.clients]
 
     def join(self, pause_s=0.0):
-        """Everybody of the group; milliseconds of the slowest answer."""
+        """All ranks join; milliseconds of the slowest reply."""
         port, world = free_port(), 1 + self.ranks
         place = dict(
             master_address="127.0.0.1",

@@ -1,4 +1,4 @@
-"""What the benchmarks of updates have in common: rows of a table, kept as they come, and parts that may fail."""
+"""Shared by the benchmarks of updates: rows of a table, written as they come, and parts that may fail."""
 
 import argparse
 import pathlib
@@ -11,7 +11,8 @@ ROWS, OUT = [], []
 
 
 def row(figure, ours, other, ratio, goal=None, most=False):
-    """`most`: the ratio may be at most the goal, else it is to be at least that. goal None: told, not asked for."""
+    """`most`: the ratio may be at most the goal; else it must be at least the goal. goal None: reported without a
+    goal."""
     asked = "" if goal is None else f"{'at most' if most else 'at least'} {goal:.2f}"
     reached = "" if goal is None else "yes" if (ratio <= goal if most else ratio >= goal) else "NO"
     tell(f"| {figure} | {ours} | {other} | {ratio:.2f} | {asked} | {reached} |")
@@ -23,7 +24,7 @@ def tell(line):
 
 
 def attempt(part, run, failed, server=None):
-    """What fails is told in a row, and the next part runs."""
+    """A failure becomes a row, and the next part runs."""
     began = time.monotonic()
     try:
         run()
@@ -45,8 +46,8 @@ def keep():
 
 
 def read_options(description, parts, real=False):
-    """The options of the command line, and which of the parts are chosen. `real`: on cards and of real sizes only, with
-    a choice of ranks."""
+    """The options of the command line, and the chosen parts. `real`: only on GPUs and with real sizes, with a choice of
+    ranks."""
     parser = argparse.ArgumentParser(description=description.split("\n")[0])
     parser.add_argument("--only", action="append", default=[], metavar="WORD")
     parser.add_argument("--device", choices=["cuda"] if real else ["cuda", "cpu"], default="cuda")

@@ -1,4 +1,4 @@
-"""Whole-server figures on a card, each beside what it is compared with in the same run.
+"""Whole-server figures on a GPU, each beside what it is compared with in the same run.
 
 usage: server_bench.py [--only WORD]... [--model qwen3-8b] [--layers N] [--tp N] [--folder DIR] [--out FILE]
 
@@ -62,7 +62,7 @@ def pread_gbs(files, threads=16, piece=32 << 20):
 
 
 def load_file_seconds(files):
-    """What a Python server does: every shard of the checkpoint onto the card, tensor by tensor."""
+    """The work of a Python server: it loads every shard of the checkpoint onto the GPU, tensor by tensor."""
     from safetensors.torch import load_file
 
     def load():
@@ -142,7 +142,7 @@ def memory(options, folder, size, _):
     torch.cuda.empty_cache()
     release, resume, back = [], [], []
     with Server(folder, *flags, "--max-total-tokens", 4096, env=env) as server:
-        # A first turn: what is made once is made.
+        # The first turn allocates what is allocated once.
         for turn in range(6):
             awake = machine.free_on_card()
             began = time.perf_counter()
@@ -176,7 +176,7 @@ def memory(options, folder, size, _):
 
 
 def step_ms(server, batch, fewer, more):
-    """Milliseconds per decode step, without what both calls pay: HTTP and prefill."""
+    """Milliseconds per decode step, without HTTP and prefill, which are in both calls."""
 
     def run(count):
         replies = server.generate(batch, count)
@@ -189,8 +189,8 @@ def step_ms(server, batch, fewer, more):
 
 
 def sizes(config, context, batch):
-    """Bytes that one step has to read: weights without the embedding's rows that nobody asks for, experts as often as a
-    batch that chooses at random meets them; KV cache per sequence."""
+    """Bytes that one step must read: weights without unused rows of the embedding, experts in the expected number for a
+    random batch, and KV cache per sequence."""
     shapes = models.tensors(config)
     unread = 0 if config["tie_word_embeddings"] else 2 * config["vocab_size"] * config["hidden_size"]
     if "num_experts" in config:

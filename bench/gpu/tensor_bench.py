@@ -1,13 +1,13 @@
-"""/update_weights_from_tensor on a card: whole requests, POST to 200 over HTTP, beside the card's own copy and torch's
+"""/update_weights_from_tensor on a GPU: whole requests, POST to 200 over HTTP, beside the GPU's own copy and torch's
 receive path.
 
 usage: tensor_bench.py [--only WORD]... [--device cuda|cpu] [--model qwen3-8b] [--layers N] [--folder DIR] [--out FILE]
 
 tensor-empty, tensor-pooled, tensor-ordinary, tensor-buckets, tensor-kept and tensor-30b are the parts. Prints markdown
-rows: figure | refit | compared with | ratio | goal | reached. This process is the trainer: its weights lie on the card,
-it packs handles anew for every update (that time is the trainer's, and told apart), and posts them over one connection.
-Ours and theirs take turns. Checkpoints are files with holes, and take no room; after every part all checksums are
-compared with the trainer's.
+rows: figure | refit | compared with | ratio | goal | reached. This process is the trainer: its weights lie on the GPU,
+it packs new handles for every update (that time is the trainer's, and listed separately), and posts them over one
+connection. refit and the comparison take turns. Checkpoints are sparse files, which take no room; after every part all
+checksums are compared with the trainer's.
 """
 
 import gc
@@ -29,11 +29,11 @@ from tensor_client import Client, torch_receiver  # noqa: E402
 from tiny_models import TINY, TINY_MOE  # noqa: E402
 
 ROUNDS = 15
-# A training run takes hundreds of updates: before those that count, the server's JavaScript has been compiled and
-# torch's pools are warm.
+# A training run has hundreds of updates. Before those that count, the server's JavaScript is compiled and torch's pools
+# are warm.
 WARM = 20
-# Of small requests, whose time is that of JavaScript: it is compiled by how often it ran, and takes a tenth longer
-# after 20 updates than after 120 or 400.
+# For small requests, whose time is JavaScript's: it is optimised as it runs, and takes a tenth longer after 20 updates
+# than after 120 or 400.
 WARM_SMALL = 100
 BUCKET = 512_000_000
 MOST_SEGMENTS = 32
@@ -53,7 +53,7 @@ def forget(options):
 
 
 def copy_ms(options, size):
-    """The card's own copy of so many bytes, in few large pieces: the median, in milliseconds."""
+    """The median milliseconds of the GPU's own copy of so many bytes, in a few large pieces."""
     piece = min(size, 4 << 30)
     source = torch.ones(piece, dtype=torch.uint8, device=options.torch_device)
     target = torch.empty_like(source)
@@ -76,7 +76,7 @@ def lists(named):
 
 
 def buckets(named):
-    """Requests of flattened buckets: each is packed when the one before it has been answered."""
+    """Requests of flattened buckets: each is packed when the previous one has been answered."""
     for bucket in payloads.by_bytes(named, BUCKET):
         flat = payloads.flatten(bucket, bucket[0][1].device)
         if flat["flattened_tensor"].is_cuda:
@@ -86,8 +86,8 @@ def buckets(named):
 
 
 def updates(clients, pack, named, rounds=ROUNDS, warm=WARM):
-    """Clients in turns. Per client, of every round after the warm ones: (milliseconds of all its requests, replies,
-    milliseconds of packing). Clients remember the milliseconds of the first round as `first`."""
+    """Runs the clients in turn. Returns for each client and every round after the warm ones: (milliseconds of all its
+    requests, replies, milliseconds of packing). Clients remember the milliseconds of the first round as `first`."""
     found = [[] for _ in clients]
     for turn in range(warm + rounds):
         for client, taken in zip(clients, found):
@@ -128,7 +128,7 @@ def phases(taken):
 
 
 def segments(named):
-    """How many of torch's segments tensors lie in."""
+    """The number of torch's segments that contain the tensors."""
     if not named[0][1].is_cuda:
         return len({tensor.untyped_storage().data_ptr() for _, tensor in named})
     bases, places = [], {tensor.untyped_storage().data_ptr() for _, tensor in named}
@@ -138,7 +138,7 @@ def segments(named):
 
 
 class Dense:
-    """A server of the dense model, its trainer's weights, and what the parts need of both."""
+    """A server of the dense model, its trainer's weights, and helpers for the parts."""
 
     def __init__(self, options, server, config):
         self.options, self.server = options, server
@@ -292,8 +292,8 @@ def mixture(options, server, config, layers, whole_model):
         f"{run.bytes / 1e9:.1f} GB, pooled sender, {segments(named)} segments"
     )
     row(title, run.told(taken), "100 ms", ms / 100, 1 if whole_model else None, most=True)
-    # What the report does not count is before the plan: reading the body, decoding, opening the senders' counters; and
-    # the way back.
+    # The report leaves out the time before the plan (reading the body, decoding, opening the senders' counters) and the
+    # reply.
     decoded = inside.get("decode")
     before = ms - inside["total"] if decoded is None else decoded
     row(

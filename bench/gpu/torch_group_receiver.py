@@ -1,9 +1,9 @@
-"""What a server made of torch does with weights from a process group: receive what is announced, copy it into
-parameters, synchronise.
+"""A torch server's part in an update by a process group: receive the announced tensors, copy them into parameters,
+synchronise.
 
-Started by distributed_bench.py with {"device", "backend", "shapes"} on the standard input; prints its port. Behind the
-shortest HTTP loop that Python has, so that nobody waits for a framework. Its plain receive takes bytes into memory that
-is there, and puts them nowhere.
+Started by distributed_bench.py with {"device", "backend", "shapes"} on the standard input; prints its port. It uses
+Python's shortest HTTP loop, so no time is a framework's. Its plain receive reads bytes into existing memory and does
+not copy them.
 """
 
 import json
@@ -41,7 +41,7 @@ class Receiver:
         )
 
     def update(self, body):
-        """As SGLang's workers do it: all tensors of the request are there at once, then loaded."""
+        """Like SGLang's workers: all tensors of the request are received, then loaded."""
         if self.parameters is None:
             self.parameters = {
                 name: torch.zeros(shape, dtype=torch.bfloat16, device=self.device) for name, shape in self.shapes

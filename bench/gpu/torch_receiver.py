@@ -1,8 +1,7 @@
-"""What a server made of torch does with an update from tensors: unpickle the handles, copy into parameters,
-synchronise.
+"""A torch server's part in an update from tensors: unpickle the handles, copy into parameters, synchronise.
 
-Started by tensor_bench.py with {"device", "shapes"} on the standard input; prints its port. Behind the shortest HTTP
-loop that Python has, so that nobody waits for a framework. Replies with its own milliseconds, without HTTP.
+Started by tensor_bench.py with {"device", "shapes"} on the standard input; prints its port. It uses Python's shortest
+HTTP loop, so no time is a framework's. It replies with its own milliseconds, without HTTP.
 """
 
 import base64
@@ -17,7 +16,7 @@ import time
 import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "test/gpu"))
-# Pickles name classes of it; loaded before anything is timed.
+# Pickles name its classes, so it is loaded before anything is timed.
 importlib.import_module("tensor_payloads")
 
 

@@ -23,12 +23,15 @@ function memory (): string {
   return (built = binary)
 }
 
-/** What the machine itself can do. */
+/** The machine's own limits. */
 export function machine (...args: (string | number)[]): { bestGBs: number, medianGBs: number } {
   return JSON.parse(execFileSync(memory(), args.map(String), { encoding: 'utf8' }))
 }
 
-/** Versions of the libraries that the Python of the comparisons has; throws where one is missing. For the start of a program: the comparisons come after minutes of work. */
+/**
+ * Versions of the libraries that the Python of the comparisons has; throws where one is missing. For the start of a
+ * program: the comparisons come after minutes of work.
+ */
 export function checkPython (): string {
   const name = python()
   const libraries = 'torch transformers safetensors'
@@ -50,7 +53,9 @@ export function python (): string {
   return process.env.REFIT_PYTHON ?? (existsSync(own) ? own : 'python3')
 }
 
-/** A process that does the same work as refit once for each folder or file: `turn(path)` answers with its milliseconds. */
+/**
+ * A process that does the same work as refit once for each folder or file: `turn(path)` answers with its milliseconds.
+ */
 export interface Rival {
   turn: (path: string) => Promise<number>
   end: () => void

@@ -2,8 +2,9 @@ import { createServer } from 'node:http'
 import type { ServerResponse } from 'node:http'
 import type { AddressInfo } from 'node:net'
 
-// A stand-in for an engine on a machine of its own, for bench/gateway.ts: says of itself what a refit says, counts the bytes of an update, and then works for a time that
-// costs no processor here, as copies on cards do. usage: node counting-engine.js MILLISECONDS
+// A stand-in for an engine on a machine of its own, for bench/gateway.ts: describes itself as refit does, counts the
+// bytes of an update, and then waits for a time that uses no processor here, like copies on GPUs. usage: node
+// counting-engine.js MILLISECONDS
 
 const WORK_MS = Number(process.argv[2])
 let version = 'default'

@@ -6,8 +6,8 @@ import { readHandleLists } from '../../src/wire/torch/handle-lists.ts'
 import { packTensorBody } from '../../src/wire/torch/packed.ts'
 import { decodePayload } from '../../src/wire/torch/payload.ts'
 
-// The decoders in a thread as the server starts it: one message, one body, its milliseconds. `lists`: by the addon's reader, which takes lists of
-// handles; else by the one that takes every payload.
+// The decoders in a thread as the server starts it: one message, one body, its milliseconds. `lists`: by the addon's
+// reader for lists of handles; else by the reader for every payload.
 
 warmUp()
 parentPort!.on('message', ({ entry, lists }: { entry: string, lists: boolean }) => {

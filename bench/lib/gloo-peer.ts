@@ -8,16 +8,16 @@ import { python } from './baseline.ts'
 
 export interface GlooPeer {
   torch: string
-  /** What it broadcasts, in this order. */
+  /** The tensors that it broadcasts, in this order. */
   tensors: { name: string, shape: number[] }[]
-  /** A word of bench/python/gloo_peer.py; its own milliseconds. */
+  /** A command of bench/python/gloo_peer.py; returns its own milliseconds. */
   ask: (
     word: { do: string, group: string, port?: number, rank?: number, world?: number, way?: string }
   ) => Promise<number>
   end: () => void
 }
 
-/** A torch process that takes part in groups of gloo, with the tensors of a checkpoint. */
+/** A torch process that joins gloo groups, with the tensors of a checkpoint. */
 export async function glooPeer (checkpoint: string, threads: number): Promise<GlooPeer> {
   const child = spawn(python(), [join(packageRoot, 'bench/python/gloo_peer.py'), checkpoint, String(threads)], {
     env: { ...process.env, OMP_NUM_THREADS: String(threads), GLOO_SOCKET_IFNAME: 'lo' },
@@ -43,7 +43,7 @@ export async function glooPeer (checkpoint: string, threads: number): Promise<Gl
   }
 }
 
-/** A port that nobody has now. */
+/** A free port. */
 export async function freePort (): Promise<number> {
   return await new Promise((resolve, reject) => {
     const server = createServer()

@@ -1,16 +1,19 @@
-// Pickles of handles as torch's senders write them, without torch: what the decoder and the whole path are measured with.
+// Pickles of handles as torch's senders write them, made without torch, for measuring the decoder and the whole path.
 
 const REDUCTIONS = 'torch.multiprocessing.reductions'
 
 type Part = string | Buffer | number
 
-/** One tensor of a card in a share of its own. */
+/** One GPU tensor with a handle of its own. */
 export interface GpuTensor {
   name: string
   shape: [number, number]
 }
 
-/** A list of (name, tensor) of one sender's card, base64: a segment for every 32 tensors, a slot of the counter file for each. */
+/**
+ * A list of (name, tensor) of one sender's GPU, base64: a segment for every 32 tensors, a slot of the counter file for
+ * each.
+ */
 export function gpuEntry (tensors: readonly GpuTensor[]): string {
   const pickler = new Pickler()
   pickler.op('](')

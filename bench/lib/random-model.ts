@@ -2,7 +2,10 @@ import { closeSync, existsSync, mkdirSync, openSync, renameSync, rmSync, writeFi
 import { join } from 'node:path'
 import { tmpdir } from 'node:os'
 
-/** Writes a Qwen3-shaped checkpoint of random bf16 weights, about 1.14e9 bytes, once; returns its folder. `seed` makes another one. */
+/**
+ * Writes a Qwen3-shaped checkpoint of random bf16 weights, about 1.14e9 bytes, once; returns its folder. `seed` makes
+ * another one.
+ */
 export function randomModel (seed = 1): string {
   const folder = join(process.env.REFIT_BENCH_DIR ?? tmpdir(), `refit-bench-qwen3-${seed}`)
   if (existsSync(folder)) return folder
@@ -81,7 +84,7 @@ function writeSafetensors (path: string, tensors: Shape[], seed: number): void {
   for (const [name, shape] of tensors) {
     let left = shape.reduce((a, b) => a * b, 1)
     const data = shape.length === 1 ? new Uint16Array(left).fill(0x3f80) : noise
-    // Each stretch starts at another place of the noise, so that no two rows are alike.
+    // Each stretch starts at another place of the noise, so no two rows are equal.
     for (let turn = name.length; left > 0; turn++) {
       const from = shape.length === 1 ? 0 : (turn * 7919) % 65536
       const part = data.subarray(from, Math.min(data.length, from + left))

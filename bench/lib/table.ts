@@ -4,7 +4,7 @@ import { join } from 'node:path'
 import { native } from '../../src/native/load-addon.ts'
 import { packageRoot } from '../../src/root.ts'
 
-/** One figure: ours, what a user would pick instead, their ratio (above 1: ours is better), and the ratio that is asked for. */
+/** One figure: refit's, that of the alternative, their ratio (above 1: refit is better), and the required ratio. */
 export interface Figure {
   figure: string
   ours: string

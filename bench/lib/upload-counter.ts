@@ -8,8 +8,8 @@ import multipart from '@fastify/multipart'
 import Fastify from 'fastify'
 import type { FastifyRequest } from 'fastify'
 
-// What uploads are compared with. Writes its address to its output. POST / only counts the bytes; what has to be there whole before it
-// may be used has to be kept: /hold and /disk do what a handler would pick for that.
+// The comparison for uploads. Writes its address to its output. POST / only counts the bytes. A body that must be
+// complete before it is used must be stored: /hold and /disk do that as a usual handler would.
 
 const app = Fastify({ forceCloseConnections: true })
 await app.register(multipart)

@@ -4,7 +4,8 @@ import { createInterface } from 'node:readline'
 import { headerLength, parseHeader, PREFIX_BYTES } from '../../src/wire/safetensors/header.ts'
 import { encodeHeader } from '../../src/wire/safetensors/encode.ts'
 
-// Sends safetensors files when it is told to, one line of JSON each, and answers with the milliseconds. usage: upload-sender FILE FILE
+// Sends safetensors files on request, one line of JSON each, and replies with the milliseconds. usage: upload-sender
+// FILE FILE
 
 interface Order {
   url: string

@@ -1,4 +1,5 @@
-// Measures the adder behind a running server: node dist/examples/adder/measure.js [--url http://127.0.0.1:30000] [--prompts FILE] [--batch 50]
+// Measures the adder behind a running server: node dist/examples/adder/measure.js [--url http://127.0.0.1:30000]
+// [--prompts FILE] [--batch 50]
 
 import { readFile } from 'node:fs/promises'
 import { join } from 'node:path'

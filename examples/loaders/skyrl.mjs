@@ -1,10 +1,12 @@
-// SkyRL's trainers give SGLang's /update_weights_from_tensor one tensor, "ipc_request", and a custom loader: its bytes are base64 of a pickled
-// request, an end mark and padding, and in the request stand the handles of the weights. refit opens them all the same:
+// SkyRL's trainers give SGLang's /update_weights_from_tensor one tensor, "ipc_request", and a custom loader: its bytes
+// are base64 of a pickled request, an end mark and padding. The request contains the handles of the weights. refit can
+// open them:
 //
-//   refit serve MODEL --weight-loader skyrl_train.inference_engines.sglang.sglang_engine.sglang_custom_weight_loader=examples/loaders/skyrl.mjs
+// refit serve MODEL --weight-loader
+// skyrl_train.inference_engines.sglang.sglang_engine.sglang_custom_weight_loader=examples/loaders/skyrl.mjs
 //
-// The name is what SkyRL sends as load_format. Two forms of request are known: handles of one buffer that holds all tensors of one dtype, one
-// after another (`sizes` in elements), and, before, a handle for each.
+// SkyRL sends that name as load_format. Two forms of the request are supported: handles of one buffer that holds all
+// tensors of one dtype, one after another (`sizes` in elements), or, in older versions, a handle for each.
 
 const END = '__END_OF_REQUEST__'
 

@@ -1,4 +1,4 @@
-"""Disaggregated updates: trainer and engines on different cards or hosts, one process group between them, and the
+"""Disaggregated updates: trainer and engines on different GPUs or hosts, one process group between them, and the
 trainer broadcasts.
 
     refit serve models/adder-base --tp 2
@@ -7,7 +7,7 @@ trainer broadcasts.
 The model is sharded over all trainers (FSDP2). The first of them is rank 0 of a second group, in which the ranks of the
 engines are the others: it gathers one parameter after another, announces names, dtypes and shapes over HTTP, and
 broadcasts what it has announced. gloo on CPUs; NCCL with --device cuda, where trainers and engines must not share a
-card (CUDA_VISIBLE_DEVICES of each). Several engines: --url once, --and-url for each other one.
+GPU (CUDA_VISIBLE_DEVICES of each). Several engines: --url once, --and-url for each other one.
 """
 
 import concurrent.futures
@@ -29,7 +29,7 @@ def options_of(parser):
 
 
 class Engines:
-    """The engines' side of a group, and the trainer's rank 0 in it."""
+    """The engines' side of a group, and the trainer's rank 0."""
 
     def __init__(self, urls, address, name, backend):
         self.urls, self.name = urls, name
@@ -38,7 +38,7 @@ class Engines:
         place = dict(
             master_address=address, master_port=free_port(), world_size=world, group_name=name, backend=backend
         )
-        # Each waits for the others: engines for the store, the store for all ranks. So all of it at once.
+        # Engines wait for the store and the store waits for all ranks, so all run at once.
         joining = [
             self.pool.submit(post, url, "/init_weights_update_group", dict(place, rank_offset=offset))
             for url, offset in zip(urls, offsets)

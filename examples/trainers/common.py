@@ -1,4 +1,4 @@
-"""What the trainers here share: a model that is sharded over processes (FSDP2, on CPUs or cards), a step of training,
+"""Shared by the example trainers: a model that is sharded over processes (FSDP2, on CPUs or GPUs), a step of training,
 and requests to a server."""
 
 import argparse
@@ -20,12 +20,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
-# The server is no child of ours, so tensors are shared by the names of files, not by descriptors.
+# The server is not a child of this process, so tensors are shared by file name, not by descriptor.
 torch.multiprocessing.set_sharing_strategy("file_system")
 
 
 def arguments(description, add=None):
-    """`add(parser)` adds a trainer's own."""
+    """`add(parser)` adds a trainer's own options."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", default="http://127.0.0.1:30000")
     parser.add_argument("--model", default="models/adder-base", help="the folder that the server loaded")

@@ -20,7 +20,7 @@ TIMEOUT = datetime.timedelta(minutes=5)
 def init_custom_process_group(backend, init_method, world_size, rank, group_name, timeout=TIMEOUT):
     """Rank 0 opens the store at `init_method` ("tcp://host:port") and waits until all the others, engines too, have
     come to it."""
-    # Under torchrun the rendezvous would expect a store at that address already: the launcher's own.
+    # Under torchrun the rendezvous would expect the launcher's store at that address.
     agent = os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
     try:
         store, rank, world_size = next(dist.rendezvous(init_method, rank, world_size, timeout=timeout))
@@ -28,7 +28,7 @@ def init_custom_process_group(backend, init_method, world_size, rank, group_name
         if agent is not None:
             os.environ["TORCHELASTIC_USE_AGENT_STORE"] = agent
     store.set_timeout(timeout)
-    # No options: their parameter has had several names.
+    # Options are not passed, because their parameter has had several names.
     made = c10d._new_process_group_helper(
         world_size,
         rank,
@@ -39,7 +39,7 @@ def init_custom_process_group(backend, init_method, world_size, rank, group_name
         timeout=timeout,
     )
     group = made[0] if isinstance(made, tuple) else made
-    # Ranks of this group are what callers name in it: the engines have none in the trainer's default group.
+    # Callers name ranks of this group itself: the engines have no rank in the trainer's default group.
     c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(world_size)}
     return group
 
@@ -50,7 +50,7 @@ def broadcast(tensor, group, async_op=False):
 
 
 def free_port():
-    """A port that nobody has now."""
+    """A free port."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return probe.getsockname()[1]

@@ -27,7 +27,7 @@ from common import (
 
 @dataclass
 class FlattenedTensorMetadata:
-    """slime takes SGLang's class of this name; servers know it by the name. Indices are bytes of the flat tensor."""
+    """slime uses SGLang's class of this name; servers recognise the name. Indices are bytes of the flat tensor."""
 
     name: str
     shape: torch.Size

@@ -27,7 +27,7 @@ from common import (
 
 @dataclass
 class LocalSerializedTensor:
-    """verl takes SGLang's class of this name; servers know it by the name. One pickled tensor per tensor-parallel
+    """verl uses SGLang's class of this name; servers recognise the name. One pickled tensor per tensor-parallel
     rank."""
 
     values: list

@@ -1,4 +1,4 @@
-"""The other end of tensor_process.Process: a program that is told what to do by lines of JSON, and answers in lines of
+"""The other end of tensor_process.Process: a program that gets its calls as lines of JSON and replies with lines of
 JSON."""
 
 import ctypes
@@ -10,9 +10,9 @@ import traceback
 
 
 def answer(performer, collect=True):
-    """Calls the performer's methods until nobody asks any more. `collect`: what a failed call's frames held is let go
-    before its answer. Words of the program go to the standard error."""
-    # Nobody leaves it behind: it goes with the process that started it.
+    """Calls the performer's methods until the input ends. `collect`: objects in a failed call's frames are released
+    before its reply. The program's own output goes to the standard error."""
+    # It ends with the process that started it.
     ctypes.CDLL(None).prctl(1, 9)
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

@@ -1,4 +1,4 @@
-"""examples/trainers/broadcast_style.py: FSDP2 trainers on the GPUs in front of the engines', one engine and two."""
+"""examples/trainers/broadcast_style.py: FSDP2 trainers on the first GPUs, one or two engines on the next."""
 
 import safetensors.torch
 
@@ -32,7 +32,7 @@ def engines_of(options, start, ranks, first):
 
 def example(ranks, bucketed):
     def run(options):
-        # Two trainers, each on a GPU of its own, or one where there is one GPU for it.
+        # Two trainers on a GPU each, or one if there is only one GPU for it.
         spare = cards() - sum(ranks)
         if on_card(options) and spare < 1:
             raise Skip(f"NOT TRIED: engines on {sum(ranks)} cards and a trainer on another, and there are {cards()}")

@@ -1,9 +1,9 @@
-"""A process group of torch trainers and refit engines, seen from the outside: who is which rank, what is posted, what
-is broadcast.
+"""A process group of torch trainers and refit engines, seen from the outside: the ranks, the requests and the
+broadcasts.
 
-A group is written as a text with a letter for each rank: `t` for a trainer, `a`, `b` ... for the ranks of an engine.
-"taabb" is one trainer and two engines of two ranks each; "tabt" has a trainer behind the engines. The first rank is the
-one that broadcasts.
+A group is described by a text with a letter per rank: `t` for a trainer, `a`, `b` ... for the ranks of an engine.
+"taabb" is one trainer and two engines of two ranks each; "tabt" has a trainer behind the engines. The first rank
+broadcasts.
 """
 
 import concurrent.futures
@@ -22,17 +22,17 @@ INIT, UPDATE, DESTROY = (
     "/update_weights_from_distributed",
     "/destroy_weights_update_group",
 )
-# What is asked of a server all along, whatever it waits for.
+# Requests that a server must answer all the time, whatever it waits for.
 ROUTES = ["/health", "/get_weight_version", "/server_info", "/metrics", "/v1/models"]
 
 
 def trainer(env=None):
-    """A process of a trainer; `start` makes it ready."""
+    """A trainer's process; `start` prepares it."""
     return Process(env, "distributed_trainer.py")
 
 
 class Outcome:
-    """What every engine has answered ({letter: reply or Refused}), and every trainer (result or SenderFailed)."""
+    """The replies of all engines ({letter: reply or Refused}) and of all trainers (result or SenderFailed)."""
 
     def __init__(self, replies, trainers):
         self.replies, self.trainers = replies, trainers
@@ -65,8 +65,8 @@ class Outcome:
 
 
 class Group:
-    """`engines`: {letter: Server}; `trainers`: one Process for each `t`, started; `shapes`: {name: shape} of what they
-    hold."""
+    """`engines`: {letter: Server}. `trainers`: a started Process for each `t`. `shapes`: {name: shape} of their
+    tensors."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Group:
         self.pool = concurrent.futures.ThreadPoolExecutor(8)
 
     def place(self, letter):
-        """The body with which an engine is told to join."""
+        """The body of an engine's init request."""
         return dict(
             master_address=self.address,
             master_port=self.port,
@@ -99,7 +99,7 @@ class Group:
         )
 
     def post(self, path, bodies, timeout=120):
-        """At once, not waited for."""
+        """Sends all requests at once, without waiting."""
 
         def one(letter, body):
             try:
@@ -114,7 +114,7 @@ class Group:
             own = dict(rank=rank) if do == "join" else dict(root=rank == 0) if do == "prepare" else {}
             if do == "send" and rank > 0:
                 own = dict(signal_after=None)
-            # One that has died tells at the end.
+            # A trainer that has died reports it at the end.
             with contextlib.suppress(SenderFailed):
                 process.begin(do, **{**arguments, **own})
 
@@ -128,7 +128,7 @@ class Group:
         return found
 
     def join(self, trainers_first=True, pause_s=0.0):
-        """Everybody joins, or it fails."""
+        """All ranks join, or it fails."""
         arguments = dict(
             group=self.name,
             address=self.address,
@@ -163,11 +163,11 @@ class Group:
         )
 
     def announce(self, names, way="each", announce=None, **fields):
-        """Tells all engines what will come; {letter: future of the reply}."""
+        """Announces the broadcasts to all engines; {letter: future of the reply}."""
         return self.post(UPDATE, {letter: self.body(names, way, announce or {}, **fields) for letter in self.engines})
 
     def prepare(self, variant, names=None, way="each", **sent):
-        """What the trainers will send: before the announcement, for it takes time. `sent`: more arguments of
+        """Prepares the trainers' tensors, before the announcement, because it takes time. `sent`: more arguments of
         distributed_trainer's prepare."""
         self.begin_trainers(
             "prepare", variant=variant, names=list(self.shapes) if names is None else names, way=way, **sent
@@ -177,7 +177,7 @@ class Group:
                 raise result
 
     def begin_send(self, signal_after=None, number="SIGKILL"):
-        """`signal_after`: the first trainer gets a signal so many seconds after it has begun."""
+        """`signal_after`: seconds after which the first trainer gets a signal."""
         self.begin_trainers(
             "send",
             group=self.name,
@@ -185,8 +185,8 @@ class Group:
         )
 
     def update(self, variant, names=None, way="each", announce=None, sent=None, body=None, **fields):
-        """`announce`: {name: (dtype, shape)} of what is told in the place of what is so; `sent`: what is sent in the
-        place of it, as for `prepare`; `body(body)` changes the request."""
+        """`announce`: {name: (dtype, shape)} that are announced instead of the true ones. `sent`: what is sent instead,
+        as for `prepare`. `body(body)` changes the request."""
         names = list(self.shapes) if names is None else names
         bodies = {letter: self.body(names, way, announce or {}, **fields) for letter in self.engines}
         if body is not None:
@@ -208,11 +208,11 @@ class Group:
 
 
 class Watch:
-    """Asks a server all along; fails at its end where an answer was no 200, or where the server owed one for longer
-    than it may while it slept or computed.
+    """Sends requests to a server all the time. Fails at the end if a status was not 200, or if a reply was pending for
+    too long while the server slept or computed.
 
-    That is not time on a clock: a machine may let anybody stand still. Who waits for a core does not sleep, nor does
-    who was stopped.
+    Clock time is not used, because a machine may stop any process: a process that waits for a core, or that was
+    stopped, does not sleep.
     """
 
     def __init__(self, server, limit_s=1.0, every_s=0.02):
@@ -232,7 +232,7 @@ class Watch:
             self.first.set()
 
     def owed(self, path, step_s=0.02, patience_s=120):
-        """Seconds that the server slept at one go, or computed, before it answered."""
+        """The longest time that the server slept, or computed, before it replied."""
         connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=patience_s)
         try:
             began, asleep, longest = self.server_thread()[1], 0.0, 0.0
@@ -240,7 +240,7 @@ class Watch:
             connection.request("GET", path)
             while time.monotonic() < until:
                 sleeps, computed = self.server_thread()
-                # After that look: what was sent before the server fell asleep is there.
+                # Sent after that sample: a request from before the server fell asleep has arrived.
                 if select.select([connection.sock], [], [], 0)[0]:
                     break
                 asleep = asleep + step_s if sleeps else 0.0
@@ -255,7 +255,7 @@ class Watch:
             connection.close()
 
     def server_thread(self):
-        """(whether it waits for something, seconds that it has computed) of the thread that answers."""
+        """(whether it waits, seconds of computation) of the thread that replies."""
         pid = self.server.process.pid
         with open(f"/proc/{pid}/task/{pid}/stat") as file:
             fields = file.read().rpartition(")")[2].split()
@@ -266,7 +266,7 @@ class Watch:
         return self
 
     def __exit__(self, kind, error, trace):
-        # What was watched may have been over before the first answer.
+        # The watched operation may have ended before the first reply.
         if kind is None:
             self.first.wait()
         self.over.set()

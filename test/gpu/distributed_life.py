@@ -1,4 +1,4 @@
-"""Groups whose trainers die, stop, come late or say other sizes than they send; and 40 groups one after another that
+"""Groups whose trainers die, stop, come late or announce other sizes than they send; and 40 groups in sequence that
 leave nothing behind."""
 
 import json
@@ -16,7 +16,7 @@ from server import Refused
 from tensor_process import footprint
 from tensor_setup import Problems, on_card
 
-# The servers' deadline, and what the rest of an answer takes.
+# The servers' deadline, and the time of the rest of a reply.
 LIMIT_S = DEADLINE_S + 6
 SMALL = dict(
     LARGE,
@@ -77,7 +77,7 @@ def in_mid_broadcast(options, layout, fault, shares, way="each", flags=()):
                             f"{words_of(reply, fault, 'mid')[:400]}"
                         )
                         check(states[letter] != "new", f"refused, and the weights are new: {reply}")
-                        # One piece that was staged has not been written.
+                        # A staged piece was not written.
                         check(
                             not flags or states[letter] == "old",
                             f"staged, and the weights are {states[letter]}: {reply}",
@@ -110,8 +110,8 @@ test("distributed/mid-broadcast/two-ranks", limit_s=150)(
 
 @test("distributed/late-and-never", limit_s=120)
 def late(options):
-    """A trainer that is late within the deadline, one that is later, one that never opens its store; the server answers
-    all along."""
+    """A trainer that is late within the deadline, one that is later, and one that never opens its store. The server
+    answers all the time."""
     notes, problems, port = [], Problems(), free_port()
     group = group_of(options, "ta", name="late", port=port)
     server = group.engines["a"]
@@ -161,7 +161,7 @@ def late(options):
 
 @test("distributed/more-announced-than-sent", limit_s=90)
 def lies(options):
-    """The rest never comes: the deadline ends it, and what is torn has a name."""
+    """The rest never arrives: the deadline ends the update, and torn tensors are named."""
     group = group_of(options, "ta", name="lies")
     sums = {variant: group.trainers[0]("sums", variant=variant) for variant in (1, 2)}
     group.join()
@@ -184,7 +184,7 @@ def lies(options):
 
 @test("distributed/more-sent-than-announced", limit_s=120)
 def larger(options):
-    """A bucket that is larger than it is said to be: what lies behind the announced weights stays as it is."""
+    """A bucket that is larger than announced: the parameters behind the announced ones stay as they are."""
     places("ta", options)
     with room(options, 0) as place:
         folder = models.hollow(place / "model", LARGE if on_card(options) else SMALL)
@@ -213,7 +213,7 @@ def larger(options):
 
 @test("distributed/left-alone", limit_s=90)
 def left_alone(options):
-    """The engine leaves, and the trainer does not: nobody waits for it."""
+    """The engine leaves and the trainer does not: neither waits for the other."""
     group = group_of(options, "ta", name="alone")
     sums = {variant: group.trainers[0]("sums", variant=variant) for variant in (1, 2)}
     group.join()
@@ -226,7 +226,7 @@ def left_alone(options):
         took = time.monotonic() - began
     check(took < 10, f"it took {took:.1f} s")
     holds(group, sums[1], 1, "after it has left")
-    # The trainer can still leave in its own time, and come again.
+    # The trainer can leave later, and join again.
     began = time.monotonic()
     group.leave(engines=False)
     alone = time.monotonic() - began
@@ -238,7 +238,7 @@ def left_alone(options):
 
 
 def settled_footprint(server, first_card, ranks, options):
-    """What a server holds once it is idle."""
+    """The resources of an idle server."""
     time.sleep(0.5)
     found = footprint(server.process.pid)
     return dict(
@@ -256,7 +256,7 @@ def forty_rounds(layout):
         before, inits, destroys = None, [], []
         for number in range(rounds + 4):
             if number == 4:
-                # What is made once is made.
+                # The first round allocates what is allocated once.
                 before = settled_footprint(group.engines["a"], 1, layout.count("a"), options)
                 trainer_before = group.trainers[0]("memory")
             began = time.monotonic()
@@ -296,7 +296,7 @@ test("distributed/40-rounds/taa", limit_s=300)(forty_rounds("taa"))
 
 @test("distributed/engine-killed", limit_s=120)
 def engine_killed(options):
-    """Another engine of the group dies; this one says so, and goes on in a new group."""
+    """Another engine of the group dies; this one reports it, and continues in a new group."""
     places("tab", options)
     group = group_of(options, "tab", name="peer")
     sums = {variant: group.trainers[0]("sums", variant=variant) for variant in (1, 2)}
@@ -312,7 +312,7 @@ def engine_killed(options):
         said = asked["a"].result()
     drop_trainers(group)
     state = state_after(server, sums[1], sums[2], "an engine died")
-    # The trainer may have got all to this one: then it holds the new weights, and says 200.
+    # The trainer may have sent everything to this engine: then it has the new weights, and replies 200.
     if isinstance(said, Exception):
         check(state != "new", f"refused, and the weights are new: {said}")
         words_of(said, "an engine died", "peer")

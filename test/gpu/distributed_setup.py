@@ -1,7 +1,7 @@
-"""Trainers, servers and GPUs of the tests of process groups, and what they check after each update.
+"""Trainers, servers and GPUs of the tests of process groups, and the checks after each update.
 
-The first trainer is on GPU 0, engines on the GPUs behind it, further trainers on those behind the engines: NCCL takes
-one rank a GPU. On a CPU the same is done with gloo.
+The first trainer is on GPU 0, engines are on the next GPUs, further trainers on those after the engines: NCCL takes one
+rank per GPU. On a CPU the same tests use gloo.
 """
 
 import os
@@ -17,9 +17,9 @@ from tensor_setup import check_sums, on_card
 
 GOLDENS = ROOT / "test/goldens"
 KIND = "qwen3"
-# A gigabyte or so: a broadcast of it takes long enough to be hit.
+# About a gigabyte: its broadcast takes long enough to be interrupted.
 LARGE = dict(models.REAL["qwen3-8b"], num_hidden_layers=2, vocab_size=65536, tie_word_embeddings=True)
-# Seconds that a server waits for a peer.
+# How long a server waits for a peer, in seconds.
 DEADLINE_S = 8
 NCCL = dict(
     NCCL_NVLS_ENABLE="0", NCCL_SOCKET_IFNAME="lo", NCCL_DEBUG="WARN", GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1"
@@ -35,7 +35,7 @@ def nccl_of_torch():
 
 
 def places(layout, options):
-    """{rank's number in the layout: GPU} (None on a CPU), or why it cannot be."""
+    """{index of the rank in the layout: GPU} (None on a CPU), or why the layout is impossible."""
     if not on_card(options):
         return {rank: None for rank in range(len(layout))}
     if len(layout) > cards():
@@ -48,7 +48,7 @@ def places(layout, options):
 
 
 def server_of(options, folder, letter, ranks, card, *flags):
-    """A server that the tests share; a new one where the last test ended it."""
+    """A server that the tests share; a new one if the last test ended it."""
     key = (str(folder), letter, ranks, card, flags)
     server = servers.get(key)
     if server is None or server.process.poll() is not None:
@@ -77,7 +77,7 @@ def server_of(options, folder, letter, ranks, card, *flags):
 
 
 def trainers_on(places_of, shapes):
-    """One for each place: a GPU, or the number of a trainer on the CPU. Ready with a model's shapes."""
+    """One per place: a GPU, or the number of a trainer on the CPU. Prepared with a model's shapes."""
     for place in places_of:
         process = trainers.get(place)
         if process is None or not process.usable:
@@ -99,7 +99,7 @@ def shapes_in(folder):
 
 
 def group_of(options, layout, folder=GOLDENS / KIND, flags=(), **more):
-    """Everybody of a layout; nobody has joined."""
+    """All processes of a layout, before they join."""
     where, shapes = places(layout, options), shapes_in(folder)
     letters = sorted(set(layout) - {"t"})
     engines = {
@@ -125,13 +125,13 @@ def spoil(group):
 
 
 def drop_trainers(group):
-    """Ends a group's trainers: of a communicator whose peers are gone nothing can be had."""
+    """Ends a group's trainers, because a communicator whose peers are gone cannot be used."""
     for process in group.trainers:
         process.kill()
 
 
 def state_after(server, old, new, what):
-    """(what the weights are, in a word); fails where they are anything but old, new or said to be torn."""
+    """The state of the weights in one word; fails if they are neither old, nor new, nor reported as torn."""
     got, health = server.checksums(), server.get("/health")
     if server.metric("refit:weights_torn") == 0:
         check(got in (old, new), f"{what}: weights that are neither old nor new, and not called torn")
@@ -149,7 +149,7 @@ def state_after(server, old, new, what):
 
 
 def heals(options, layout, name, port, sums, variant, folder=GOLDENS / KIND, flags=()):
-    """The next attempt, with the same name and port."""
+    """Joins again, with the same name and port."""
     group = group_of(options, layout, folder, flags, name=name, port=port)
     group.join()
     group.update(variant).ok()

@@ -1,7 +1,7 @@
-"""A trainer's process in process groups: holds tensors and broadcasts them. Told what to do by lines of JSON; answers
-in lines of JSON.
+"""A trainer's process in process groups: holds tensors and broadcasts them. It gets calls as lines of JSON and replies
+with lines of JSON.
 
-Started by tensor_process.Process. Words of this program go to the standard error.
+Started by tensor_process.Process. Its own output goes to the standard error.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ class Trainer:
         self.named, self.made, self.prepared = {}, None, None
 
     def start(self, device, shapes):
-        """Ready for a test: nothing is left of the one before."""
+        """Prepares for a test: nothing of the previous test is left."""
         for group in list(self.groups):
             with contextlib.suppress(Exception):
                 self.leave(group)
@@ -50,7 +50,7 @@ class Trainer:
         )
 
     def make(self, variant):
-        """All tensors, with a variant's values; the same memory each time."""
+        """All tensors with a variant's values, in the same memory each time."""
         if self.made == variant:
             return
         for name, shape in self.shapes.items():
@@ -59,13 +59,13 @@ class Trainer:
         self.synchronize()
 
     def sums(self, variant):
-        """{name: checksum} of a variant, without another copy of all."""
+        """{name: checksum} of a variant, without a second copy of all tensors."""
         return payloads.checksums_of(
             (name, payloads.coded(variant, name, shape, self.device)) for name, shape in self.shapes.items()
         )
 
     def join(self, group, address, port, rank, world, backend, timeout_s=60):
-        """Returns when all ranks have come to the store."""
+        """Returns when all ranks have joined the store."""
         began = time.monotonic()
         timeout = datetime.timedelta(seconds=timeout_s)
         self.groups[group] = init_custom_process_group(backend, f"tcp://{address}:{port}", world, rank, group, timeout)
@@ -73,9 +73,10 @@ class Trainer:
         return time.monotonic() - began
 
     def prepare(self, variant, names=None, way="each", dtype=None, dtypes=None, instead=None, root=True):
-        """What `send` will broadcast: tensors of a variant, in the order of `names`. `way`: each (asynchronously, then
-        all waited for), one-by-one, bucket. `dtype` of all; `dtypes`: {name: dtype}, `instead`: {name: shape} of what
-        is sent in the place of it. Other ranks than the first (`root` false) take part, and count what comes wrong."""
+        """Prepares the tensors that `send` broadcasts: those of a variant, in the order of `names`. `way`: each
+        (asynchronous, then awaited together), one-by-one, bucket. `dtype`: of all. `dtypes`: {name: dtype} and
+        `instead`: {name: shape} that are sent instead. Ranks other than the first (`root` false) receive, and count
+        wrong values."""
         names = list(self.shapes) if names is None else names
         if root:
             self.make(variant)
@@ -96,7 +97,7 @@ class Trainer:
         self.synchronize()
 
     def send(self, group, signal_after=None, number="SIGKILL"):
-        """Broadcasts what is prepared. `signal_after`: so many seconds later this process gets a signal."""
+        """Broadcasts the prepared tensors. `signal_after`: seconds after which this process gets a signal."""
         way, mine, wanted = self.prepared
         if signal_after is not None:
             threading.Timer(signal_after, lambda: os.kill(os.getpid(), getattr(signal, number))).start()
@@ -120,7 +121,7 @@ class Trainer:
         dist.barrier(self.groups[group])
 
     def leave(self, group, abort=False):
-        """The store goes with the group: nothing may hold it any longer."""
+        """The store ends with the group, so no reference to it may remain."""
         made = self.groups.pop(group)
         if abort and self.backends[group] == "nccl":
             made.abort()

@@ -1,5 +1,5 @@
-"""Weights broadcast by torch trainers into process groups: every architecture, both formats, engines of one rank and of
-two, two engines."""
+"""Weights that torch trainers broadcast in process groups: every architecture, both formats, engines of one and two
+ranks, two engines."""
 
 import concurrent.futures
 import random
@@ -43,8 +43,8 @@ def there_and_back(group, sums, ways=WAYS):
 
 
 def went_in_place(group, letter, reply, way):
-    """One by one every tensor has its place in an engine of one rank; of small models' buckets it depends on what
-    memory is aligned to."""
+    """Sent one by one, every tensor goes straight into an engine of one rank. For buckets of small models it depends on
+    the alignment of memory."""
     report = reply["report"]
     if group.backend == "gloo":
         check("bytes_in_place" in report and report["bytes_in_place"] == 0, f"{report}")
@@ -133,8 +133,8 @@ def real(options):
 
 @test("distributed/in-place", gpu=True, limit_s=150)
 def in_place(options):
-    """A bucket in the model's order goes straight into the weights, needs no memory of the GPU, and may not with
-    --staged-broadcasts."""
+    """A bucket in the model's order goes straight into the weights and needs no GPU memory; with --staged-broadcasts it
+    is staged."""
     places("ta", options)
     with room(options, 0) as place:
         folder = models.hollow(place / "model", LARGE)
@@ -171,7 +171,7 @@ def gloo(options):
 
 @test("distributed/refused-and-received", limit_s=90)
 def refused(options):
-    """What is refused is taken out of the communicator first, and the next update needs no new group."""
+    """A refused update is received first, so the next update needs no new group."""
     group, problems = group_of(options, "ta"), Problems()
     sums = sums_of(group)
     group.join()
@@ -205,7 +205,8 @@ def refused(options):
 
 @test("distributed/two-groups-at-once", limit_s=120)
 def two_groups(options):
-    """As with a group for each pipeline stage: two trainers, one engine, each brings its half at the same time."""
+    """As with a group per pipeline stage: two trainers send half of the weights each to one engine, at the same
+    time."""
     if on_card(options) and cards() < 3:
         raise Skip(f"NOT TRIED: two trainers and an engine need 3 cards, and there are {cards()}")
     shapes = shapes_in(GOLDENS / KIND)
@@ -232,7 +233,7 @@ def two_groups(options):
 
 @test("distributed/one-card-for-both", gpu=True, limit_s=60)
 def one_card(options):
-    """NCCL takes no two ranks on one GPU: in words, before anybody hangs, and the server lives."""
+    """NCCL refuses two ranks on one GPU: the error is reported before any rank hangs, and the server lives."""
     shapes = shapes_in(GOLDENS / KIND)
     server = server_of(options, GOLDENS / KIND, "s", 1, 0)
     group = Group("ta", {"a": server}, trainers_on(["cuda:0"], shapes), shapes, backend="nccl", timeout_s=20)
@@ -243,7 +244,7 @@ def one_card(options):
         group.begin_trainers("join", **arguments)
         said = group.post(INIT, {"a": group.place("a")})["a"].result()
         if not isinstance(said, Refused):
-            # It could not be known before the trainer's side of the communicator is made.
+            # It is unknown until the trainer's side of the communicator is made.
             group.end_trainers()
             group.prepare(1)
             asked = group.announce(list(group.shapes))
@@ -261,8 +262,8 @@ def one_card(options):
 
 @test("distributed/while-it-generates", limit_s=90)
 def generating(options):
-    """Rollouts run on while a trainer is awaited; the update takes its turn, and every answer names the weights that it
-    had."""
+    """Rollouts continue while the server waits for a trainer; then the update runs, and every reply names its
+    weights."""
     group = group_of(options, "ta")
     server, sums = group.engines["a"], sums_of(group)
     group.join()
@@ -281,7 +282,7 @@ def generating(options):
 
 
 def unknown_library(options):
-    """A library that is none: said at init, with where it was looked for."""
+    """A missing library is reported at init, with the places that were searched."""
     server = server_of(options, GOLDENS / KIND, "x", 1, cards() - 1, "--nccl-path", "/nowhere/libnccl.so.2")
     try:
         server.post(

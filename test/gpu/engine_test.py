@@ -3,10 +3,9 @@
 usage: engine_test.py [--device cuda|cpu] [--only WORD]... [--small] [--whole] [--folder DIR] [--seed N] [--within
 SECONDS] [--report FILE] [--list]
 
---only keeps the tests whose name contains the word; --small leaves real sizes out, --whole adds the
-largest (61 GB). Checkpoints go to /dev/shm where they fit,
-else to the temporary folder, or to DIR. On a CPU it runs what asks nothing about GPUs. Needs torch, transformers,
-safetensors.
+--only keeps the tests whose name contains the word; --small leaves out real sizes, --whole adds the largest (61 GB).
+Checkpoints go to DIR, else to /dev/shm if they fit, else to the temporary folder. On a CPU it runs the tests that need
+no GPU. Needs torch, transformers, safetensors.
 """
 
 import argparse
@@ -15,7 +14,7 @@ import sys
 
 import harness
 
-# They register their tests, which are run in this order.
+# Each module registers its tests, which run in this order.
 for name in [
     "numerics",
     "routed",

@@ -1,5 +1,5 @@
-"""Engines that fill themselves from others (--load-from, /update_weights_from_peer): over NCCL between GPUs, over gloo
-where a GPU is shared or one side is a CPU."""
+"""Engines that load weights from others (--load-from, /update_weights_from_peer): over NCCL between GPUs, over gloo if
+both use one GPU or one side is a CPU."""
 
 import pathlib
 import re
@@ -33,8 +33,8 @@ def at(options, first, ranks):
 
 
 class Asking:
-    """A client that asks without a pause while it is entered; every answer must be one of these. None among them:
-    anything."""
+    """A client that sends requests without a pause inside its block. Every reply must be one of these; None among them
+    allows any."""
 
     def __init__(self, server, *answers):
         self.server = server
@@ -72,7 +72,7 @@ def environment():
 
 
 def alike(source, target):
-    """Other ranks or another device add up in another order."""
+    """Another number of ranks, or another device, adds in another order."""
     return source[1] == target[1] and (source[0] is None) == (target[0] is None)
 
 
@@ -110,7 +110,7 @@ def fill(options, folder, place, source, target, expect, flags=()):
 
 
 def refill(options, place, source, target, backend):
-    """An engine that serves takes the weights of another one, twice, while both are asked."""
+    """A serving engine loads the weights of another one, twice, while both get requests."""
     env = environment()
     second = models.reseeded(GOLDENS / "qwen3", place / "second", 99)
     flags = ["--max-total-tokens", 4096, "--skip-tokenizer-init", "--allow-master", "127.0.0.1", "--model-root", place]
@@ -183,7 +183,7 @@ def one_card(options):
 
 @test("fleet/real", gpu=True, real=True)
 def real(options):
-    """3 GB from one GPU to another; how long the new engine took and at which speed is told."""
+    """3 GB from one GPU to another; the note has the new engine's time and speed."""
     if cards() < 2:
         raise Skip(f"needs 2 cards, there are {cards()}")
     if min(free_on_card(0), free_on_card(1)) < 8e9:

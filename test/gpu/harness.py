@@ -1,5 +1,5 @@
-"""A list of named tests that run one after another and end in a table. What hangs is ended, and what was found is
-always told."""
+"""Named tests that run one after another and end in a table. A hanging test is ended, and all findings are always
+printed."""
 
 import faulthandler
 import json
@@ -13,7 +13,7 @@ TESTS = []
 NOTHING_CHOSEN = 3  # exit status
 ENDINGS = []
 LIMIT_S, REAL_LIMIT_S = 150, 400
-# After its limit a test gets an exception; one that does not take it (stuck in a driver's call) ends the program.
+# After its limit a test gets an exception. If it cannot raise it (stuck in a driver's call), the program ends.
 GRACE_S = 45
 
 
@@ -22,11 +22,12 @@ class Skip(Exception):
 
 
 class TooLong(BaseException):
-    """A test was at work for longer than it may. No Exception: nobody in between takes it for a failure of his own."""
+    """A test exceeded its limit. It is no Exception, so no handler in between catches it."""
 
 
 def test(name, *, gpu=False, real=False, limit_s=None):
-    """`gpu`: says nothing on a CPU. `real`: needs real sizes (gigabytes, minutes). `limit_s`: seconds it may take."""
+    """`gpu`: has no meaning on a CPU. `real`: needs real sizes (gigabytes, minutes). `limit_s`: its limit in
+    seconds."""
 
     def add(function):
         TESTS.append((name, function, gpu, real, limit_s or (REAL_LIMIT_S if real else LIMIT_S)))
@@ -36,7 +37,7 @@ def test(name, *, gpu=False, real=False, limit_s=None):
 
 
 def at_end(name, function):
-    """Called after the last test, whatever became of them; a row of its own where it fails."""
+    """Called after the last test, whatever the outcomes. A failure gets a row of its own."""
     ENDINGS.append((name, function))
 
 
@@ -52,7 +53,7 @@ def wanted(name, options):
 def run(options):
     """Returns [(name, outcome, seconds, note)]; outcome is passed, failed or skipped."""
     rows = []
-    # What is cheap comes first.
+    # Cheap tests come first.
     chosen = sorted((entry for entry in TESTS if wanted(entry[0], options)), key=lambda entry: entry[3])
     if not chosen:
         print(

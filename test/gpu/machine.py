@@ -1,4 +1,4 @@
-"""What this machine has: GPUs, their memory, and room for checkpoints."""
+"""The machine's GPUs, their memory, and room for checkpoints."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ def free_on_card(index=0):
 
 
 def device_flags(options, tp=1):
-    """(flags, environment) of a server with so many ranks; where there are fewer GPUs, ranks share one."""
+    """(flags, environment) of a server with so many ranks. If there are fewer GPUs, ranks share one."""
     flags = ["--device", options.device, "--tp", tp, "--skip-tokenizer-init"]
     env = {}
     if options.device != "cpu" and tp > cards():
@@ -38,7 +38,7 @@ def torch_device(options):
 
 @contextlib.contextmanager
 def room(options, bytes_needed=0):
-    """A folder for checkpoints that goes with its end: in shared memory where they fit, else on disk."""
+    """A folder for checkpoints that is removed at the end: in shared memory if they fit, else on disk."""
     places = [options.folder] if options.folder else ["/dev/shm", tempfile.gettempdir()]
     free = {place: shutil.disk_usage(place).free for place in places if os.path.isdir(place)}
     fitting = [place for place, left in free.items() if left > 1.05 * bytes_needed + (64 << 20)]
@@ -55,7 +55,7 @@ def room(options, bytes_needed=0):
 
 
 def layers_that_fit(name, bytes_free):
-    """As many layers of a model of REAL as fit in so many bytes of bfloat16."""
+    """The number of layers of a model of REAL that fit in so many bytes of bfloat16."""
     config = models.REAL[name]
     one = models.size(models.tensors(dict(config, num_hidden_layers=1)))
     two = models.size(models.tensors(dict(config, num_hidden_layers=2)))

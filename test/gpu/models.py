@@ -1,4 +1,4 @@
-"""Checkpoints of random weights in the shapes of real models, and of any model whose folder is there.
+"""Checkpoints of random weights in the shapes of real models, or of any model whose folder exists.
 
 Written with numpy-sized pieces through a few threads: a 16 GB checkpoint takes seconds on a machine with a GPU.
 """
@@ -22,7 +22,7 @@ COMMON = dict(
     eos_token_id=2,
     dtype="bfloat16",
 )
-# As their authors' config.json has them, without what plays no part.
+# The fields of their authors' config.json that matter here.
 REAL = {
     "qwen2.5-1.5b": dict(
         COMMON,
@@ -79,8 +79,8 @@ WRITERS = 8
 
 
 def tensors(config):
-    """[(name, shape)] of a model of REAL (all its layers alike), in the order of its state_dict(); experts each by
-    itself, as transformers 4 has them."""
+    """[(name, shape)] of a model of REAL (all its layers alike), in the order of its state_dict(); each expert
+    separate, as in transformers 4."""
     h, d = config["hidden_size"], config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
     q, kv = config["num_attention_heads"] * d, config["num_key_value_heads"] * d
     found = [("model.embed_tokens.weight", (config["vocab_size"], h))]
@@ -120,7 +120,8 @@ def size(shapes):
 
 
 def random_tensor(name, shape, seed, device):
-    """Such that activations keep their size through the layers and logits differ by several units: an error shows."""
+    """Scaled so that activations keep their size through the layers and logits differ by several units: errors then
+    show."""
     generator = torch.Generator(device).manual_seed(seed)
     noise = torch.randn(
         shape, generator=generator, device=device, dtype=torch.float32 if math.prod(shape) < 1 << 22 else torch.bfloat16
@@ -130,7 +131,7 @@ def random_tensor(name, shape, seed, device):
     elif name.endswith("bias"):
         value = 0.1 * noise
     elif "embed_tokens" in name:
-        # Also the head where it is tied: a wide embedding would make that one too sure of itself.
+        # This is also the head if it is tied: with a wide embedding its logits would be too extreme.
         value = noise.mul_(3 / math.sqrt(shape[1]))
     else:
         value = noise.mul_((3 if "lm_head" in name else 1) / math.sqrt(shape[-1]))
@@ -155,7 +156,7 @@ def write_shard(path, entries, seed, device):
 
 
 def write(folder, config, shapes, seed, device="cpu"):
-    """A folder with config.json and safetensors, sharded where it is large."""
+    """A folder with config.json and safetensors, sharded if it is large."""
     folder = pathlib.Path(folder)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -187,7 +188,7 @@ def write(folder, config, shapes, seed, device="cpu"):
 
 
 def hollow(folder, config, layers=None):
-    """A checkpoint of zeros that takes no room: files with holes. For what replaces all weights before it looks at
+    """A checkpoint of zeros in sparse files, which take no room. For tests that replace all weights before they use
     them."""
     folder, config = pathlib.Path(folder), dict(config, **({} if layers is None else dict(num_hidden_layers=layers)))
     folder.mkdir(parents=True)

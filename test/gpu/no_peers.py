@@ -1,5 +1,5 @@
-"""Cards that do not reach each other's memory: ranks exchange through NCCL. Tried on GPUs that do, by
-REFIT_CUDA_NO_PEERS=1."""
+"""GPUs that do not reach each other's memory: ranks exchange through NCCL. REFIT_CUDA_NO_PEERS=1 forces it on GPUs that
+do."""
 
 import torch
 
@@ -46,7 +46,7 @@ for architecture in ["qwen3", "qwen3-moe"]:
 
 
 def same_bits(options, folder, vocabulary, lengths, tokens, variants):
-    """What NCCL carries is summed as peers' kernels sum it: in rank order, in float32."""
+    """Values that NCCL carries are summed as the peer kernels sum them: in rank order, in float32."""
     two_cards()
     sequences = prompts(29, lengths, vocabulary)
     notes = []
@@ -83,7 +83,7 @@ def same_bits(options, folder, vocabulary, lengths, tokens, variants):
 
 @test("no-peers/same-bits", gpu=True)
 def small_same_bits(options):
-    # The second as on GPUs that have no way but through the host.
+    # The second variant is as on GPUs that only reach each other through the host.
     return same_bits(options, GOLDENS / "qwen3", 320, (2, 33, 200), 2048, [{}, {"NCCL_P2P_DISABLE": "1"}])
 
 
@@ -99,7 +99,7 @@ def real_same_bits(options):
 
 @test("no-peers/update-and-sleep", gpu=True)
 def update_and_sleep(options):
-    """Weights that are replaced, and memory that goes and comes, with arenas that no other GPU sees."""
+    """Weight updates, and released and resumed memory, with arenas that no other GPU sees."""
     two_cards()
     flags, env = device_flags(options, 2)
     flags += ["--max-total-tokens", 2048]
@@ -123,7 +123,7 @@ def update_and_sleep(options):
 
 @test("no-peers/stuck-card", gpu=True)
 def stuck(options):
-    """A rank that never comes to an exchange is reported by the watchdog, which ends the process; a GPU that fails, by
+    """The watchdog reports a rank that never joins an exchange, and ends the process; a failing GPU is reported with
     its error."""
     two_cards()
     return "; ".join(
@@ -137,7 +137,7 @@ def stuck(options):
 
 @test("no-peers/refused", gpu=True)
 def refused(options):
-    """Ranks that share a GPU, and no NCCL: a sentence, before anything hangs."""
+    """Ranks that share a GPU without NCCL are refused with a message, before anything hangs."""
     flags = ["--device", "cuda", "--tp", 2, "--skip-tokenizer-init", "--max-total-tokens", 1024]
     cases = [({"REFIT_CUDA_SHARE_CARD": "1", "CUDA_VISIBLE_DEVICES": "0"}, ["share card 0", "REFIT_CUDA_NO_PEERS"])]
     if cards() > 1:

@@ -1,7 +1,7 @@
 """The engine against transformers: logprobs of given sequences, greedy continuations; one rank against several.
 
-Both are held against transformers in float32. The engine may be twice as far from it as transformers in bfloat16 is,
-and three times as a group of ranks, whose partial sums are rounded once more.
+Both are compared with transformers in float32. The engine's error may be twice that of transformers in bfloat16, and
+three times for several ranks, whose partial sums are rounded once more.
 """
 
 import json
@@ -35,7 +35,7 @@ def allowed(ranks):
 
 def check_greedy(exact, prompt, generated, most, typical):
     """Every token is the best one for transformers in float32, given the engine's own tokens before it, or within
-    `most` of it; four of five within `typical`. The logprobs that came with them likewise."""
+    `most` of it; four of five within `typical`. The same holds for their logprobs."""
     tokens, logprobs = generated
     logits = exact.logits(prompt + tokens)[len(prompt) - 1 : -1].float()
     best = logits.max(-1)

@@ -27,7 +27,7 @@ class Reference:
 
     @torch.inference_mode()
     def logprobs(self, tokens):
-        """Of tokens 1.., each given all before; float64 on the host."""
+        """Logprobs of tokens 1.., each given all before it; float64 on the host."""
         logits = self.logits(tokens)[:-1].float()
         following = torch.tensor(tokens[1:], device=self.device)[:, None]
         return (

@@ -1,4 +1,4 @@
-"""What a server must bear: clients that leave, a neighbour on the GPU, a GPU that fails, flags that cannot work."""
+"""Robustness of a server: clients that leave, another process on the GPU, a GPU that fails, impossible flags."""
 
 import concurrent.futures
 import http.client
@@ -20,7 +20,8 @@ GOLDENS = ROOT / "test/goldens"
 
 @test("robust/1000-requests-with-aborts")
 def aborts(options):
-    """Clients that wait, that leave in the middle of a stream, and that abort by id; then every page must be free."""
+    """Clients that wait, that leave in the middle of a stream, and that abort by id. Afterwards every page must be
+    free."""
     flags, env = device_flags(options)
     tokens, vocabulary, seed = 4096, 320, options.seed
     with Server(
@@ -74,7 +75,7 @@ def aborts(options):
         check(idle["num_total_reqs"] == 0, f"requests are left: {idle}")
         check(idle["num_used_tokens"] == 0, f"pages are held by nobody's requests: {idle}")
         server.post("/flush_cache")
-        # A cache that has lost pages cannot hold as many requests of full length as it could at first.
+        # A cache that has lost pages holds fewer requests of full length than at first.
         full = tokens // 512
         results = server.generate(prompts(1, (500,) * full, vocabulary), 11)
         check(all(len(ids) == 11 for ids, _ in results), f"{full} requests that fill the cache did not all end")
@@ -108,8 +109,7 @@ def two_servers(options):
 
 @test("robust/first-steps", gpu=True)
 def first_steps(options):
-    """Sizes of steps that have not been before, on ranks that are late for each other: other servers have their GPUs
-    and processors too."""
+    """Steps of new sizes, on ranks that wait for each other, because other servers use the same GPUs and processors."""
     flags, env = device_flags(options, 2)
     flags += ["--max-total-tokens", 2048, "--watchdog-timeout", 20]
     sequences = prompts(7, (2, 40, 77, 130, 333), 320)
@@ -185,7 +185,7 @@ def dies(options, fault, ranks, limit_s, *more, more_env=None):
 @test("robust/illegal-address", gpu=True)
 def illegal(options):
     """A sticky error of a GPU ends the process within a second, with operation and request in the log."""
-    # The first steps may load kernels; a fault in the tenth is met at full speed.
+    # The first steps may load kernels; the tenth runs at full speed.
     return "; ".join(
         dies(options, fault, ranks, 1.5)
         for fault, ranks in [("illegal:10", 1), ("illegal:10:0", 2), ("illegal:10:1", 2)]
@@ -194,7 +194,7 @@ def illegal(options):
 
 @test("robust/stuck-card", gpu=True)
 def stuck(options):
-    """A kernel that never ends is reported by the watchdog, which ends the process."""
+    """The watchdog reports a kernel that never ends, and ends the process."""
     return "; ".join(
         dies(options, fault, ranks, 3 + 3, "--watchdog-timeout", 3)
         for fault, ranks in [("hang:10", 1), ("hang:10:1", 2)]
@@ -226,7 +226,8 @@ def by_uuid(options):
 
 @test("robust/bad-input")
 def bad_input(options):
-    """Each ends at once with exit code 2 or 1, no trace of a stack, and a sentence that names cause and cure."""
+    """Each ends at once with exit code 2 or 1, without a stack trace, and with a message that names the cause and the
+    fix."""
     on_card = options.device != "cpu"
     count = cards() if on_card else 0
     cases = [
@@ -273,7 +274,7 @@ def bad_input(options):
 
 @test("robust/no-cublaslt", gpu=True)
 def own_kernels(options):
-    """Without cuBLASLt the engine computes with its own kernels, and says so."""
+    """Without cuBLASLt the engine computes with its own kernels, and reports it."""
     flags, env = device_flags(options)
     sequences = prompts(5, (3, 60, 200), 320)
     with Server(GOLDENS / "qwen3", *flags, "--max-total-tokens", 2048, env=env) as server:

@@ -1,6 +1,6 @@
-"""Which experts tokens go to, against transformers' routers on the same GPU: as many choices are those of float32 as
-transformers in bfloat16 makes, nearly. A record of other tokens, or of another layer, agrees with few. Prefills,
-decodes and prefix-cache hits."""
+"""The experts of tokens, against transformers' routers on the same GPU: nearly as many choices agree with float32 as
+for transformers in bfloat16. A record of other tokens, or of another layer, would agree with few. Prefills, decodes and
+prefix-cache hits."""
 
 import base64
 import json
@@ -28,12 +28,12 @@ def routers(reference, tokens):
 
 
 def agreement(got, expected):
-    """Of each layer, the share of tokens whose experts are the same ones."""
+    """For each layer, the fraction of tokens with the same experts."""
     return (got.sort(-1).values == expected.sort(-1).values).all(-1).float().mean(0)
 
 
 def read(reply, layers, sparse, k, tokens):
-    """What /generate sends of all layers; those without experts hold zeros."""
+    """The rows that /generate sends, with all layers; layers without experts are zeros."""
     meta = reply["meta_info"]
     values = torch.frombuffer(bytearray(base64.b64decode(meta["routed_experts"])), dtype=torch.int32)
     check(

@@ -19,18 +19,17 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def node():
-    """$REFIT_NODE, else that of a bundle, else the system's."""
+    """$REFIT_NODE, else a bundle's node, else the system's."""
     bundled = ROOT / "node/bin/node"
     return os.environ.get("REFIT_NODE") or (str(bundled) if bundled.exists() else shutil.which("node") or "node")
 
 
-# Below those that the system gives to outgoing connections: one of those could have a port before it is listened on.
+# Below the system's range for outgoing connections, which could take a port before the server listens on it.
 PORTS = range(*map(int, os.environ.get("REFIT_TEST_PORTS", "20000 32000").split()))
 
 
 def free_port():
-    """Nobody else takes it before it is used: processes that run tests side by side (pytest-xdist's workers) have ports
-    of their own."""
+    """No other test process takes it before it is used: pytest-xdist's workers have separate ranges of ports."""
     own, count = (
         int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")),
         int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")),
@@ -47,7 +46,7 @@ def free_port():
 
 
 def settled(read, wanted, seconds=60):
-    """The last value of `read`, asked until it is wanted."""
+    """Polls `read` until its value is the wanted one; returns the last value."""
     deadline = time.monotonic() + seconds
     while not wanted(value := read()) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -55,7 +54,7 @@ def settled(read, wanted, seconds=60):
 
 
 class Refused(Exception):
-    """A reply that is no success."""
+    """A reply that is not a success."""
 
     def __init__(self, status, body):
         super().__init__(f"{status}: {body[:600]}")
@@ -81,7 +80,7 @@ class Server:
         self.process = subprocess.Popen(
             command, stdout=self.log, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})}
         )
-        # However this program ends, the server must not hold the GPU.
+        # The server must release the GPU however this program ends.
         atexit.register(self.kill)
         try:
             while True:
@@ -102,7 +101,7 @@ class Server:
             raise
 
     def arguments(self, model):
-        """What is started, on the command line."""
+        """The command line of the server."""
         return ["serve", str(model)]
 
     def __enter__(self):
@@ -123,7 +122,7 @@ class Server:
         return "\n".join(line[:1500] for line in collections.deque(self.text().splitlines(), lines))
 
     def stop(self):
-        """Ends it as a user does, and demands a clean end."""
+        """Ends it as a user does, and requires a clean end."""
         self.process.send_signal(signal.SIGTERM)
         try:
             code = self.process.wait(120)
@@ -160,10 +159,10 @@ class Server:
                 return float(line.rsplit(" ", 1)[1])
         raise AssertionError(f"/metrics has no {name}")
 
-    # What tests ask for most.
+    # Frequent requests.
 
     def score(self, sequences, ids=None):
-        """Per sequence the logprobs of its tokens 1.. given all before; with `ids` also those of these ids at each
+        """For each sequence the logprobs of its tokens 1.. given all before; with `ids` also those of these ids at each
         position."""
         body = dict(
             input_ids=sequences, sampling_params=dict(max_new_tokens=0), return_logprob=True, logprob_start_len=0
@@ -177,7 +176,7 @@ class Server:
         return tokens, [[[entry[0] for entry in row] for row in meta["input_token_ids_logprobs"][1:]] for meta in metas]
 
     def generate(self, prompts, count, **sampling):
-        """Per prompt (output ids, their logprobs); greedy unless told otherwise."""
+        """For each prompt (output ids, their logprobs); greedy by default."""
         params = dict(dict(max_new_tokens=count, temperature=0, ignore_eos=True), **sampling)
         replies = self.post(
             "/generate", dict(input_ids=prompts, sampling_params=params, return_logprob=True), timeout=600

@@ -1,4 +1,4 @@
-"""examples/trainers on GPUs: FSDP2 over two processes where there are two GPUs, an engine of one rank and of two."""
+"""examples/trainers on GPUs: FSDP2 over two processes if there are two GPUs, engines of one and two ranks."""
 
 import os
 import pathlib

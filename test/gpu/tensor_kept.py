@@ -56,7 +56,7 @@ def life(options, ranks, name, place):
         opened_and_closed(server) == opened,
         f"a kept mapping was opened or closed: {opened} and {opened_and_closed(server)}",
     )
-    # What does not fit is refused, and changes nothing.
+    # A wrong request is refused, and changes nothing.
     now = server.checksums()
     for body, status in [
         (dict(kept=name_of(2)), 409),
@@ -67,7 +67,7 @@ def life(options, ranks, name, place):
     ]:
         error = refusal(server, body)
         check(error.status == status and server.checksums() == now, f"{body} (to be refused with {status}): {error}")
-    # Other memory under the same name: what was kept goes back.
+    # Other memory under the same name: the kept memory is released.
     sender("make", variant=5, place=place)
     post(server, sender("pack", way="bucket", ranks=ranks), keep=name_of(2))
     check_sums(server, sums[5], 5, shapes, "kept anew")
@@ -79,7 +79,7 @@ def life(options, ranks, name, place):
             f"the flat tensor's reference alone must be held: {held}",
         )
     check(refusal(server, dict(kept=name_of(1))).status == 409, "an old generation was taken")
-    # Given back, nothing of it is left.
+    # After the release nothing of it is left.
     said = server.post("/release_kept_tensors", dict(name=name_of(2)["name"]))
     check_given_back(sender, "released")
     check_closed(server, f"released: {said}")
@@ -94,7 +94,7 @@ def life(options, ranks, name, place):
 
 @test("tensor/kept", limit_s=90)
 def kept(options):
-    """Written again and again without handles, replaced, refused, released."""
+    """Kept memory is written repeatedly without handles, replaced, refused and released."""
     problems = Problems()
     cases = [(1, "plain", "pooled"), (2, "plain", "pooled")] + (
         [(2, "plain", "ordinary"), (1, "expandable", "ordinary")] if on_card(options) else []
@@ -108,7 +108,7 @@ def kept(options):
 @test("tensor/kept-sender-ends", limit_s=60)
 def sender_ends(options):
     """A sender is killed while its memory is kept: the next request is refused, or writes the same bytes again; then
-    all is closed."""
+    everything is closed."""
     shapes, notes = shapes_of(KIND), []
     for name in ["plain"] + (["expandable"] if on_card(options) else []):
         server = server_of(options, KIND, 1)

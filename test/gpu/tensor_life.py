@@ -1,4 +1,5 @@
-"""When memory is freed: senders that die, free, overwrite or repeat themselves, and 500 updates that leave nothing behind."""
+"""When memory is freed: senders that die, free, overwrite or repeat themselves, and 500 updates that leave nothing
+behind."""
 
 import concurrent.futures
 import pathlib
@@ -29,7 +30,7 @@ KIND = "qwen3"
 
 @test("tensor/freed-right-after-the-reply", limit_s=60)
 def freed(options):
-    """A sender overwrites, and another time frees and takes again, all that it sent as soon as it is answered."""
+    """A sender overwrites all that it sent as soon as it is answered; another time it frees it and allocates again."""
     shapes = shapes_of(KIND)
     for ranks in [1, 2]:
         server, sender = server_of(options, KIND, ranks), sender_of(options, KIND)
@@ -52,7 +53,7 @@ def freed(options):
 
 
 def busy(server):
-    """A rollout that keeps the gate for a while; returns what ends it."""
+    """A rollout that delays the gate for a while; returns the function that ends it."""
     pool = concurrent.futures.ThreadPoolExecutor(1)
     body = dict(input_ids=[5], sampling_params=dict(max_new_tokens=480, ignore_eos=True), rid="keeps-the-gate")
     before = server.metric("refit:generation_tokens_total")
@@ -63,7 +64,7 @@ def busy(server):
 
 @test("tensor/the-same-body-at-once", limit_s=60)
 def same_body(options):
-    """Three at the same time are one update, and every reference is given back once."""
+    """Three equal requests at the same time are one update, and every reference is released once."""
     shapes = shapes_of(KIND)
     server, sender = server_of(options, KIND, 1), sender_of(options, KIND)
     sender("make", variant=6)
@@ -99,7 +100,7 @@ def same_body(options):
 
 
 def state_after(server, sums, old, what):
-    """(what the weights are, in a word); fails where they are anything but old, new or said to be torn."""
+    """The state of the weights in one word; fails if they are neither old, nor new, nor reported as torn."""
     torn = server.metric("refit:weights_torn") == 1
     got = server.checksums()
     if torn:
@@ -110,13 +111,13 @@ def state_after(server, sums, old, what):
 
 @test("tensor/killed-senders", limit_s=120)
 def killed(options):
-    """A sender that dies before its request, while it waits for its turn, and after the reply."""
+    """A sender that dies before its request, while it waits in the queue, and after the reply."""
     shapes, notes, problems = shapes_of(KIND), [], Problems()
     names = ["before", "during", "after"] + (["while its stream is waited for"] if on_card(options) else [])
     processes = {name: Process() for name in names}
     try:
         for sender in processes.values():
-            # All at once: each takes seconds to load torch.
+            # Started together, because each takes seconds to load torch.
             sender.begin(
                 "start",
                 device="cuda:0" if on_card(options) else "cpu",
@@ -150,7 +151,7 @@ def killed(options):
             old = healthy("before")
             sender, body = prepared("before")
             sender.kill()
-            # Its memory is taken back: of a GPU by the driver, files by torch's own keeper.
+            # Its memory is reclaimed: GPU memory by the driver, files by torch's own manager.
             time.sleep(0.5)
             if not on_card(options):
                 settled(lambda: shared_files(sender.pid), lambda files: not files)
@@ -245,8 +246,8 @@ def free_everywhere():
 
 @test("tensor/500-updates", limit_s=140)
 def five_hundred(options):
-    """In several formats, every seventh refused (200 with --small): memory of GPUs and host, descriptors, mappings and
-    threads stay what they are."""
+    """In several formats, every seventh refused (200 updates with --small). Memory of GPUs and host, descriptors,
+    mappings and threads do not grow."""
     shapes, notes, problems = shapes_of(KIND), [], Problems()
     rounds = 50 if options.device == "cpu" else 200 if options.small else 500
     for ranks, name in [(1, "plain"), (2, "plain")] + (
@@ -259,7 +260,7 @@ def five_hundred(options):
             sums = sender("sums", variant=1)
             ways = ["list", "bucket", "verl", "list-per-rank"] if name == "plain" else ["list", "bucket"]
             count = rounds if name == "plain" else rounds // 5
-            # What is made once is made.
+            # The first round allocates what is allocated once.
             sender("loop", port=server.port, count=28, ways=ways, ranks=ranks)
             sender("forget")
             # A server's thread for large bodies is started when it has run for a second (src/app/plugin.ts).
@@ -281,7 +282,7 @@ def five_hundred(options):
             )
             check_sums(server, sums, 1, shapes, what)
             check_closed(server, what)
-            # Its own process and everybody's mappings of GPUs: within what an allocator moves by.
+            # Within the variation of an allocator, for this process and all mappings of GPUs.
             for who, key, slack in [
                 ("sender", "allocated", 0),
                 ("sender", "reserved", 0),

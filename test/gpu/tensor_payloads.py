@@ -1,7 +1,6 @@
-"""What trainers make of their tensors: position-coded weights, torch's pickles of handles in every shape that a trainer
-sends.
+"""The payloads of trainers: position-coded weights, and torch's pickles of handles in every form that a trainer sends.
 
-Knows nothing of a server; the processes that send import torch and this.
+It needs no server; the sending processes import torch and this.
 """
 
 import base64
@@ -16,10 +15,10 @@ from torch.multiprocessing import reductions
 
 from tensor_weights import checksum_of, checksums_of, coded, signed  # noqa: F401
 
-# A server is no child of the sender, so CPU tensors are shared by the names of files.
+# A server is not a child of the sender, so CPU tensors are shared by file name.
 torch.multiprocessing.set_sharing_strategy("file_system")
 
-# Stand-ins of what SGLang defines; servers know them by name.
+# Replacements of SGLang's classes; servers recognise them by name.
 
 
 @dataclasses.dataclass
@@ -38,7 +37,7 @@ class LocalSerializedTensor:
 
 
 def _rebuild_cuda_tensor_modified(*args):
-    """SGLang's name for rebuild_cuda_tensor with a UUID where torch has an index. Only its name travels."""
+    """SGLang's name for rebuild_cuda_tensor with a UUID instead of torch's index. Only the name is pickled."""
     index = next(i for i in range(torch.cuda.device_count()) if uuid_of(i) == args[6])
     return reductions.rebuild_cuda_tensor(*args[:6], index, *args[7:])
 
@@ -48,7 +47,7 @@ def uuid_of(index):
 
 
 class Shares:
-    """Every CUDA share that a process has made: what a receiver has to give back."""
+    """Every CUDA handle that a process has made, whose reference a receiver must release."""
 
     def __init__(self):
         self.counters = []
@@ -60,8 +59,8 @@ class Shares:
             self.counters.append((args[11].decode(), args[12]))
 
     def left(self):
-        """{value of a share's counter: shares}. 1: not given back yet; 0: given back; the file goes with the last of
-        its shares."""
+        """{value of a handle's counter: handles}. 1: not released yet; 0: released. The file is removed with its last
+        handle."""
         found, files = {}, {}
         for name, slot in self.counters:
             if name not in files:
@@ -78,7 +77,7 @@ class Shares:
         return found
 
     def kinds(self):
-        """{what a handle begins with: how many different ones}."""
+        """{first bytes of a handle: number of different handles}."""
         found = {}
         for handle in set(self.handles):
             kind = (
@@ -107,7 +106,7 @@ def reducer(by_uuid):
 
 
 def dumps(obj, by_uuid=False):
-    """As SGLang's MultiprocessingSerializer: ForkingPickler's bytes."""
+    """Like SGLang's MultiprocessingSerializer: ForkingPickler's bytes."""
     buffer = io.BytesIO()
     pickler = ForkingPickler(buffer)
     reduce_tensor = reducer(by_uuid)
@@ -120,11 +119,11 @@ def serialize(obj, by_uuid=False):
     return base64.b64encode(dumps(obj, by_uuid)).decode()
 
 
-# Where a trainer's tensors lie.
+# Placement of a trainer's tensors.
 
 
 def ordinary(variant, shapes, device):
-    """Each from torch's allocator, before anything else asks it for memory."""
+    """Each from torch's allocator, before any other allocation."""
     named = [(name, torch.empty(shape, dtype=torch.bfloat16, device=device)) for name, shape in shapes]
     for name, tensor in named:
         coded(variant, name, tensor.shape, out=tensor)
@@ -153,7 +152,7 @@ def pooled(variant, shapes, device, pool_bytes=1 << 30, fill=True):
     return named
 
 
-# What a request holds: [(texts, load_format)], one a request.
+# The content of requests: [(texts, load_format)], one entry per request.
 
 
 def flatten(named, device):
@@ -227,7 +226,7 @@ def engine_shards(config, weights, ranks, rank):
 
 
 def copied(named, device):
-    """As of another process, maybe on another GPU."""
+    """As if of another process, perhaps on another GPU."""
     return [(name, tensor.to(device, copy=True)) for name, tensor in named]
 
 
@@ -260,12 +259,12 @@ def viewed(named):
 
 
 def as_tuple(tensor):
-    """(function, args) and no call, as trainers of vLLM's side pass handles around."""
+    """(function, args) without a call, as trainers for vLLM send handles."""
     return reducer(False)(tensor)
 
 
 class Packer:
-    """`devices`: the GPU of each rank's process. What must outlive the reply stays in `held`."""
+    """`devices`: the GPU of each rank's process. `held` keeps the objects that must outlive the reply."""
 
     def __init__(self, config, devices):
         self.config, self.devices, self.held = config, devices, []
@@ -279,8 +278,7 @@ class Packer:
             case "list-by-uuid":
                 return [([serialize(named, by_uuid=True)] * ranks, None)]
             case "list-per-rank":
-                # Each rank is sent the memory of a process of its own; the second one's lies on another GPU where
-                # there is one.
+                # Each rank gets the memory of a process of its own; the second lies on another GPU if there is one.
                 self.held = [copied(named, card) for card in cards]
                 return [([serialize(own, by_uuid=True) for own in self.held], None)]
             case "parts-per-rank":

@@ -1,4 +1,4 @@
-"""Processes that send, as the tests see them; and what the system says about any process."""
+"""Sending processes, as the tests see them; and the system's figures of any process."""
 
 import json
 import os
@@ -16,7 +16,7 @@ class SenderFailed(Exception):
     pass
 
 
-# Of all senders: a killed one leaves the files of its counters behind.
+# Shared by all senders: a killed one leaves its counter files behind.
 PIDS = []
 
 
@@ -45,7 +45,7 @@ class Process:
         return self.process.poll() is None and self.asked is None
 
     def begin(self, do, **arguments):
-        """Asks, and does not wait: `end` does."""
+        """Sends a call without waiting; `end` waits."""
         self.asked = do
         try:
             self.process.stdin.write(json.dumps({"do": do, "with": arguments}).encode() + b"\n")
@@ -90,7 +90,7 @@ class Process:
                 pass
 
     def close(self):
-        """Lets it end as a process ends."""
+        """Lets the process end normally."""
         try:
             self.process.stdin.close()
             self.process.wait(20)
@@ -111,7 +111,7 @@ def lines(path):
 
 
 def footprint(pid):
-    """What a process holds of the system."""
+    """The resources of a process."""
     with open(f"/proc/{pid}/status") as file:
         resident = next(int(line.split()[1]) for line in file if line.startswith("VmRSS")) / 1024
     # A heap's mappings come and go; those of GPUs and of shared memory do not.

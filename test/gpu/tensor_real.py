@@ -16,8 +16,8 @@ MODEL = "qwen2.5-1.5b"
 
 @test("tensor/real/qwen2.5-1.5b", gpu=True, real=True)
 def real(options):
-    """3 GB from torch's allocator, from a few buffers and from expandable segments, to one rank and to two: A, B, A,
-    whole checksums."""
+    """3 GB from torch's allocator, from a few buffers and from expandable segments, to one and two ranks: A, B, A, with
+    checksums of everything."""
     config, notes, problems = models.REAL[MODEL], [], Problems()
     shapes = models.tensors(config)
     torch.cuda.empty_cache()

@@ -22,7 +22,7 @@ from tensor_setup import (
 
 KIND = "qwen3"
 
-# What no honest sender packs; each in words, none of them felt by the GPU.
+# Invalid payloads, each refused with a message before it harms the GPU.
 LIES = {
     "a handle of nobody's": "handle",
     "a segment that ends before its storage": "beyond",
@@ -37,7 +37,7 @@ LIES = {
 def lies(options):
     flags, env = device_flags(options)
     problems, notes, shapes = Problems(), [], shapes_of(KIND)
-    # Of its own: some of these lies leave references behind that nobody gives back.
+    # Not shared with other tests: some of these payloads leave references that nobody releases.
     sender = Process()
     server = Server(GOLDENS / KIND, *flags, "--max-total-tokens", 1024, env=env, wait_s=60)
     try:
@@ -78,7 +78,7 @@ def lies(options):
 
 @test("tensor/refused-and-given-back", limit_s=90)
 def refused(options):
-    """Every reference comes back whatever is wrong with a request, and nothing changes."""
+    """Every reference is released whatever is wrong with a request, and nothing changes."""
     problems, notes = Problems(), []
     small, other = "model.norm.weight", "model.layers.0.self_attn.q_norm.weight"
     for ranks in [1, 2]:

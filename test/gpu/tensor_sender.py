@@ -1,7 +1,7 @@
-"""A trainer's process: holds tensors, packs them, posts them. Told what to do by lines of JSON; answers in lines of
+"""A trainer's process: holds tensors, packs them, posts them. It gets calls as lines of JSON and replies with lines of
 JSON.
 
-Started by tensor_process.Process. Words of this program go to the standard error.
+Started by tensor_process.Process. Its own output goes to the standard error.
 """
 
 import gc
@@ -23,7 +23,7 @@ class Sender:
         self.loops = 0
 
     def start(self, device, devices, config, shapes):
-        """`devices`: where each rank's process would have its tensors."""
+        """`devices`: the device of each rank's process."""
         self.device = torch.device(device)
         self.shapes = [(name, tuple(shape)) for name, shape in shapes]
         self.packer = payloads.Packer(config, devices)
@@ -47,7 +47,7 @@ class Sender:
         self.synchronize()
 
     def spoil(self):
-        """Overwrites all that was sent, at once."""
+        """Overwrites all sent tensors at once."""
         for tensor in [tensor for _, tensor in self.named] + list(tensors_in(self.packer.held)):
             tensor.detach().view(torch.uint8).fill_(
                 0x7F
@@ -67,7 +67,7 @@ class Sender:
         ]
 
     def pack_only(self, names, by_uuid=False):
-        """A list of some of the tensors, under other names where {name: sent as}."""
+        """A list of some tensors, under other names ({name: sent as})."""
         return payloads.serialize(
             [
                 (names[name] if isinstance(names, dict) else name, tensor)
@@ -78,7 +78,7 @@ class Sender:
         )
 
     def pack_lie(self, lie):
-        """All tensors, as (function, args), with something in their arguments that is not so."""
+        """All tensors, as (function, args), with a wrong argument."""
         pairs = []
         for name, tensor in self.named:
             function, args = payloads.as_tuple(tensor)
@@ -100,7 +100,7 @@ class Sender:
         return payloads.serialize(pairs)
 
     def pack_late(self, variant, ranks, seconds):
-        """Packed at once, but filled behind a kernel that takes its time: only the events of the handles tell when."""
+        """Packed at once, but filled after a slow kernel: only the events of the handles show when."""
         source = payloads.ordinary(variant, self.shapes, self.device)
         for _, tensor in self.named:
             tensor.fill_(float("nan"))
@@ -121,7 +121,7 @@ class Sender:
         return self.done.query()
 
     def crowd(self, count):
-        """Shares of other tensors that are never given back: torch has 1,000 events for the shares of a process, and
+        """Handles of other tensors that are never released: torch has 1,000 events for the handles of a process, and
         then waits itself."""
         self.extra = [torch.zeros(1, device=self.device) for _ in range(count)]
         payloads.dumps(self.extra)
@@ -134,12 +134,12 @@ class Sender:
         )
 
     def forget(self):
-        """Forgets about earlier shares."""
+        """Forgets earlier handles."""
         payloads.SHARES.counters.clear()
         payloads.SHARES.handles.clear()
 
     def drop(self):
-        """Frees everything, and tells what is left."""
+        """Frees everything, and reports what is left."""
         self.named, self.packer.held, self.extra = [], [], []
         return self.memory()
 
@@ -161,8 +161,7 @@ class Sender:
         )
 
     def loop(self, port, count, ways, ranks):
-        """Update after update, of two variants in turns, one connection, as a trainer's steps. Every 7th is one that is
-        refused."""
+        """Updates of two variants in turn over one connection, as in a trainer's steps. Every 7th is refused."""
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         variants = [payloads.ordinary(variant, self.shapes, self.device) for variant in (1, 2)]
         for _ in range(count):
@@ -170,7 +169,7 @@ class Sender:
             self.named = variants[self.loops % 2]
             way = ways[self.loops % len(ways)]
             refused = self.loops % 7 == 0
-            # What is packed must be posted: nobody else gives its references back.
+            # A packed payload must be posted: only the server releases its references.
             bodies = [self.unknown()] if self.loops % 14 == 7 else self.pack(way, ranks)
             if self.loops % 14 == 0:
                 bodies = [dict(body, weight_version=3) for body in bodies]

@@ -1,4 +1,4 @@
-"""Servers and senders that the tests of tensor updates share, and what they check after each update."""
+"""Servers and senders that the tests of tensor updates share, and the checks after each update."""
 
 import concurrent.futures
 import json
@@ -17,7 +17,7 @@ from tensor_process import Process, remove_files_of_the_dead, shared_files
 GOLDENS = ROOT / "test/goldens"
 PATH = "/update_weights_from_tensor"
 
-# Where torch's allocator takes its memory is chosen when a process starts, and so is what GPUs it sees.
+# torch's allocator mode and the visible GPUs are fixed when a process starts.
 SENDERS = {
     "plain": {},
     "expandable": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
@@ -40,7 +40,7 @@ def config_of(kind):
 
 
 def server_of(options, kind, ranks):
-    """A server that the tests share; a new one where the last test ended it."""
+    """A server that the tests share; a new one if the last test ended it."""
     start_ahead(options, kind, ranks)
     if (kind, ranks) in starting:
         servers[kind, ranks] = starting.pop((kind, ranks)).result()
@@ -48,7 +48,7 @@ def server_of(options, kind, ranks):
 
 
 def start_ahead(options, kind, ranks):
-    """Starts it, unless it runs, and does not wait."""
+    """Starts it unless it runs, without waiting."""
     server = servers.get((kind, ranks))
     if (kind, ranks) in starting or (server is not None and server.process.poll() is None):
         return
@@ -59,7 +59,7 @@ def start_ahead(options, kind, ranks):
 
 
 def sender_of(options, kind, name="plain"):
-    """A sender with the tensors of a model still to be made."""
+    """A sender whose tensors of a model are not made yet."""
     sender = senders.get(name)
     if sender is not None and not sender.usable:
         sender.kill()
@@ -91,7 +91,7 @@ def close_all():
     for key, started in list(starting.items()):
         servers[key] = started.result()
     starting.clear()
-    # One that a test ended has been told of by that test.
+    # A server that a test ended was reported by that test.
     ends = {key: pool.submit(server.stop) for key, server in servers.items() if server.process.poll() is None}
     servers.clear()
     problems = [f"{key}: {end.exception()}" for key, end in ends.items() if end.exception() is not None]
@@ -104,7 +104,7 @@ harness.at_end("tensor/end", close_all)
 
 
 def post(server, bodies, **fields):
-    """All requests of an update; the last reply."""
+    """Sends all requests of an update; returns the last reply."""
     reply = None
     for body in bodies:
         reply = server.post(PATH, {**body, **fields}, timeout=60)
@@ -133,7 +133,7 @@ def values_of(server, name, rows):
 
 
 def explain(server, name, shape, variant):
-    """Where a tensor differs from what was sent."""
+    """Describes how a tensor differs from the sent one."""
     rows = min(shape[0], 64)
     try:
         got = values_of(server, name, rows)
@@ -173,7 +173,7 @@ def check_sums(server, expected, variant, shapes, what):
 
 
 def opened_and_closed(server):
-    """{what: (opened, closed)} of everything that the server counts."""
+    """{resource: (opened, closed)} for all counters of the server."""
     text = server.get("/metrics")
     found = {}
     for what, state, value in re.findall(r"^refit:(\w+)_(opened|closed)_total(?:\{.*?\})? (\S+)$", text, re.M):
@@ -193,7 +193,7 @@ def check_closed(server, what, kept=0):
 
 
 def check_given_back(sender, what):
-    """Every share's counter is at 0, or went with the sender's memory."""
+    """Every handle's counter is at 0, or was removed with the sender's memory."""
     shares = sender("shares")
     check(
         set(shares["left"]) <= {"0", "gone"},
@@ -204,7 +204,7 @@ def check_given_back(sender, what):
 
 
 class Problems:
-    """Collects what is wrong, so that one run tells all of it."""
+    """Collects problems, so one run reports all of them."""
 
     def __init__(self):
         self.found = []

@@ -1,5 +1,5 @@
-"""Weights out of the memory of torch processes: every architecture, every way in which trainers send them, every kind
-of memory."""
+"""Weights from the memory of torch processes: every architecture, every form that trainers send, every kind of
+memory."""
 
 import time
 
@@ -27,7 +27,7 @@ DIRECT = {"llama", "qwen2", "qwen3", "qwen3-moe"}
 
 
 def there_and_back(server, sender, way, shapes, ranks, sums, variants, fields):
-    """Noise first, so that nothing is right by accident; then every variant."""
+    """Noise first, so no value is right by accident; then every variant."""
     server.post("/weights_checker", dict(action="reset_tensors"))
     for step, variant in enumerate(variants):
         sender("fill", variant=variant)
@@ -37,7 +37,7 @@ def there_and_back(server, sender, way, shapes, ranks, sums, variants, fields):
         check(
             reply["torn_count"] == 0, f"{way}, variant {variant}: {reply['torn_count']} tensors are torn still: {reply}"
         )
-        # What was sent is spoilt at once: all of it has been copied.
+        # The sent memory is overwritten at once, because all of it was copied.
         sender("spoil")
         check_sums(server, sums[variant], variant, shapes, f"{way}, step {step}")
         label = server.get("/get_weight_version")["weight_version"]
@@ -54,7 +54,7 @@ def every_way(kind, ranks):
             if not is_left_out(options, *case) and wanted(f"tensor/ways/{case[0]}-tp{case[1]}", options)
         ]
         server, sender = server_of(options, kind, ranks), sender_of(options, kind)
-        # The next test's server starts meanwhile.
+        # Start the next test's server meanwhile.
         for case in following[:1]:
             start_ahead(options, *case)
         shapes = shapes_of(kind)
@@ -103,7 +103,7 @@ for case in CASES:
 
 
 def forbidden(error):
-    """Why this machine does not let one process take another's descriptors, where that is what was refused."""
+    """Why this machine does not let one process duplicate another's descriptors, if that was refused."""
     said = {}
     for path in ["/proc/sys/kernel/yama/ptrace_scope"]:
         try:
@@ -159,8 +159,8 @@ def allocators(options):
 
 @test("tensor/event", gpu=True, limit_s=60)
 def event(options):
-    """Posted while the sender's stream has yet to write: what is read is what it writes, because the handle's event is
-    waited for."""
+    """Posted before the sender's stream has written: refit waits for the handle's event, so it reads the written
+    values."""
     notes, problems = [], Problems()
     kind, shapes = "qwen3", shapes_of("qwen3")
     for ranks in [1, 2]:
@@ -192,7 +192,7 @@ def event(options):
 
 @test("tensor/more-shares-than-events", gpu=True, limit_s=60)
 def no_events(options):
-    """torch has 1,000 events for its shares; beyond them it waits itself and says so in the handle."""
+    """torch has 1,000 events for its handles. Beyond them it waits itself and marks the handle."""
     server, shapes = server_of(options, "qwen3", 1), shapes_of("qwen3")
     with Process() as sender:
         begin(options, sender, "qwen3")
@@ -210,8 +210,7 @@ def no_events(options):
 
 @test("tensor/other-card", gpu=True, limit_s=60)
 def other_card(options):
-    """A sender that sees only the last GPU, which it calls 0. A UUID says which one is meant; an index is the sender's
-    own."""
+    """A sender that sees only the last GPU, which it calls 0. A UUID identifies it; an index is the sender's own."""
     if cards() < 2:
         raise Skip("one card: a sender on a card that the engine does not use needs two")
     kind, shapes, notes = "qwen3", shapes_of("qwen3"), []

@@ -38,7 +38,7 @@ def shifted(z, bits):
 
 
 def checksum_of(tensor):
-    """A tensor of one int64, so that many can be asked for without waiting for each. Integers of torch wrap around."""
+    """A tensor of one int64, so many can be requested without waiting for each. Integers of torch wrap around."""
     bits = tensor.detach().to(torch.bfloat16).contiguous().view(-1).view(torch.int16)
     powers = torch.tensor(POWERS, device=bits.device)
     total = torch.zeros((), dtype=torch.int64, device=bits.device)

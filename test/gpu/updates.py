@@ -1,5 +1,4 @@
-"""Weights that are replaced, and memory that goes and comes: an engine after it is bit for bit the one that was loaded
-fresh."""
+"""Weight updates, and released and resumed memory: afterwards an engine is bit for bit a freshly loaded one."""
 
 import torch
 
@@ -13,7 +12,7 @@ GOLDENS = ROOT / "test/goldens"
 
 
 def answers(server, vocabulary, lengths):
-    """Checksums, logprobs and samples, one request after another: nothing depends on who shares a step with whom."""
+    """Checksums, logprobs and samples, one request after another: no result depends on which requests share a step."""
     found = dict(checksums=server.checksums(), scores=[], samples=[], greedy=[])
     for prompt in prompts(23, lengths, vocabulary):
         found["scores"].append(server.score([prompt])[0])
@@ -159,7 +158,7 @@ def kept(options):
 
 @test("sleep/wrong-order")
 def wrong_order(options):
-    """Refused, and the engine works on."""
+    """The request is refused, and the engine goes on working."""
     flags, env = device_flags(options)
     prompt = prompts(3, (50,), 320)
     with Server(GOLDENS / "qwen3", *flags, "--max-total-tokens", 1024, "--model-root", GOLDENS, env=env) as server:
