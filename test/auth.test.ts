@@ -137,7 +137,7 @@ const LEVELS: Record<string, 'public' | 'normal' | 'admin'> = {
   'POST /weight_transactions/:id/abort': 'admin'
 }
 
-t.test('every route declares the level that it is meant to have', async t => {
+t.test('every route declares its intended auth level', async t => {
   const app = Fastify()
   const found: Record<string, unknown> = {}
   app.addHook('onRoute', (route: RouteOptions) => {
@@ -179,7 +179,7 @@ const TABLE: [
 const BODIES: Record<number, object> = { 401: { error: 'Unauthorized' }, 403: { error: 'Forbidden' } }
 
 for (const [name, keys, normal, admin, adminOnly] of TABLE) {
-  t.test(`with ${name} set, levels let through whom SGLang lets through`, async t => {
+  t.test(`with ${name} set, levels admit the callers that SGLang admits`, async t => {
     const { url } = await routeApp(t, keys)
     const closed = await adminOnlyRoute(t, keys)
     for (
@@ -223,7 +223,7 @@ async function adminOnlyRoute (
   return { url: `${await app.listen({ port: 0 })}/closed`, calls: () => calls }
 }
 
-t.test('the scheme is case-insensitive, the key is not, and parts of it do not do', async t => {
+t.test('the scheme is case-insensitive, the key is not, and parts of the key are refused', async t => {
   const { url } = await routeApp(t, { apiKey: 'Secret' })
   const status = async (authorization: string) =>
     (await call(`${url}/model_info`, undefined, { headers: { authorization } })).status
@@ -243,7 +243,7 @@ t.test("OpenAI routes refuse in OpenAI's shape, and before the body is looked at
   t.equal(headers.get('www-authenticate'), 'Bearer')
 })
 
-t.test('an engine behind keys is not called by those without', async t => {
+t.test('an engine with keys refuses callers without one', async t => {
   const { url, engine } = await routeApp(t, { adminApiKey: ADMIN })
   for (
     const path of [

@@ -68,7 +68,7 @@ t.test('a signal ends a request', async t => {
   await until(() => engine.live === 0)
 })
 
-t.test('errors of the server carry status, code and its words, also in mid-stream', async t => {
+t.test('errors of the server carry status, code and message, also in mid-stream', async t => {
   const engine = new FakeEngine({ stepMs: 2 })
   const { url } = await routeApp(t, { engine })
   const client = new RefitClient(url)
@@ -116,7 +116,7 @@ t.test('memory is released and resumed, and its state read back', async t => {
   t.same(engine.calls, ['release []', 'resume ["weights"]', 'resume ["kv_cache","cuda_graph"]'])
 })
 
-t.test('a server that is not there is an error that names the call', async t => {
+t.test('an unreachable server is an error that names the call', async t => {
   const client = new RefitClient('http://127.0.0.1:1')
   t.teardown(async () => await client.close())
   await t.rejects(client.modelInfo(), { name: 'ClientError', status: 0, message: /^GET \/model_info: .*ECONNREFUSED/ })
@@ -132,7 +132,7 @@ t.test('an error reply of any shape gives a message', async t => {
   t.equal(message(400, 'null'), 'null')
 })
 
-t.test('events are read whatever the pieces they come in', async t => {
+t.test('events are read in whatever pieces they arrive', async t => {
   const text = Buffer.from(': note\n\ndata: {"a":"€"}\n\nevent: x\ndata:{"b":1}\r\n\r\ndata: [DONE]\n\ndata: after\n\n')
   for (let size = 1; size < text.length; size++) {
     async function* pieces () {

@@ -90,7 +90,7 @@ for (const [what, file, from, to, fault] of ERRORS) {
   })
 }
 
-t.test('what an exception brings back may be copied', async t => {
+t.test('an exception list may be copied', async t => {
   const folder = copy(t)
   writeFileSync(join(folder, '.dockerignore'), '*.json\n!package*.json\n')
   t.same(lintDocker(folder), [])

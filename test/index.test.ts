@@ -30,7 +30,7 @@ t.test('importing the package, and serving another engine, loads no native code'
   t.same(sharedObjects.filter(path => path.endsWith('refit.node')), [])
 })
 
-t.test("a model's own tokenizer is taken when none is given, and none where there is none", async t => {
+t.test("the model's own tokenizer is the default, and a model without one has none", async t => {
   const modelPath = join(packageRoot, 'models/adder')
   const status = async (path: string) => {
     const app = Fastify()

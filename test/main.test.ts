@@ -76,7 +76,7 @@ async function untilOneWaits (url: string): Promise<void> {
   }
 }
 
-t.test('help and version are printed, and wrong calls end with 2 and one line that says what to do', async t => {
+t.test('help and version are printed, and wrong calls end with 2 and one line of advice', async t => {
   t.match(refit('--help'), { status: 0, stdout: /serve MODEL/, stderr: '' })
   t.match(refit('serve', 'x', '--help'), { status: 0, stdout: /--max-running-requests N/, stderr: '' })
   t.match(refit('help', 'serve'), { status: 0, stdout: /--port/ })
@@ -181,7 +181,7 @@ t.test('serves until SIGTERM, and logs its configuration without the keys', asyn
   }
 })
 
-t.test('after SIGINT a request that waits is aborted when its grace has passed, and the exit is clean', async t => {
+t.test('after SIGINT a waiting request is aborted when its grace has passed, and the exit is clean', async t => {
   const { child, url, lines, exit } = await serve(t, [
     '--shutdown-timeout',
     '0.2',
@@ -261,7 +261,7 @@ for (
     ]
   ] as const
 ) {
-  t.test(`a step that ${how} fails its request in words, is one fatal line, and ends the process with 70`, async t => {
+  t.test(`a step that ${how} fails its request with the reason, logs one fatal line, and ends the process with 70`, async t => {
     const { url, lines, exit } = await serve(t, [...args], { REFIT_NATIVE: FAULTY }, faultAtStep(fault))
     const reply = await post(`${url}/generate`, {
       input_ids: [1, 2, 3],

@@ -18,7 +18,7 @@ import { packageRoot } from '../src/root.ts'
 
 const { rows, here, cards } = readMatrix(packageRoot)
 
-t.test('README and docs/trainers have the tables that the kept results make', async t => {
+t.test('README and docs/trainers contain the tables made from the stored results', async t => {
   for (const [page, table] of Object.entries(matrixPages(packageRoot))) {
     const text = readFileSync(join(packageRoot, page), 'utf8')
     t.equal(text, withTable(text, table), `${page}: npm run docs`)
@@ -38,7 +38,7 @@ t.test('the matrix has rows 1 to 30, each once, and every trainer has a page tha
   }
 })
 
-t.test('what is kept is of rows that there are, and was run', async t => {
+t.test('stored results belong to existing rows and were run', async t => {
   for (
     const [name, { rows: of, outcome, brings }] of [here, ...cards === undefined ? [] : [cards]].flatMap(run =>
       Object.entries(run.tests)
@@ -72,7 +72,7 @@ const run = (...tests: Test[]): Run => ({
   tests: Object.fromEntries(tests.map((each, index) => [String(index), each]))
 })
 
-t.test('refusals pass no row, and one that is not refused any more fails it', async t => {
+t.test('a refusal does not pass a row, and a call that is not refused any more fails it', async t => {
   const refused = run(test('passed', [], 'adapters'))
   t.notOk(isPassed(NCCL, refused))
   t.equal(cellOf(NCCL, refused), 'refused')
@@ -101,7 +101,7 @@ t.test('a row passes with weights, its own on GPUs, and with no failure anywhere
   t.equal(cellOf(NCCL, run({ ...test('passed', ['NCCL']), rows: [2] })), 'no test')
 })
 
-t.test('a page without marks is no page of the matrix', async t => {
+t.test('a page without marks is not part of the matrix', async t => {
   t.equal(
     withTable('a\n<!-- matrix -->\nold\n<!-- /matrix -->\nb', 'new\n'),
     'a\n<!-- matrix -->\nnew\n<!-- /matrix -->\nb'

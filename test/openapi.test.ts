@@ -21,12 +21,12 @@ const operations = Object
     Object.entries(methods).map(([method, operation]) => ({ name: `${method} ${path}`, ...operation }))
   )
 
-t.test('openapi/openapi.json is what the routes say', async t => {
+t.test('openapi/openapi.json matches the routes', async t => {
   const written = JSON.parse(readFileSync(join(packageRoot, 'openapi', 'openapi.json'), 'utf8'))
   t.same(written, document, 'else: npm run build:ts && npm run openapi')
 })
 
-t.test('openapi/gateway.json is what the routes of the gateway say', async t => {
+t.test('openapi/gateway.json matches the routes of the gateway', async t => {
   const written = JSON.parse(readFileSync(join(packageRoot, 'openapi', 'gateway.json'), 'utf8'))
   t.same(written, JSON.parse(JSON.stringify(await gatewayApiDocument())), 'else: npm run build:ts && npm run openapi')
 })

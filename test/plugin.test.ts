@@ -92,7 +92,7 @@ t.test('in a host with parsers of its own, refit reads its own way and so does t
   t.same((await call(`${url}/none`)).json, { host: 'nothing' })
 })
 
-t.test("types are checked by refit's rules, not by the host's", async t => {
+t.test("types are checked by refit's rules instead of the host's", async t => {
   const { url } = await host(t)
   for (
     const [body, message] of [
@@ -113,7 +113,7 @@ t.test("types are checked by refit's rules, not by the host's", async t => {
   )
 })
 
-t.test("refit's body limit is its own", async t => {
+t.test("refit has a body limit of its own", async t => {
   const { url } = await host(t)
   const reply = await call(`${url}/rollout/generate`, {
     input_ids: Array(400).fill(5),
@@ -165,7 +165,7 @@ t.test('two plugins in one app have their own engines', async t => {
   t.equal((await app.inject('/1/health')).json().status, 'ok')
 })
 
-t.test('without an engine the error says how', async t => {
+t.test('without an engine the error explains how to pass one', async t => {
   const register = async (options: object): Promise<unknown> =>
     await Promise.resolve(Fastify().register(refit, options as never))
   for (
@@ -186,7 +186,7 @@ t.test('without an engine the error says how', async t => {
   }
 })
 
-t.test('a text where a list belongs is refused when the plugin is registered', async t => {
+t.test('a string instead of a list is refused when the plugin is registered', async t => {
   const register = async (options: object): Promise<unknown> =>
     await Promise.resolve(Fastify().register(refit, { engine: new FakeEngine(), tokenizer: null, ...options } as never))
   await t.rejects(register({ modelRoots: '/checkpoints' }), {
@@ -205,7 +205,7 @@ t.test('a text where a list belongs is refused when the plugin is registered', a
   await t.rejects(register({ dialects: 'vllm' }), { name: 'TypeError', message: /^refit: dialects is / })
 })
 
-t.test('hostile JSON is refused and nothing of it sticks', async t => {
+t.test('hostile JSON is refused and pollutes no prototype', async t => {
   const { url } = await routeApp(t)
   const send = async (body: string | Buffer, path = '/generate') =>
     await call(url + path, undefined, {
@@ -276,7 +276,7 @@ t.test('hostile JSON is refused and nothing of it sticks', async t => {
   t.equal((await send(' \n', '/continue_generation')).status, 200)
 })
 
-t.test('fields that nobody knows are ignored and logged once per route', async t => {
+t.test('unknown fields are ignored and logged once per route', async t => {
   const lines: any[] = []
   const app = Fastify({
     logger: {
@@ -306,7 +306,7 @@ t.test('fields that nobody knows are ignored and logged once per route', async t
   ])
 })
 
-t.test('a body past the limit of its route is 413', async t => {
+t.test('a body over the limit of its route is 413', async t => {
   const app = Fastify()
   app.addHook('onRoute', route => {
     route.bodyLimit = 100

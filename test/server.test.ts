@@ -54,7 +54,7 @@ t.test('the document is served, without a key', async t => {
   t.ok(json.paths['/generate'].post)
 })
 
-t.test('close lets a reply end that ends in time', async t => {
+t.test('close waits for a reply that ends in time', async t => {
   const engine = new FakeEngine({ stepMs: 2 })
   const { app, url } = await server(t, { engine, closeGraceMs: 60_000 })
   const pending = call(`${url}/generate`, { input_ids: [5], sampling_params: { max_new_tokens: 20 } })
@@ -64,7 +64,7 @@ t.test('close lets a reply end that ends in time', async t => {
   await closed
 })
 
-t.test('close cuts what does not end, and stalled uploads with it', async t => {
+t.test('close cuts requests that do not end, and stalled uploads', async t => {
   const engine = new FakeEngine()
   const { app, url, port } = await server(t, { engine, closeGraceMs: 50 })
   await engine.pause('in_place')

@@ -13,7 +13,7 @@ const Released = Type.Object({
   })
 }, { title: 'KeptTensorsReleased', description: 'The mappings are closed, and the sender has its references back.' })
 
-/** Gives back what updates from tensors keep between requests (docs/tensor-updates.md). */
+/** Gives back tensors that updates keep between requests (docs/tensor-updates.md). */
 const kept: Routes<WeightsContext> = async (app, { context }) => {
   app.post(
     '/release_kept_tensors',

@@ -32,7 +32,7 @@ const Done = Type.Object({
 }, { title: 'WeightUpdateScope', description: 'Done.' })
 
 /**
- * A trainer's begin and end around updates of many requests, as SGLang has them; optional, as its sessions are in older
+ * A trainer's begin and end around updates of many requests, as in SGLang. Optional, as its sessions are in older
  * versions.
  */
 const scope: Routes<WeightsContext> = async (app, { context }) => {

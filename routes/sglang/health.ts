@@ -6,7 +6,7 @@ import { EngineState, engineState } from '../../src/http/engine-state.ts'
 import { RETRY_AFTER_SECONDS } from '../../src/http/limits.ts'
 import { refusals } from '../../src/http/schemas.ts'
 
-/** As long as SGLang gives its probe. */
+/** SGLang's timeout of its own probe. */
 const PROBE_MS = 20_000
 
 const health: Routes = async (app, { context }) => {

@@ -26,7 +26,7 @@ const LoadsQuery = Type.Object({
   format: Type.Optional(Type.Union([Type.Literal('json'), Type.Literal('prometheus')]))
 })
 
-/** What the server is and how busy it is. */
+/** Facts about the server, and its load. */
 const info: Routes = async (app, { context }) => {
   const get = (
     path: string,
@@ -146,10 +146,10 @@ function serverInfo (context: RouteContext): Record<string, unknown> {
     nnodes: 1,
     node_rank: 0,
     encoder_only: false,
-    // SGLang spells "none" so.
+    // SGLang's spelling of "none".
     disaggregation_mode: 'null',
     enable_lora: false,
-    // SGLang's flag, which slime compares with its own settings. Memory is released and resumed without it.
+    // SGLang's flag, which slime compares with its own settings. refit releases and resumes memory without it.
     enable_memory_saver: false,
     max_running_requests: info.maxRunningRequests,
     max_queued_requests: info.maxQueuedRequests,
@@ -227,7 +227,7 @@ function capabilities ({ engine, tokenizer, version, maxBatch, dialects }: Route
   }
 }
 
-/** Of engines that record which experts tokens are routed to. */
+/** Only on engines that record which experts tokens are routed to. */
 function toExperts ({ experts }: RouteContext['engine']['info']): Record<string, unknown> | null {
   return experts === undefined
     ? null

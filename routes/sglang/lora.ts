@@ -24,7 +24,7 @@ const lora: Routes = async (app, { context }) => {
           "The reply is always a refusal, and the sender's references have been given back before it.",
         tags: ['weights'],
         body: Body,
-        // Whatever the status: there is no success to describe.
+        // Every status is a refusal: there is no success to describe.
         response: { ...refusals(reply), default: reply }
       }
     }, async request => {
@@ -33,12 +33,12 @@ const lora: Routes = async (app, { context }) => {
       throw adapterRefusal(request.body)
     })
   }
-  // SGLang's, and of prime-rl's own server.
+  // SGLang's routes, also of prime-rl's own server.
   refuse('/load_lora_adapter', 'loadLoraAdapter', 'lora', AdapterRefusal)
   refuse('/unload_lora_adapter', 'unloadLoraAdapter', 'lora', AdapterRefusal)
   refuse('/load_lora_adapter_from_tensors', 'loadLoraAdapterFromTensors', 'lora', AdapterRefusal)
   refuse('/load_lora_adapter_from_distributed', 'loadLoraAdapterFromDistributed', 'lora', AdapterRefusal)
-  // vLLM's, and SkyRL's server around it.
+  // vLLM's routes, also of SkyRL's server.
   refuse('/v1/load_lora_adapter', 'loadLoraAdapterV1', 'openai', OpenAiRefusal)
   refuse('/v1/unload_lora_adapter', 'unloadLoraAdapterV1', 'openai', OpenAiRefusal)
   refuse('/skyrl/v1/load_lora_adapter', 'loadLoraAdapterSkyrl', 'openai', OpenAiRefusal)

@@ -58,7 +58,7 @@ const memory: Routes = async (app, { context }) => {
       { tags }: Type.Static<typeof MemoryBody>
     ): Promise<FastifyReply> => {
       const wanted: MemoryTag[] = tags == null ? [] : typeof tags === 'string' ? [tags] : tags
-      // A client's retry of a call under way gets that one's outcome.
+      // A client's retry of a call under way gets that call's outcome.
       const report = await calls.join(path, [...wanted].sort().join(), async () => {
         return await (path === '/release_memory_occupation'
           ? engine.releaseMemory(wanted)

@@ -10,7 +10,7 @@ const PostProcessBody = Type.Object({
 
 const Done = Type.Object({ success: Type.Literal(true), message: Type.String() }, { description: 'Done.' })
 
-/** Requests of SGLang's trainers that have little to do here. */
+/** Routes of SGLang that refit has no use for: each answers as its trainers expect, or refuses with the reason. */
 const leftovers: Routes = async app => {
   app.post(
     '/post_process_weights',

@@ -22,7 +22,7 @@ const distributed: Routes<WeightsContext> = async (app, { context }) => {
   app.post('/update_weights_from_distributed', {
     preParsing: expectUpdate(context),
     config: { auth: 'admin', errors: 'weights' },
-    // The trainer broadcasts whatever is wrong with a field.
+    // The trainer broadcasts even if a field is invalid, so the handler has to see such a body.
     attachValidation: true,
     schema: {
       operationId: 'updateWeightsFromDistributed',

@@ -55,10 +55,12 @@ const Filled = Type.Object({
   report: Report
 }, { title: 'PeerUpdateReply', description: 'All weights are those of the other engine: every checksum is the same.' })
 
-/** Weights from one engine to another: to those that start (`--load-from`), and to those that have missed updates. */
+/**
+ * Weights from one engine to another: to engines that start (`--load-from`), and to engines that have missed updates.
+ */
 const remoteInstance: Routes<WeightsContext> = async (app, { context }) => {
   const tags = ['weights']
-  // Requests that wait for a receiver would hold up the end.
+  // Requests that wait for a receiver would delay the close.
   app.addHook('preClose', async () => {
     context.peerLoads?.close()
     await context.sending?.close()

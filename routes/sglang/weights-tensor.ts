@@ -22,14 +22,14 @@ const TensorsUpdated = Type.Object({
   description: 'All bytes are in place on every rank, and the sender may free or reuse its memory.'
 })
 
-/** Weights out of the memory of processes on the same machine. */
+/** Weights from the memory of processes on the same machine. */
 const tensors: Routes<WeightsContext> = async (app, { context }) => {
   await installFormParser(app)
 
   app.post('/update_weights_from_tensor', {
     config: { auth: 'admin', errors: 'weights', uploads: true },
     bodyLimit: TENSOR_BODY_LIMIT,
-    // A body with a wrong field shares memory like any other.
+    // A body with an invalid field contains handles all the same, so the handler has to see it and give them back.
     attachValidation: true,
     preParsing: expectUpdate(context),
     schema: {

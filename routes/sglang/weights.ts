@@ -34,7 +34,7 @@ const GetWeightsBody = Type.Object({
   truncate_size: Type.Optional(Type.Integer({ minimum: 0, description: 'Most rows (default 100).' }))
 })
 
-/** Of one reply: JSON of about 80 MB. */
+/** Limit of one reply: JSON of about 80 MB. */
 const MAX_VALUES = 1 << 22
 
 const Values = Type.Array(Type.Unknown(), { description: 'Values as float32, rows as lists.' })
@@ -73,7 +73,7 @@ const NO_QUERY = { name: nullable(Type.String()), truncate_size: nullable(Type.I
 const config = { auth: 'admin', errors: 'weights' } as const
 const tags = ['weights']
 
-/** Reading, checking and replacing weights. */
+/** Reads, checks and replaces weights. */
 const weights: Routes<WeightsContext> = async (app, { context }) => {
   updateRoutes(app, context)
   getRoutes(app, context.engine)
@@ -115,7 +115,7 @@ function updateRoutes (app: App, context: WeightsContext): void {
     }
   }, async request => {
     const { new_version: version, abort_all_requests: abort = true } = request.body
-    // While the label is somebody's, a refusal comes before anything else.
+    // In somebody's transaction the request is refused, so it must not abort anything before.
     const { current } = engine.transactions
     if (abort && (current === null || current.scope)) engine.abortAll()
     const isMoved = await engine.setWeightVersion(version)
@@ -191,7 +191,7 @@ function checkerRoutes (app: App, engine: RolloutEngine): void {
   }, async request => await check(request.body))
 }
 
-/** Flat values as lists: one per row for a matrix (of the leading dimensions together for more), else the values. */
+/** Flat values as lists: for a matrix one list per row (leading dimensions are merged), else the values. */
 function nested (shape: number[], values: Float32Array): unknown[] {
   if (shape.length < 2) return Array.from(values)
   const columns = shape.at(-1)!

@@ -4,7 +4,7 @@ import { createEngine } from '../../src/app/create-engine.ts'
 import { packageRoot } from '../../src/root.ts'
 import { prompt, rollout, rolloutRequest } from '../helpers/rollout.ts'
 
-t.test('a cache that is dropped under paused requests which share pages loses none and frees none twice', async t => {
+t.test('dropping the cache under paused requests that share pages loses no page and frees none twice', async t => {
   const engine = await createEngine(join(packageRoot, 'models/adder'), { threads: 1, maxTotalTokens: 320 })
   t.teardown(async () => {
     await engine.close()

@@ -21,7 +21,7 @@ for (const name of goldenNames) {
         await engine.close()
       })
 
-      await t.test('continues greedily as transformers does', async t => {
+      await t.test('greedy generation equals that of transformers', async t => {
         const results = await Promise.all(
           cases.map(async ({ prompt }) =>
             await rollout(engine, rolloutRequest(prompt, { maxNewTokens: 32, temperature: 0 }))
@@ -40,7 +40,7 @@ for (const name of goldenNames) {
   }
 
   async function exact (t: Test, engine: LocalEngine): Promise<void> {
-    await t.test('has the distribution of transformers over the whole vocabulary, at temperatures 1 and 0.7, and scores every token alike', async t => {
+    await t.test("the distribution equals that of transformers over the whole vocabulary, and so does every token's score", async t => {
       for (const { prompt, greedy, positions, fp32, logprobs } of cases) {
         const every = await distributions(engine, [...prompt, ...greedy])
         for (const [row, position] of positions.entries()) {
@@ -57,7 +57,7 @@ for (const name of goldenNames) {
   }
 
   async function rounded (t: Test, engine: LocalEngine): Promise<void> {
-    await t.test('is no further from float32 than twice what transformers in bfloat16 is', async t => {
+    await t.test('the error against float32 is at most twice that of transformers in bfloat16', async t => {
       for (const { prompt, greedy, positions, fp32, bf16 } of cases) {
         const every = await distributions(engine, [...prompt, ...greedy])
         const [ours, theirs] = [0, 0].map(() => [] as number[]) as [number[], number[]]

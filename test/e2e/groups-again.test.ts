@@ -20,7 +20,7 @@ t.test('older SkyRL: a trainer that comes again after it was killed is joined', 
   t.equal(next.store.workers, 2)
 })
 
-t.test('what has no bytes is refused as anything else, and the group stays in step', async t => {
+t.test('tensors without bytes are refused like others, and the group stays in step', async t => {
   const server = await groupServer(t)
   const trainer = await server.joined()
   const empty = [{ name: 'nobody', dtype: 'bfloat16', shape: [0, 4], data: new Uint8Array(0) }]

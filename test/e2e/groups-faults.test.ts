@@ -15,7 +15,7 @@ async function seen ({ app }: GroupServer, send: () => Promise<Reply>): Promise<
   return { sent }
 }
 
-t.test('what is refused is received and dropped first, changes nothing, and the group stays in step', async t => {
+t.test('refused tensors are received and dropped first, change nothing, and the group stays in step', async t => {
   const server = await groupServer(t, { tp: 2, bucketBytes: 1 << 20 })
   const trainer = await server.joined()
   const first = await server.checksums()
@@ -60,7 +60,7 @@ t.test('what is refused is received and dropped first, changes nothing, and the 
   t.ok(await server.metric('group_dropped_bytes_total') > 936896)
 })
 
-t.test('where nobody can tell what comes, the group is aborted, the answer says so, and the next init works at once on the same port', async t => {
+t.test('if sizes are unknown, the group is aborted with a notice, and the next init works at once on the same port', async t => {
   const server = await groupServer(t)
   const adder = server.tensors('adder')
   let port = 0
@@ -134,7 +134,7 @@ t.test('unknown groups are a 404, destroying one is the 400 that trainers swallo
   })
 })
 
-t.test('a trainer that is killed in mid-update ends it at once: what is torn is named, and a new one heals it', async t => {
+t.test('killing a trainer in mid-update ends the update at once: torn tensors are named, and a new trainer heals them', async t => {
   const server = await groupServer(t, { tp: 2 })
   const first = await server.checksums()
   const trainer = await server.joined()
@@ -198,7 +198,7 @@ t.test('a trainer that never comes, or announces and does not send, ends within 
   t.match((await server.groups()).map(({ name, state }) => [name, state]), [['silent', 'failed']])
 })
 
-t.test('of an update in several pieces, what was written before the trainer was killed is new, and the rest is named as torn', async t => {
+t.test('in an update of several pieces, those written before the trainer was killed are new, and the rest is torn', async t => {
   const server = await groupServer(t, { tp: 2, bucketBytes: 200_000 })
   const trainer = await server.joined()
   const adder = server.tensors('adder')

@@ -169,7 +169,7 @@ for (
   })
 }
 
-t.test('in another order, in another type and on two ranks what does not lie there as it comes is staged', async t => {
+t.test('tensors in another order, type or split than in memory are staged', async t => {
   const config = tinyConfig('LlamaForCausalLM')
   const names = stateDict('LlamaForCausalLM', 2)
   const { server, trainer, table, bytesOf, announce, update } = await world(t, config)
@@ -254,7 +254,7 @@ async function brokenOff (
   return await post
 }
 
-t.test('what breaks off on its way into the weights is torn and named, and healed by the next update', async t => {
+t.test('a write that breaks off tears and names its tensors, and the next update heals them', async t => {
   const config = tinyConfig('Qwen3ForCausalLM', WIDE)
   const names = stateDict('Qwen3ForCausalLM', 2)
   const w = await world(t, config)
@@ -288,7 +288,7 @@ t.test('what breaks off on its way into the weights is torn and named, and heale
   })
 })
 
-t.test('of several pieces, those that had come are new', async t => {
+t.test('of several pieces, those that had arrived are new', async t => {
   const names = stateDict('LlamaForCausalLM', 2)
   const w = await world(t, tinyConfig('LlamaForCausalLM'), 1, { bucketBytes: 41_000 })
   t.match(await w.update(1, names), { status: 200 })
@@ -298,7 +298,7 @@ t.test('of several pieces, those that had come are new', async t => {
   t.same(weights.tensors, names.slice(1).sort(), 'all but the first, which came whole')
 })
 
-t.test('with everything staged, an update that breaks off leaves the weights as they were', async t => {
+t.test('with everything staged, an update that breaks off changes nothing', async t => {
   const names = stateDict('Qwen3ForCausalLM', 2)
   const w = await world(t, tinyConfig('Qwen3ForCausalLM', WIDE), 1, { stagedBroadcasts: true })
   for (const [variant, fields] of [[1, BUCKET], [2, {}]] as const) {
@@ -316,7 +316,7 @@ t.test('with everything staged, an update that breaks off leaves the weights as 
   await checkVariant(t, w.server, w.table, 2)
 })
 
-t.test('what is refused, and what comes while the weights are released, is received and dropped', async t => {
+t.test('refused tensors, and tensors that come while the weights are released, are received and dropped', async t => {
   const names = stateDict('LlamaForCausalLM', 2)
   const w = await world(t, tinyConfig('LlamaForCausalLM'))
   t.match(await w.update(1, names), { status: 200 })

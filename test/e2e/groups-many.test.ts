@@ -2,7 +2,7 @@ import t from 'tap'
 import { groupServer } from '../helpers/group-server.ts'
 import { serve } from '../helpers/load-from.ts'
 
-t.test('as many ranks as a group may have, of which two come: named in a sentence, within the deadline, and a number beyond it is refused', async t => {
+t.test('a group of the maximum size of which two ranks come is refused within the deadline, and a larger size at once', async t => {
   const server = await groupServer(t, { groupTimeoutMs: 2000 })
   const trainer = await server.trainer({ size: 65_535 })
   t.match(await server.post('/init_weights_update_group', trainer.init()), { status: 200 })
@@ -22,7 +22,7 @@ t.test('as many ranks as a group may have, of which two come: named in a sentenc
   })
 })
 
-t.test('of a group to send in, too', async t => {
+t.test('a group to send in is checked, too', async t => {
   const peer = await serve(t, 'adder')
   const body = {
     master_address: '127.0.0.1',

@@ -229,7 +229,7 @@ t.test('a sample that ends without a new token after an update keeps the label o
   t.equal((await server.get('/get_weight_version')).body.weight_version, 'v2')
 })
 
-t.test('what would fill the memory of the server is refused: scores without end, tensors without end, checkpoints of nothing', async t => {
+t.test("requests that would fill the server's memory are refused: endless scores, endless tensors, empty checkpoints", async t => {
   const server = await serve(t)
   const scores = await server.post('/generate', {
     input_ids: [49],

@@ -63,7 +63,7 @@ async function filled (
 }
 
 for (const [from, to, pieceBytes] of [[1, 1], [2, 2], [1, 2, 20_000], [2, 1, 20_000]] as const) {
-  t.test(`between cards, from tp ${from} to tp ${to}, the weights go over NCCL while the peer generates`, async t => {
+  t.test(`between GPUs, from tp ${from} to tp ${to}, the weights go over NCCL while the peer generates`, async t => {
     const peer = await serve(t, 'adder', { ...cards(0, from), weightVersion: 'v3' }, { ncclPath: loop })
     const over = new AbortController()
     const generating = (async () => {
@@ -80,7 +80,7 @@ for (const [from, to, pieceBytes] of [[1, 1], [2, 2], [1, 2, 20_000], [2, 1, 20_
   })
 }
 
-t.test('between a card and the CPU, and two engines on one card, whole tensors go over gloo', async t => {
+t.test('between a GPU and the CPU, and between two engines on one GPU, whole tensors go over gloo', async t => {
   const host = await serve(t, 'adder', { tp: 2 })
   const { one, line } = await filled(t, host, cards(0, 2), 20_000)
   t.match(line, /over gloo, because this engine is on GPUs, the other on the CPU; whole tensors/)
@@ -92,7 +92,7 @@ t.test('between a card and the CPU, and two engines on one card, whole tensors g
   t.same(await back.one.sums(), await host.sums())
 })
 
-t.test('an engine on cards refuses to send parameters over gloo, in words', async t => {
+t.test('an engine on GPUs refuses to send parameters over gloo, with the reason', async t => {
   const peer = await serve(t, 'adder', cards(0, 1))
   t.match(
     await peer.post('/init_weights_send_group_for_remote_instance', {

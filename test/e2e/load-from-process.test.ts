@@ -103,7 +103,7 @@ t.test('a second server starts from a first one, with a key from the environment
   t.notMatch(log, /secret/)
 })
 
-t.test('a peer that is not there, and one that is no refit server, end the start with a sentence and exit code 1', async t => {
+t.test('a missing peer, or one that is no refit server, ends the start with a sentence and exit code 1', async t => {
   const folder = bareFolder(t, 'adder')
   const none = await start(t, folder, ['--load-from', 'http://127.0.0.1:1']).ended
   t.equal(none.code, 1)
@@ -113,7 +113,7 @@ t.test('a peer that is not there, and one that is no refit server, end the start
   t.match(noUrl.stderr, /^refit: --load-from: expected the URL of a refit server, such as/)
 })
 
-t.test('a peer that is killed in the midst of it leaves an engine that does not start, and says so', async t => {
+t.test('if the peer is killed during a load, the engine does not start and reports it', async t => {
   const first = start(t, modelFolder('adder'), [])
   const url = await first.ready
   let killed = false
@@ -131,7 +131,7 @@ t.test('a peer that is killed in the midst of it leaves an engine that does not 
   t.ok(killed)
 })
 
-t.test('a server that is killed while it is filled costs the peer nothing', async t => {
+t.test('killing a server while it loads from a peer does not harm the peer', async t => {
   const first = start(t, modelFolder('adder'), [])
   const url = await first.ready
   const before = await generate(url)

@@ -54,7 +54,7 @@ t.test('another model, another dtype and a wrong key are refused before anything
   t.equal((await peer.get('/health')).body.status, 'ok')
 })
 
-t.test('a peer that is not ready is waited for, and the deadline says for what', async t => {
+t.test('an engine waits for a peer that is not ready, and the deadline names the reason', async t => {
   const peer = await serve(t, 'adder', { weightVersion: 'v1' })
   const folder = bareFolder(t, 'adder')
   await peer.post('/release_memory_occupation', { tags: ['weights'] })
@@ -115,7 +115,7 @@ t.test('while a transaction is open nothing is sent, and the new engine waits fo
   await engine.close()
 })
 
-t.test("bodies that cannot be are refused by field, with SGLang's words in front", async t => {
+t.test("impossible bodies are refused by field, after SGLang's text", async t => {
   const peer = await serve(t, 'adder', { tp: 2 })
   const refused = async (more: object, expected: object): Promise<void> => {
     const reply = await peer.post(INIT, { ...GROUP, ports: '29998,29999', ...more })
@@ -142,7 +142,7 @@ t.test("bodies that cannot be are refused by field, with SGLang's words in front
   })
 })
 
-t.test("a master address goes through the same rules as a trainer's, whoever runs the store", async t => {
+t.test("a master address follows the same rules as a trainer's, whoever runs the store", async t => {
   const peer = await serve(t, 'adder')
   for (const receiverHosts of [true, false]) {
     for (const address of ['169.254.169.254', '8.8.8.8']) {

@@ -46,7 +46,7 @@ for (
   })
 }
 
-t.test("weights in the folder do not matter: the peer's are taken, and an engine that was filled fills the next", async t => {
+t.test("weights in the folder are ignored: the peer's are loaded, and an engine that loaded them serves the next one", async t => {
   const peer = await serve(t, 'adder', { weightVersion: 'v7' })
   const second = await member(
     t,
@@ -68,7 +68,7 @@ t.test("weights in the folder do not matter: the peer's are taken, and an engine
   t.same(await third.sums(), await base.sums())
 })
 
-t.test('several engines fill themselves at once while the peer generates and is updated, each with one whole version', async t => {
+t.test('several engines load at once while the peer generates and is updated, each one whole version', async t => {
   const peer = await serve(t, 'adder', { weightVersion: 'adder' })
   const sums: Record<string, unknown> = { adder: await peer.sums() }
   const expected: Record<string, string[]> = { adder: await answers(peer) }
@@ -156,7 +156,7 @@ for (const layout of ['checkpoint', 'parameters'] as const) {
 }
 
 for (const layout of ['checkpoint', 'parameters'] as const) {
-  t.test(`a receiver that goes in the midst of it costs the peer nothing (${layout})`, async t => {
+  t.test(`a receiver that disconnects during the transfer does not harm the peer (${layout})`, async t => {
     const peer = await serve(t, 'adder', { weightVersion: 'v1' })
     const into = await createEngine(modelFolder('adder-base'), SMALL)
     t.teardown(async () => {
@@ -195,7 +195,7 @@ t.test('a receiver that closes its request ends the transfer at once', async t =
   await hand.close()
 })
 
-t.test('a group whose receiver is gone before it asks for the weights is given up', async t => {
+t.test('a group whose receiver disconnects before it requests the weights is given up', async t => {
   const peer = await serve(t, 'adder')
   const into = await createEngine(modelFolder('adder-base'), SMALL)
   t.teardown(async () => {

@@ -177,7 +177,7 @@ t.test('a copy of the weights brings the engine back without an update', async t
   t.match((await get('/server_info')).body, { enable_weights_cpu_backup: true, weights: 'current' })
 })
 
-t.test('wrong orders over HTTP are 409 in words, and the engine goes on', async t => {
+t.test('calls in a wrong order are 409 with the reason, and the engine continues', async t => {
   const { ok, post, get, update, tokens } = await serve(t)
   const before = await tokens(PROMPT)
   t.match(await post('/resume_memory_occupation'), {
@@ -205,7 +205,7 @@ t.test('wrong orders over HTTP are 409 in words, and the engine goes on', async 
   t.same(await tokens(PROMPT), before)
 })
 
-t.test('memory that cannot be had is 503 with the reason; what could not be had stays released, and the next call has it', async t => {
+t.test('memory that cannot be taken is 503 with the reason and stays released; the next call takes it', async t => {
   const { ok, post, get, update, tokens } = await serve(t)
   const before = await tokens(PROMPT)
   await ok('/release_memory_occupation')
@@ -252,7 +252,7 @@ t.test('fifty rounds of release, resume, update and generate: the memory goes ea
   }
 })
 
-t.test('a step that meets a lost device fails its requests with 503 at once, and the plugin stays, unready', async t => {
+t.test('a step on a lost device fails its requests with 503 at once, and the plugin stays up, not ready', async t => {
   const failures: string[] = []
   const { engine, post, get } = await serve(t, { onFailure: error => failures.push(error.message) })
   native().armFault!({ point: 'step', at: 3, action: 'fail' })

@@ -119,7 +119,7 @@ for (const dtype of ['float32', 'bfloat16'] as const) {
   })
 }
 
-t.test('requests that were aborted have the experts of what they made, also from the queue that they were retracted to', async t => {
+t.test('aborted requests report the experts of their tokens, also from the queue that they were retracted to', async t => {
   const engine = await engineOf(t, join(goldenRoot, 'qwen3-moe'), {})
   const whole = await routed(engine, PROMPTS[3]!, { maxNewTokens: 200 })
   for (const mode of ['retract', 'in_place'] as const) {
@@ -155,7 +155,7 @@ t.test('requests that were aborted have the experts of what they made, also from
   await engine.resume()
 })
 
-t.test('after an update experts are those of the new weights, none of the cache', async t => {
+t.test('after an update experts come from the new weights, not from the cache', async t => {
   const root = mkdtempSync(join(tmpdir(), 'refit-experts-'))
   t.teardown(() => {
     rmSync(root, { recursive: true })
@@ -180,7 +180,7 @@ t.test('after an update experts are those of the new weights, none of the cache'
   t.same(expertsOf(await routed(engine, ids, { maxNewTokens: 0 })), expertsOf(expected))
 })
 
-t.test('experts that are not there are refused, at the start and by request', async t => {
+t.test('experts that are not recorded are refused, at the start and by request', async t => {
   await t.rejects(
     createEngine(join(goldenRoot, 'qwen3'), { threads: 1, maxTotalTokens: 64, enableReturnRoutedExperts: true }),
     {

@@ -55,7 +55,7 @@ t.test('one packed call for the whole model, through collective_rpc', async t =>
   t.match((await server.generate()).body, { text: '46' })
 })
 
-t.test('methods that trainers do not call are refused, with those that there are', async t => {
+t.test('unknown methods are refused with the list of known ones', async t => {
   const server = await groupServer(t, { dialects: ['vllm'] })
   const rpc = async (body: Record<string, unknown>) => await server.post('/collective_rpc', body)
   t.match(await rpc({}), { status: 400, body: { message: "Missing 'method' in request body" } })

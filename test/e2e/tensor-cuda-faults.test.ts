@@ -33,7 +33,7 @@ const openFiles = (): number =>
     })
     .length
 
-t.test('a fault at the k-th segment, event or closing leaves weights as they were or names the torn ones, and gives all back', async t => {
+t.test('a fault at the k-th segment, event or closing changes nothing or names the torn weights, and gives all back', async t => {
   const { server, table } = await serve(t, 2)
   t.teardown(() => {
     native().armFault!(null)
@@ -88,7 +88,7 @@ t.test('a fault at the k-th segment, event or closing leaves weights as they wer
   t.ok(least < sendModel(t, table, 1).tensors.length, 'what had been written whole is not named')
 })
 
-t.test('what is refused before anything is opened says why, opens nothing and gives all back', async t => {
+t.test('a refusal before the opening names the reason, opens nothing and gives all references back', async t => {
   const { server, table } = await serve(t, 2)
   const entry = (
     change: (tensor: ReturnType<typeof sendModel>['tensors'][number]) => object

@@ -17,7 +17,7 @@ const PATH = '/update_weights_from_tensor'
 
 for (const arch of ARCHITECTURES) {
   for (const tp of [1, 2]) {
-    t.test(`${arch} on ${tp} cards takes A, B and A again, bit for bit, over noise`, async t => {
+    t.test(`${arch} on ${tp} GPUs takes A, B and A again, bit for bit, over noise`, async t => {
       const server = await cudaServer(t, tinyConfig(arch), { tp })
       const table = buildModelTable(tinyArchitecture(arch), tp)
       await server.ok('/weights_checker', { action: 'reset_tensors' })
@@ -49,7 +49,7 @@ for (const arch of ARCHITECTURES) {
   }
 }
 
-t.test('entries that differ by rank, cards by number, and shared memory beside cards', async t => {
+t.test('entries may differ by rank, name GPUs by number, and mix shared memory with GPU memory', async t => {
   const { server, table } = await serve(t, 2)
   const first = sendModel(t, table, 1, { device: 0 })
   const second = sendModel(t, table, 1, { device: 1, perSegment: Infinity, events: false })
@@ -82,7 +82,7 @@ t.test('entries that differ by rank, cards by number, and shared memory beside c
   await checkIdle(t, server)
 })
 
-t.test('events are waited for, and of senders that have gone the reply says so', async t => {
+t.test('events are waited for, and the reply names senders that have gone', async t => {
   const { server, table } = await serve(t)
   await server.ok(PATH, { serialized_named_tensors: [cudaEntry(sendModel(t, table, 1).tensors)] })
   const { tensors, sender, segments } = sendModel(t, table, 2, { perSegment: Infinity })

@@ -97,7 +97,7 @@ async function flushOf (
 }
 
 for (const tp of [1, 2]) {
-  t.test(`on ${tp} cards a flush changes every second element, comes again without effect, and whole weights come the same way`, async t => {
+  t.test(`on ${tp} GPUs a flush changes every second element, comes again without effect, and whole weights come the same way`, async t => {
     const { server, table } = await serve(t, tp)
     const names = [...table.tensors.values()].filter(plan => !plan.alternative).map(({ name }) => name)
     await server.ok(PATH, { serialized_named_tensors: [cudaEntry(sendModel(t, table, 1).tensors)] })
@@ -126,7 +126,7 @@ for (const tp of [1, 2]) {
   })
 }
 
-t.test('what the sender has under way is waited for, and what is gone or wrong is a refusal that gives everything back', async t => {
+t.test("the sender's pending work is waited for, and missing or wrong memory is a refusal that gives everything back", async t => {
   const { server, table } = await serve(t, 2)
   await server.ok(PATH, { serialized_named_tensors: [cudaEntry(sendModel(t, table, 1).tensors)] })
   const names = ['model.norm.weight']
@@ -158,7 +158,7 @@ t.test('what the sender has under way is waited for, and what is gone or wrong i
   await checkVariant(t, server, table, 1)
 })
 
-t.test('bytes behind the end of a segment, and handles that are none, are not fetched', async t => {
+t.test('bytes behind the end of a segment, and invalid handles, are not fetched', async t => {
   const { server } = await serve(t)
   const memory = segment(t, Buffer.alloc(64, 7))
   const { core } = server.engine.groupHost

@@ -19,7 +19,7 @@ const data = (table: Parameters<typeof sendModel>[1], names: readonly string[], 
 const kept = async (server: CudaServer): Promise<number[]> =>
   await Promise.all(['kept_tensor_names', 'kept_tensor_bytes'].map(async name => await server.metric(name)))
 
-t.test('what is kept is written again by a small request, without another mapping, until it is released', async t => {
+t.test('kept tensors are written again by a small request, without another mapping, until they are released', async t => {
   const { server, table } = await serve(t, 2)
   const { tensors, sender, segments, events } = sendModel(t, table, 1, { perSegment: Infinity })
   const names = tensors.map(({ name }) => name)
@@ -60,7 +60,7 @@ t.test('what is kept is written again by a small request, without another mappin
   })
 })
 
-t.test('two equal requests for what is kept are two writes: the memory may have changed between them', async t => {
+t.test('two equal requests for kept tensors are two writes: the memory may have changed between them', async t => {
   const { server, table } = await serve(t)
   const { tensors } = sendModel(t, table, 1, { perSegment: Infinity })
   await server.ok(PATH, { serialized_named_tensors: [cudaEntry(tensors)], keep: { name: 'pool', generation: 1 } })
@@ -71,7 +71,7 @@ t.test('two equal requests for what is kept are two writes: the memory may have 
   await checkVariant(t, server, table, 1)
 })
 
-t.test('another generation is a conflict, and replaces what is kept when it brings handles', async t => {
+t.test('another generation is a conflict, and replaces the kept tensors if it contains handles', async t => {
   const { server, table } = await serve(t)
   const first = sendModel(t, table, 1)
   await server.ok(PATH, { serialized_named_tensors: [cudaEntry(first.tensors)], keep: { name: 'pool', generation: 4 } })
@@ -118,7 +118,7 @@ t.test('another generation is a conflict, and replaces what is kept when it brin
   await checkIdle(t, server)
 })
 
-t.test('when a sender has ended, what it kept is given back at the next use', async t => {
+t.test('the kept tensors of a sender that has ended are given back at the next use', async t => {
   const { server, table } = await serve(t)
   const { tensors, sender } = sendModel(t, table, 1)
   await server.ok(PATH, { serialized_named_tensors: [cudaEntry(tensors)], keep: { name: 'pool', generation: 1 } })
@@ -137,7 +137,7 @@ t.test('when a sender has ended, what it kept is given back at the next use', as
   t.match(await server.post(PATH, { kept: { name: 'pool', generation: 1 } }), { status: 404 })
 })
 
-t.test('shared memory can be kept as well, beside cards', async t => {
+t.test('shared memory can be kept as well, beside GPU memory', async t => {
   const { server, table } = await serve(t, 2)
   const { tensors, sender, segments } = sendModel(t, table, 1, { perSegment: Infinity })
   const [first, ...rest] = tensors
@@ -159,7 +159,7 @@ t.test('shared memory can be kept as well, beside cards', async t => {
   await checkIdle(t, server)
 })
 
-t.test('what a scope was not brought, because no more can be kept, is owed', async t => {
+t.test('tensors that are refused because no more can be kept stay pending in their scope', async t => {
   const { server } = await serve(t)
   const send = async (index: number) => {
     const memory = sharedMemory(t, Buffer.from(codedTensor(1, 'model.norm.weight', 64).buffer))
@@ -232,7 +232,7 @@ t.test('a kept write that fails names what is torn, and can be repeated', async 
   await checkIdle(t, server, sender)
 })
 
-t.test('fields that are not what they should be are refused, and handles beside them given back', async t => {
+t.test('invalid fields are refused, and handles beside them given back', async t => {
   const { server } = await serve(t)
   for (
     const keep of [
@@ -261,7 +261,7 @@ t.test('fields that are not what they should be are refused, and handles beside 
   }
 })
 
-t.test('inside a transaction what is kept is replaced with its write, and released between two', async t => {
+t.test('inside a transaction kept tensors are replaced with their write, and released between two writes', async t => {
   const { server, table } = await serve(t, 2)
   const [first, second, third] = [1, 2, 1].map(variant => sendModel(t, table, variant))
   const keep = { name: 'pool', generation: 1 }

@@ -174,7 +174,7 @@ t.test('buckets in a scope, some of which fail, while clients generate: every an
 })
 
 for (const mode of ['in_place', 'retract', 'abort'] as const) {
-  t.test(`paused with ${mode}, a continue in the midst of a scope opens nothing before its end`, async t => {
+  t.test(`paused with ${mode}, a continue inside a scope opens nothing before its end`, async t => {
     const { engine, ok, bucket, get, post } = await serve(t)
     const hurry = slowSteps(t, 20)
     const request = post('/generate', {
@@ -216,7 +216,7 @@ for (const mode of ['in_place', 'retract', 'abort'] as const) {
   })
 }
 
-t.test('a pause between buckets of a scope is answered, and holds beyond its end', async t => {
+t.test("a pause between buckets of a scope is answered, and lasts beyond the scope's end", async t => {
   const { ok, bucket, get, engine } = await serve(t)
   await ok('/begin_weight_update')
   await bucket('trained', 0)
@@ -232,7 +232,7 @@ t.test('a pause between buckets of a scope is answered, and holds beyond its end
   t.match(await queued, { text: '357', meta_info: { weight_version: 'v1' } })
 })
 
-t.test('a scope whose trainer is gone ends by its deadline, names what is torn, and the next begin or update heals it', async t => {
+t.test('a scope whose trainer is gone ends at its deadline and names torn tensors; the next begin or update heals them', async t => {
   const { ok, bucket, post, get, engine, names, folder } = await serve(t)
   // Its deadline may come before its first bucket, which is an update of its own then.
   const first = await eventually(async () => {
@@ -271,7 +271,7 @@ t.test('a scope whose trainer is gone ends by its deadline, names what is torn, 
   await ok('/update_weights_from_disk', { model_path: join(folder, 'base') })
 })
 
-t.test('a scope in which a request was refused unread does not end well before all has been brought', async t => {
+t.test('a scope with a request that was refused unread cannot end before all tensors are written', async t => {
   const { ok, post, bucket, folder, app } = await serve(t)
   const bad: Array<[what: string, send: () => Promise<Reply>]> = [
     [
@@ -307,12 +307,12 @@ t.test('a scope in which a request was refused unread does not end well before a
   }
 })
 
-t.test('an end without a begin does nothing, and says so', async t => {
+t.test('an end without a begin does nothing, and reports that', async t => {
   const { ok } = await serve(t)
   t.same(await ok('/end_weight_update'), { success: true, message: 'Success', transaction: null })
 })
 
-t.test('a transaction: opened, written over several connections, asked, refused a commit, committed, and asked again', async t => {
+t.test('a transaction is opened, written over several connections, queried, refused a commit, committed and queried again', async t => {
   const { ok, post, get, bucket, names, folder, engine } = await serve(t)
   const opened = await ok('/weight_transactions', {
     owner: 'trainer 3',
@@ -396,7 +396,7 @@ t.test('a transaction: opened, written over several connections, asked, refused 
   }
 })
 
-t.test('bodies are strict, and what is refused opens nothing', async t => {
+t.test('bodies are strict, and a refused one opens nothing', async t => {
   const { post, get, names } = await serve(t)
   const owner = 'a'
   for (
@@ -449,7 +449,7 @@ t.test('an abort while a write waits for running requests is answered at once, a
   t.same(engine.weights, { state: 'current' })
 })
 
-t.test("a client's retry of a bucket that is under way in a transaction is no second write", async t => {
+t.test("a retry of a bucket that is under way in a transaction is not written twice", async t => {
   const { app, engine, ok, bucket, post, get } = await serve(t)
   slowSteps(t, 1)
   const request = post('/generate', ENDLESS)
@@ -472,7 +472,7 @@ t.test("a client's retry of a bucket that is under way in a transaction is no se
   await ok(`/weight_transactions/${String(id)}/abort`)
 })
 
-t.test('tensors of shared memory belong to transactions as files do', async t => {
+t.test('updates from shared memory belong to transactions as updates from files do', async t => {
   const { engine, ok, post, names, get } = await serve(t)
   const name = names.find(one => one.endsWith('norm.weight'))!
   const { shape } = await engine.readWeight(name)
@@ -491,7 +491,7 @@ t.test('tensors of shared memory belong to transactions as files do', async t =>
   t.equal((await engine.readWeight(name)).values[0], new Float32Array(Uint32Array.of(0x3f3f0000).buffer)[0])
 })
 
-t.test('a server that ends while a transaction is open answers what waits, and its process can end', async t => {
+t.test('a server that ends while a transaction is open answers waiting requests, and its process can end', async t => {
   const { app, engine, ok, bucket, post } = await serve(t)
   await ok('/weight_transactions', { owner: 'trainer' }).then(async ({ id }) =>
     await bucket('trained', 0, { transaction: id })

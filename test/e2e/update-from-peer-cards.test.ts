@@ -82,7 +82,7 @@ function ask (
 }
 
 for (const [from, to] of [[1, 1], [2, 2], [1, 2], [2, 1]] as const) {
-  t.test(`over NCCL, from tp ${from} to tp ${to}, while both generate: no step runs beside what needs the cards`, async t => {
+  t.test(`over NCCL, from tp ${from} to tp ${to}, while both generate: no step runs while the transfer needs the GPUs`, async t => {
     const [peer, one] = await pair(t, from, to)
     const expected = { 'step-1': (await answers(one))[0]!, 'step-9': (await answers(peer))[0]! }
     const watched = [watchCalls(peer), watchCalls(one)]

@@ -75,7 +75,7 @@ t.test('over gloo an engine generates while the peer has not begun', async t => 
   await held.abort('over')
 })
 
-t.test('engines that are filled from each other wait without standing still, and keep their weights', async t => {
+t.test('engines that load from each other wait without stopping generation, and keep their weights', async t => {
   const members = await pair()
   const [peer, one] = members
   const before = [await peer.sums(), await one.sums()]
@@ -98,12 +98,12 @@ t.test('engines that are filled from each other wait without standing still, and
   )
 })
 
-t.test('an engine is not filled from itself', async t => {
+t.test('an engine does not load from itself', async t => {
   const one = await serve(t, 'adder-base')
   t.match(await one.post(PATH, { url: one.url }), { status: 400, body: { message: /is this engine itself/ } })
 })
 
-t.test('what the engine refuses itself is told at once', async t => {
+t.test('refusals of the engine are reported at once', async t => {
   const [peer, one] = await pair()
   await one.post('/release_memory_occupation', { tags: ['weights'] })
   t.match(await one.post(PATH, { url: peer.url, timeout: 30 }), {
@@ -112,7 +112,7 @@ t.test('what the engine refuses itself is told at once', async t => {
   })
 })
 
-t.test('what a transfer that broke off has brought is torn, all of it', async t => {
+t.test('all tensors of a transfer that broke off are torn', async t => {
   const [peer, one] = await pair()
   const hand = await joinByHand(peer, one.engine)
   const { addon } = one.engine.held!.store
@@ -130,7 +130,7 @@ t.test('what a transfer that broke off has brought is torn, all of it', async t 
   t.equal(weights.state === 'torn' ? weights.tensors.length : 0, Object.keys((await peer.sums()) as object).length)
 })
 
-t.test('a peer that never says what it has sent keeps nobody waiting for longer than the timeout', async t => {
+t.test('a peer that never reports what it sent is waited for no longer than the timeout', async t => {
   const [peer, one] = await pair()
   const server = createServer((request, response) => {
     const chunks: Buffer[] = []

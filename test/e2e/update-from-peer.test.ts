@@ -74,7 +74,7 @@ async function liar (t: Test, url: string): Promise<string> {
 }
 
 for (const [from, to] of [[1, 1], [2, 1], [1, 2]] as const) {
-  t.test(`an engine with tp ${to} takes all of one with tp ${from} while it generates: every answer is of the weights of its label`, async t => {
+  t.test(`an engine with tp ${to} loads from one with tp ${from} while it generates: every answer has its weights' label`, async t => {
     const peer = await serve(t, 'adder', { tp: from, weightVersion: 'step-9' })
     const one = await serve(t, 'adder-base', { tp: to, weightVersion: 'step-1' })
     const expected: Record<string, string[]> = { 'step-1': await answers(one), 'step-9': await answers(peer) }
@@ -114,7 +114,7 @@ for (const [from, to] of [[1, 1], [2, 1], [1, 2]] as const) {
   })
 }
 
-t.test('given up before the first byte nothing has changed; in the midst of it all is torn, until any update brings it', async t => {
+t.test('a load given up before the first byte changes nothing; later all is torn until an update writes it', async t => {
   const peer = await serve(t, 'adder', { weightVersion: 'step-2' })
   const one = await serve(t, 'adder-base')
   const before = await one.sums()
@@ -171,7 +171,7 @@ t.test('given up before the first byte nothing has changed; in the midst of it a
 })
 
 for (const tp of [1, 2]) {
-  t.test(`bytes that are not those that were sent are torn, and never labelled (tp ${tp})`, async t => {
+  t.test(`bytes that differ from the sent ones are torn, and never labelled (tp ${tp})`, async t => {
     const peer = await serve(t, 'adder', { weightVersion: 'step-3' })
     const one = await serve(t, 'adder-base', { tp })
     const reply = await one.post(PATH, { url: await liar(t, peer.url) })
@@ -191,7 +191,7 @@ for (const tp of [1, 2]) {
   })
 }
 
-t.test("addresses go through the rules of trainers' stores, keys are the peer's, and nothing changes by a refusal", async t => {
+t.test("addresses follow the rules of trainers' stores, keys are the peer's, and a refusal changes nothing", async t => {
   const peer = await serve(t, 'adder', {}, { adminApiKey: 'secret' })
   const one = await serve(t, 'adder-base')
   const before = await one.sums()

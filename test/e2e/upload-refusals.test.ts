@@ -22,7 +22,7 @@ async function json (server: UploadServer, path: string, body: object = {}): Pro
   return { status: reply.status, body: await reply.json() }
 }
 
-t.test("an upload for a transaction that is a stranger's, dead or unknown is refused before its body has come", async t => {
+t.test("an upload for a foreign, ended or unknown transaction is refused before its body has come", async t => {
   const server = await uploadServer(t)
   const file = server.file('adder')
   const before = await server.checksums()
@@ -66,7 +66,7 @@ t.test("an upload for a transaction that is a stranger's, dead or unknown is ref
   await server.idle()
 })
 
-t.test('a request of a scope that is refused for its fields is owed, be it an upload or a body of handles', async t => {
+t.test('a request that is refused for its fields leaves its scope pending, as an upload and with handles', async t => {
   const server = await uploadServer(t)
   for (
     const bad of [
@@ -86,7 +86,7 @@ t.test('a request of a scope that is refused for its fields is owed, be it an up
   }
 })
 
-t.test('a form that names its transaction is owed when it is refused before its tensors are known', async t => {
+t.test('a form that is refused before its tensors are known leaves them pending in its transaction', async t => {
   const server = await uploadServer(t)
   const file = server.file('adder')
   const bad: [string, FormParts][] = [
@@ -109,7 +109,7 @@ t.test('a form that names its transaction is owed when it is refused before its 
   await server.idle()
 })
 
-t.test('a begin and an end with nothing between them wait for nobody', async t => {
+t.test('a begin and an end with nothing between them do not wait', async t => {
   const server = await uploadServer(t)
   slowSteps(t, 1)
   const running = json(server, '/generate', {
@@ -125,7 +125,7 @@ t.test('a begin and an end with nothing between them wait for nobody', async t =
   await running
 })
 
-t.test('where the weights came from moves with the transaction that brought them', async t => {
+t.test('the path of the loaded weights changes when their transaction ends', async t => {
   const server = await uploadServer(t)
   const path = async (): Promise<string> =>
     (await (await fetch(`${server.url}/get_model_info`)).json() as { model_path: string }).model_path
@@ -155,7 +155,7 @@ t.test('where the weights came from moves with the transaction that brought them
   t.equal(await path(), adder)
 })
 
-t.test('with mode=stream a sender that trickles is cut off, and what it tore is named', async t => {
+t.test('with mode=stream a sender that trickles is cut off, and the torn tensors are named', async t => {
   const server = await uploadServer(t, { uploadTimeoutMs: 300, uploadMemoryBytes: 512 << 10 })
   const file = server.file('adder')
   const { dataStart } = layout(file)

@@ -5,7 +5,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import t from 'tap'
 import { modelFolder, serve } from '../helpers/load-from.ts'
 
-t.test('an upload that drips keeps other updates from their turn for no longer than it may be silent', {
+t.test('an upload that trickles blocks other updates for no longer than it may be silent', {
   timeout: 60_000
 }, async t => {
   const { url, post } = await serve(t, 'adder-base', {}, { uploadTimeoutMs: 500 })

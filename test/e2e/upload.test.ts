@@ -105,7 +105,7 @@ for (const { way, memory, query } of WAYS) {
   })
 }
 
-t.test('with mode=stream a broken body does tear, and a reply says what', async t => {
+t.test('with mode=stream a broken body tears tensors, and the reply names them', async t => {
   const server = await uploadServer(t, { uploadMemoryBytes: SMALL, uploadTimeoutMs: 150 })
   const file = server.file('adder')
   // Where the machine halts, a body is stalled before something is in place: once more.
@@ -166,7 +166,7 @@ t.test('a body that is stalled is refused after the deadline, and meanwhile the 
   t.equal((await server.sendUntilTaken(file)).status, 200)
 })
 
-t.test('a server that stood still itself reads what came meanwhile before it calls a sender stalled', async t => {
+t.test('a server that was suspended reads what arrived meanwhile before it calls a sender stalled', async t => {
   const server = await uploadServer(t, { uploadTimeoutMs: 1000 })
   const file = server.file('adder')
   const { request, reply } = post(server.url + PATH, {
@@ -185,7 +185,7 @@ t.test('a server that stood still itself reads what came meanwhile before it cal
   await server.idle()
 })
 
-t.test('what is no safetensors file, or not for this model, is refused with the reason and nothing changes', async t => {
+t.test('an invalid file, or one of another model, is refused with the reason and nothing changes', async t => {
   for (const memory of [undefined, SMALL]) {
     const server = await uploadServer(t, { uploadMemoryBytes: memory })
     const before = await server.checksums()
@@ -342,7 +342,7 @@ t.test('twenty uploads at once end one after another, each whole', async t => {
   t.equal((await server.generate()).status, 200)
 })
 
-t.test('a full disk is said in words, before the body and in its middle', async t => {
+t.test('a full disk is a clear refusal, before the body and in its middle', async t => {
   const folder = mkdtempSync(join(tmpdir(), 'refit-tmpfs-'))
   t.teardown(() => {
     rmSync(folder, { recursive: true, force: true })

@@ -109,7 +109,7 @@ t.test('chunks in one buffer that is exported once: written one after another, a
   }
 })
 
-t.test('another buffer, a start and an init give the one before back; a chunk that is refused does not', async t => {
+t.test('another buffer, a start and an init give the previous buffer back; a refused chunk does not', async t => {
   const { server, table } = await serve(t)
   const tensors = model(table, 1)
   const chunk = tensors.slice(0, 2)
@@ -211,7 +211,7 @@ t.test('SkyRL packs each chunk into a tensor of one dtype and counts elements, a
   await checkIdle(t, server)
 })
 
-t.test('what is announced has to be what the handles hold, and is refused with every reference given back', async t => {
+t.test('an announcement that differs from its handles is refused, and every reference is given back', async t => {
   const { server, table } = await serve(t)
   const two = (): ReturnType<typeof sendModel> => {
     const sent = sendModel(t, table, 1)

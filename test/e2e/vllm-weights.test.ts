@@ -65,7 +65,7 @@ t.test('start to finish is one update: nothing is generated from a mixture, and 
   t.equal(server.engine.weightVersion, 'b')
 })
 
-t.test('what failed is owed until it comes, and a start gives up what a dead trainer left open', async t => {
+t.test('failed tensors are pending until they are sent, and a start gives up what a dead trainer left open', async t => {
   const server = await groupServer(t)
   const trainer = await joined(server)
   const [base, adder] = [server.tensors('adder-base'), server.tensors('adder')]
@@ -125,7 +125,7 @@ t.test('a request that cannot be read leaves the group in step where its sizes a
   }
 })
 
-t.test('other transfers are refused in words', async t => {
+t.test('other transfers are refused with the reason', async t => {
   const server = await groupServer(t)
   for (
     const [info, says] of [

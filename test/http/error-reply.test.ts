@@ -27,7 +27,7 @@ const INFO = 30
 const WARN = 40
 const ERROR = 50
 
-t.test('refusals that tell the state of the server are warnings without a stack', async t => {
+t.test("refusals that report the server's state are warnings without a stack", async t => {
   for (const code of ['QUEUE_FULL', 'ENGINE_TORN', 'ENGINE_CLOSED'] as const) {
     const line = await logOf(new RefitError(code, 'not now'))
     t.match(line, { level: WARN, code, msg: 'not now' })

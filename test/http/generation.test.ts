@@ -2,7 +2,7 @@ import t from 'tap'
 import { call, routeApp, until } from '../helpers/route-app.ts'
 import { FakeEngine } from '../helpers/fake-engine.ts'
 
-t.test('where a queue refuses half of a batch, each of the other half is aborted once, not once for every refusal', async t => {
+t.test('if the queue refuses half of a batch, each request of the other half is aborted once', async t => {
   const engine = new FakeEngine({ info: { maxRunningRequests: 4, maxQueuedRequests: 60 } })
   const { url } = await routeApp(t, { engine })
   await engine.pause('in_place')
@@ -62,7 +62,7 @@ t.test('a stop text that names a special token is found, although special tokens
   }])
 })
 
-t.test('a key of the prefix cache that every sample would carry is refused where it is no key', async t => {
+t.test('an invalid key of the prefix cache is refused before every sample carries it', async t => {
   const { url, engine } = await routeApp(t)
   for (
     const [path, body, param] of [
@@ -88,7 +88,7 @@ t.test('a key of the prefix cache that every sample would carry is refused where
   )
 })
 
-t.test('more ids to score than there are tokens are refused: every sample and every step would carry them', async t => {
+t.test('more ids to score than the vocabulary has tokens are refused', async t => {
   const { url, engine } = await routeApp(t)
   const ids = Array(301).fill(7)
   for (

@@ -43,7 +43,7 @@ async function post (url: string, body: string | ReadableStream): Promise<{ stat
   return { status: reply.status, body: await reply.json() }
 }
 
-t.test('long bodies arrive as they were sent, announced or in chunks, ASCII or not, several at once', async t => {
+t.test('long bodies arrive unchanged: announced or in chunks, ASCII or not, several at once', async t => {
   const url = await serve(t)
   const texts = [long(40_000), long(140_000), long(5 << 20), long(1 << 20) + 'ü', 'short']
   const replies = await Promise.all([...texts, ...texts].map(async (text, i) => {
@@ -60,7 +60,7 @@ t.test('long bodies arrive as they were sent, announced or in chunks, ASCII or n
   t.same(replies, [...texts, ...texts].map(text => ({ status: 200, body: { digest: digest(text) } })))
 })
 
-t.test('a host may put another stream in the place of the request', async t => {
+t.test("a host may replace the request's stream", async t => {
   const url = await serve(t, app => {
     app.addHook('preParsing', async (_request, _reply, payload) => payload.pipe(new PassThrough()))
   })
@@ -68,7 +68,7 @@ t.test('a host may put another stream in the place of the request', async t => {
   t.same(await post(url, JSON.stringify({ text })), { status: 200, body: { digest: digest(text) } })
 })
 
-t.test('chunks are given back, but for those that somebody else has too', async t => {
+t.test('chunks are given back, except those that another listener may hold', async t => {
   const text = long(300_000)
   for (const others of [0, 1]) {
     const chunks = [0, 100_000, 200_000].map(from => {
@@ -84,7 +84,7 @@ t.test('chunks are given back, but for those that somebody else has too', async 
   }
 })
 
-t.test('what is too long is refused before it is held or as it comes, and the server goes on', async t => {
+t.test('a body that is too long is refused before or while it is read, and the server continues', async t => {
   const url = await serve(t)
   const socket = connect(Number(new URL(url).port), '127.0.0.1')
   socket.write('POST / HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 7000000\r\n\r\n{')
@@ -101,7 +101,7 @@ t.test('what is too long is refused before it is held or as it comes, and the se
   }
 })
 
-t.test('a body that breaks off is told to whoever holds it', async t => {
+t.test('a body that breaks off rejects for its reader', async t => {
   const app = Fastify()
   const ends: string[] = []
   app.addContentTypeParser(
@@ -126,7 +126,7 @@ t.test('a body that breaks off is told to whoever holds it', async t => {
   t.same(ends, Array(2).fill('BODY_BROKEN: the body: it broke off after 3000 bytes'))
 })
 
-t.test('memory of a long body goes at once, of a short one never, which others share', async t => {
+t.test('memory of a long body is freed at once; short bodies share memory, which is never freed', async t => {
   const large = await holdBody(Readable.from([Buffer.alloc(200_000, 1)]), 1 << 20, { 'content-length': '200000' })
   freeBody(large)
   t.equal(large.length, 0)

@@ -15,7 +15,7 @@ const texts = fc.oneof(
   long(': ')
 )
 
-t.test('whatever it holds, a body is read as JSON.parse reads it', async t => {
+t.test('any body is read as JSON.parse reads it', async t => {
   const values = fc
     .letrec(tie => ({
       value: fc.oneof(
@@ -38,7 +38,7 @@ t.test('whatever it holds, a body is read as JSON.parse reads it', async t => {
   )
 })
 
-t.test('what is no JSON is refused, with a long text in it too', async t => {
+t.test('invalid JSON is refused, also with a long string in it', async t => {
   const text = 'x'.repeat(100_000)
   for (
     const body of [
@@ -54,7 +54,7 @@ t.test('what is no JSON is refused, with a long text in it too', async t => {
   ) t.throws(() => parseJsonText(body), SyntaxError, body.slice(0, 10))
 })
 
-t.test('texts are values, keys and neighbours of their marks', async t => {
+t.test('long strings may be values, keys and next to their marks', async t => {
   const text = 'QUJD'.repeat(10_000)
   for (const value of [text, [text, text, '~0~0'], { [text]: text }, { a: [[{ b: text }]], '~1~': text }, `${text}"`]) {
     t.same(parseJsonText(JSON.stringify(value)), value)

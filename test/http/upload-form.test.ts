@@ -122,7 +122,7 @@ async function post (port: number, pieces: Buffer[]): Promise<{ status: number, 
   return { status: response.statusCode!, body: JSON.parse(text) }
 }
 
-t.test('whatever fields and files a form has, in any order and cut anywhere, they come one after another and whole', async t => {
+t.test('fields and files of a form come one after another and whole, in any order and cut anywhere', async t => {
   const { port, parts } = await reader(t)
   const bytes = fc.oneof(fc.constantFrom(0, 1, 16_384, 65_536, 200_000, 1_200_000), fc.nat(40_000))
   const part = fc.oneof(
@@ -163,7 +163,7 @@ t.test('whatever fields and files a form has, in any order and cut anywhere, the
   )
 })
 
-t.test('a form that ends anywhere before its end is refused, and one whose client goes away is given up', async t => {
+t.test('a truncated form is refused, and one whose client disconnects is given up', async t => {
   const { port, outcomes } = await reader(t)
   const whole = encode([{ name: 'a', file: null, bytes: Buffer.from('1') }, {
     name: '',
@@ -194,7 +194,7 @@ t.test('a form that ends anywhere before its end is refused, and one whose clien
   t.ok(outcomes.every(outcome => (outcome as { code?: string } | null)?.code === 'BODY_BROKEN'))
 })
 
-t.test('a client that goes away before its body is looked at is noticed at once', async t => {
+t.test('a client that disconnects before its body is read is noticed at once', async t => {
   const gone = new IncomingMessage(new Socket())
   gone.destroy()
   await once(gone, 'close')
@@ -220,7 +220,7 @@ t.test('a client that goes away before its body is looked at is noticed at once'
   t.match(outcomes[0], { code: 'BODY_BROKEN', message: /broke off after 0 bytes of 1000/ })
 })
 
-t.test('while a chunk is on its way, no more is read than a few buffers, of one large file or of many small ones', async t => {
+t.test('while a chunk is processed, only a few buffers are read, from one large file or many small ones', async t => {
   for (const sizes of [[48 << 20], [200_000, ...Array.from({ length: 96 }, () => 500_000)]]) {
     let release = (): void => {}
     const gate = new Promise<void>(resolve => {

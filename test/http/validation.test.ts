@@ -38,7 +38,7 @@ t.test('strings become the numbers and booleans that they spell, as with pydanti
   for (const [body, expected] of cases) t.same(check(body), { value: expected })
 })
 
-t.test('what fits one of several kinds as it is stays as it is; only else is it converted', async t => {
+t.test('a value that fits one branch of a union is not converted', async t => {
   const Prompt = Type.Union([
     Type.String(),
     Type.Array(Type.String()),
@@ -88,7 +88,7 @@ t.test('what fits one of several kinds as it is stays as it is; only else is it 
   t.match(Both({ options: { num: '5', stop: 6 } }), { error: { message: /^options\.stop: / } })
 })
 
-t.test('what pydantic does not convert is refused', async t => {
+t.test('values that pydantic does not convert are refused', async t => {
   t.equal(message({ int: '1.5' }), 'int: expected an integer, got "1.5"')
   t.equal(message({ int: '' }), 'int: expected an integer, got ""')
   t.equal(message({ int: 'Infinity' }), 'int: expected an integer, got "Infinity"')
@@ -106,13 +106,13 @@ t.test('what pydantic does not convert is refused', async t => {
   t.equal(message([]), 'body: expected an object, got an empty array')
 })
 
-t.test('a body whose schema forbids unknown fields is taken as it is', async t => {
+t.test('a body whose schema forbids unknown fields is not converted', async t => {
   const strict = bodyCheck(Type.Object({ int: Type.Integer() }, { additionalProperties: false }))
   t.match(strict({ int: '1' }), { error: { message: 'int: expected an integer, got "1"' } })
   t.match(strict({ int: 1, imt: 2 }), { error: { message: 'imt: unknown field; known are int', param: 'imt' } })
 })
 
-t.test('whatever comes, the check answers, and what it lets through fits the schema', async t => {
+t.test('the check answers for any value, and a value that passes fits the schema', async t => {
   fc.assert(
     fc.property(
       fc.record({

@@ -62,7 +62,7 @@ t.test('fields come in the query or in the form, as texts, before or behind the 
   t.match((await call(`${url}/metrics`)).text, /^refit:weight_updates_total\{outcome="success",.*\} 3$/m)
 })
 
-t.test('what is wrong with fields or form is said, and nothing is written', async t => {
+t.test('faults of fields or form are named, and nothing is written', async t => {
   const { url, engine } = await routeApp(t)
   const part = (headers: string, body = 'x'): string => `--b\r\n${headers}\r\n\r\n${body}\r\n`
   const disposition = 'content-disposition: form-data; name="f"; filename="a.safetensors"'
@@ -107,7 +107,7 @@ t.test('what is wrong with fields or form is said, and nothing is written', asyn
   t.equal(engine.weightVersion, 'default')
 })
 
-t.test('other types are refused before they are read, and other routes take no uploads', async t => {
+t.test('other types are refused before they are read, and other routes accept no uploads', async t => {
   const { url } = await routeApp(t)
   for (
     const type of [
@@ -225,7 +225,7 @@ async function talk (t: Test, url: string, head: string): Promise<Talk> {
   return { socket, text: () => text }
 }
 
-t.test('a client that asks first is told to send only when its key, its type and its fields are right', async t => {
+t.test('a client that sends Expect is told to continue only if its key, type and fields are right', async t => {
   const engine = new FakeEngine()
   const app = await createServer({ engine, tokenizer: new ByteTokenizer(), adminApiKey: 'key' })
   t.teardown(async () => await app.close())
@@ -280,7 +280,7 @@ t.test('without the key no byte of a body is read', async t => {
   t.same(engine.calls, [])
 })
 
-t.test('a refusal in the middle of a body reaches a client that reads only when it has sent all', async t => {
+t.test('a refusal in the middle of a body reaches a client that reads only after it has sent everything', async t => {
   const { url } = await routeApp(t)
   const bad = Buffer.alloc(8 << 20, 1)
   const part = Buffer.from('--b\r\ncontent-disposition: form-data; name="f"; filename="f"\r\n\r\n')

@@ -45,7 +45,7 @@ t.test('pause and continue answer as SGLang does, whatever the body', async t =>
   ])
 })
 
-t.test('a mode that is none, or null, is refused with the choices', async t => {
+t.test('an unknown mode, or null, is refused with the choices', async t => {
   const { url, engine } = await routeApp(t)
   const reply = await call(`${url}/pause_generation`, { mode: 'x' })
   t.equal(reply.status, 400)
@@ -75,7 +75,7 @@ t.test('requests wait while paused and go on afterwards', async t => {
   t.same((await pending).json.output_ids, [5, 5])
 })
 
-t.test('continue answers while weights are torn, and says that nothing is generated', async t => {
+t.test('continue answers while weights are torn, and reports that nothing is generated', async t => {
   const { url, engine } = await routeApp(t)
   engine.weights = { state: 'torn', tensors: ['a'], reason: 'a read failed' }
   const reply = await call(`${url}/continue_generation`, {})

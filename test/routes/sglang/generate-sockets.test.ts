@@ -61,7 +61,7 @@ t.test('a paused stream has its headers before its first token', async t => {
   t.same(frames(await reply.text()).at(-2).output_ids, [5, 5])
 })
 
-t.test('a reader that does not read holds up neither generation nor memory, and gets a whole last event', async t => {
+t.test('a reader that does not read blocks neither generation nor memory, and gets a whole last event', async t => {
   const tokens = 3000
   const engine = new FakeEngine({ info: { contextLength: 2 * tokens } })
   const { url } = await routeApp(t, { engine })

@@ -130,7 +130,7 @@ t.test('temperatures too small to divide by are greedy, and a top_k of the vocab
   t.match(engine.requests[0]!.sampling, { temperature: 0, topK: 0 })
 })
 
-t.test('refusals of values say what SGLang says', async t => {
+t.test("refusals of values have SGLang's texts", async t => {
   const { url, engine } = await routeApp(t)
   const cases: [object, string][] = [
     [{ temperature: -1 }, 'temperature must be non-negative, got -1.'],
@@ -166,7 +166,7 @@ t.test('refusals of values say what SGLang says', async t => {
   t.equal(engine.requests.length, 0)
 })
 
-t.test('refusals of types name the field, what was expected and what came', async t => {
+t.test('refusals of types name the field, the expected and the received type', async t => {
   const { url } = await routeApp(t)
   const cases: [object, string][] = [
     [{ input_ids: [5, 'x'] }, 'input_ids[1]: expected an integer, got "x"'],
@@ -230,7 +230,7 @@ t.test('numbers that overflow are refused', async t => {
   t.match((await send('{"input_ids":[5],"sampling_params":{"n":1e300}}')).json.message, /at most 512 samples/)
 })
 
-t.test('prompts that cannot be are refused with the field', async t => {
+t.test('impossible prompts are refused with the field', async t => {
   const { url } = await routeApp(t)
   const cases: [object, RegExp, string][] = [
     [{}, /^Either text, input_ids or input_embeds should be provided\.$/, 'text'],
@@ -297,7 +297,7 @@ t.test('a prompt that fills the context can be scored', async t => {
   t.same(reply.json.output_ids, [])
 })
 
-t.test('features that are not there are refused only when they are asked for', async t => {
+t.test('unsupported features are refused only if they are requested', async t => {
   const { url } = await routeApp(t)
   for (
     const [field, value] of Object.entries({
@@ -340,7 +340,7 @@ t.test('features that are not there are refused only when they are asked for', a
   )
 })
 
-t.test('a batch and n samples come in order, n beside each other', async t => {
+t.test('outputs of a batch with n samples come in order, the n of a prompt side by side', async t => {
   const { url, engine } = await routeApp(t)
   const reply = await call(`${url}/generate`, {
     text: ['ab', 'cd'],
@@ -421,7 +421,7 @@ t.test('without a tokenizer ids work and text is refused with the reason', async
   )
 })
 
-t.test('tokens say which weights made them, span by span', async t => {
+t.test('tokens carry the label of the weights that made them, span by span', async t => {
   const engine = new FakeEngine({ stepMs: 2 })
   const { url } = await routeApp(t, { engine })
   const pending = call(`${url}/generate`, { input_ids: [5], rid: 'span', sampling_params: { max_new_tokens: 40 } })
@@ -506,7 +506,7 @@ t.test('a stream that breaks later says so in an event, then ends', async t => {
   t.match(all.at(-2), { error: { message: 'a read failed', code: 503, refit_code: 'ENGINE_TORN', retryable: true } })
 })
 
-t.test('torn weights answer 503 with the reason, some of the tensors and the way out', async t => {
+t.test('torn weights answer 503 with the reason, some of the tensors and the remedy', async t => {
   const engine = new FakeEngine()
   engine.weights = { state: 'torn', tensors: ['v', 'w', 'x', 'y', 'z'], reason: 'a read failed' }
   const { url } = await routeApp(t, { engine })

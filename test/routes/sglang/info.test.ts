@@ -19,7 +19,7 @@ t.test("model_info and its old name have SGLang's keys", async t => {
   t.same((await call(`${url}/get_model_info`)).json, expected)
 })
 
-t.test('server_info has what trainers compare', async t => {
+t.test('server_info has the fields that trainers compare', async t => {
   const { url } = await routeApp(t)
   const { json } = await call(`${url}/server_info`)
   t.match(json, {
@@ -44,7 +44,7 @@ t.test('server_info has what trainers compare', async t => {
   t.equal((await call(`${url}/get_server_info`)).json.tp_size, 2)
 })
 
-t.test('loads tell when the server is idle, as JSON and for Prometheus', async t => {
+t.test('load figures show when the server is idle, as JSON and for Prometheus', async t => {
   const engine = new FakeEngine({ stepMs: 2 })
   const { url } = await routeApp(t, { engine })
   const load = async () => (await call(`${url}/v1/loads?include=core`)).json.loads[0]
@@ -94,7 +94,7 @@ t.test('models are listed and found by name, slashes and all', async t => {
   })
 })
 
-t.test('capabilities say what is there', async t => {
+t.test('capabilities list what this server supports', async t => {
   const { url } = await routeApp(t)
   t.match((await call(`${url}/capabilities`)).json, {
     server: 'refit',
@@ -128,7 +128,7 @@ t.test('health is liveness, ready is not', async t => {
   t.same((await call(url)).json, 'refit is running')
 })
 
-t.test('health_generate is content with the steps of others when it cannot have its own', async t => {
+t.test('health_generate accepts steps of other requests if its own cannot run', async t => {
   const engine = new FakeEngine({ stepMs: 5, info: { maxRunningRequests: 1, maxQueuedRequests: 0 } })
   const { url } = await routeApp(t, { engine })
   const pending = call(`${url}/generate`, { input_ids: [5], sampling_params: { max_new_tokens: 500 } })

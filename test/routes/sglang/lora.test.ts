@@ -31,7 +31,7 @@ t.test("adapters are refused by name, in the form that SGLang's clients read", a
   t.same(engine.calls, [])
 })
 
-t.test("and in the form that vLLM's clients read", async t => {
+t.test("adapters are refused in the form that vLLM's clients read", async t => {
   const { url } = await routeApp(t)
   for (const path of ['/v1/load_lora_adapter', '/v1/unload_lora_adapter', '/skyrl/v1/load_lora_adapter']) {
     const { status, json } = await call(url + path, { lora_name: 'actor' })
@@ -54,7 +54,7 @@ t.test('references of handles in the body are given back, once for each pickle',
   }
 })
 
-t.test('bodies that are none are refused like the others', async t => {
+t.test('values that are no JSON object are refused as bodies', async t => {
   const { url } = await routeApp(t)
   for (
     const body of [null, 3, [], 'x', {}, { lora_name: 7, serialized_named_tensors: [1, null, '%%%'] }, {

@@ -26,7 +26,7 @@ t.test('both answer null, by POST and GET, whatever form the tags have', async t
   t.equal(await seen(`${RESUME}?tags=weights&tags=kv_cache`), 'resume ["weights","kv_cache"]')
 })
 
-t.test('an unknown kind is refused with the choices, before the engine is asked', async t => {
+t.test('an unknown kind is refused with the choices, before the engine is called', async t => {
   const { url, engine } = await routeApp(t)
   for (const body of [{ tags: ['weights', 'optimizer'] }, { tags: 'all' }, { tags: 3 }, { tags: [null] }]) {
     const reply = await call(url + RELEASE, body)
@@ -38,7 +38,7 @@ t.test('an unknown kind is refused with the choices, before the engine is asked'
   t.same(engine.calls, [])
 })
 
-t.test('what the engine refuses is 409 or 503 with its words', async t => {
+t.test('refusals of the engine are 409 or 503 with its message', async t => {
   const { url, engine } = await routeApp(t)
   engine.memoryFault = new RefitError('CONFLICT', 'memory of weights is not released', { param: 'tags' })
   t.match(await call(url + RESUME, { tags: ['weights'] }), {
@@ -51,7 +51,7 @@ t.test('what the engine refuses is 409 or 503 with its words', async t => {
   t.equal(full.headers.get('retry-after'), '1')
 })
 
-t.test('a retry while the first call runs gets its outcome, and another call is a call of its own', async t => {
+t.test('a retry while the first call runs gets its outcome, and a different call runs by itself', async t => {
   const { url, engine } = await routeApp(t)
   let go: () => void = () => {}
   engine.holdUpdate = new Promise(resolve => {
@@ -67,7 +67,7 @@ t.test('a retry while the first call runs gets its outcome, and another call is 
   t.same(engine.calls, ['release ["weights","kv_cache"]', 'release ["cuda_graph"]'])
 })
 
-t.test('asleep shows everywhere: generation 503, health 200, ready 503, server info, metrics, continue', async t => {
+t.test('an asleep engine is reported everywhere: generation 503, health 200, ready 503, info, metrics, continue', async t => {
   const { url } = await routeApp(t)
   await call(url + RELEASE, { tags: ['kv_cache', 'weights'] })
   for (
@@ -122,7 +122,7 @@ t.test('an engine that has failed for good is neither alive nor ready, paused or
   }
 })
 
-t.test('the admin key is wanted', async t => {
+t.test('the admin key is required', async t => {
   const { url, engine } = await routeApp(t, { apiKey: 'user', adminApiKey: 'admin' })
   const call2 = async (path: string, key: string): Promise<number> =>
     (await call(url + path, {}, {
@@ -139,7 +139,7 @@ t.test('the admin key is wanted', async t => {
   t.same(engine.calls, ['release []', 'resume []'])
 })
 
-t.test('a release after a resume is no retry of the release before it', async t => {
+t.test('a release after a resume does not join the release before it', async t => {
   const { url, engine } = await routeApp(t)
   let go = (): void => {}
   engine.holdUpdate = new Promise(resolve => {

@@ -99,7 +99,7 @@ t.test('a stop text cuts the experts with the tokens', async t => {
   t.equal(engine.live, 0)
 })
 
-t.test('refusals say what to do, and nothing is generated', async t => {
+t.test('refusals advise what to do, and nothing is generated', async t => {
   const { url, engine } = await app(t)
   const far = await call(`${url}/generate`, {
     input_ids: [[5, 6, 7], [5]],
@@ -142,7 +142,7 @@ t.test('refusals say what to do, and nothing is generated', async t => {
   t.equal(plain.engine.requests.length + dense.engine.requests.length, 0)
 })
 
-t.test('/server_info and /capabilities tell whether they are recorded', async t => {
+t.test('/server_info and /capabilities report whether experts are recorded', async t => {
   const { url } = await app(t)
   t.equal((await call(`${url}/server_info`)).json.enable_return_routed_experts, true)
   t.same((await call(`${url}/capabilities`)).json.model.routed_experts, {

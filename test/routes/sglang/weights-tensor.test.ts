@@ -29,7 +29,7 @@ t.test('an update from tensors writes, gives back, moves the label and reports',
   t.match(metrics, /^refit:weight_updates_total\{outcome="success",.*\} 1$/m)
 })
 
-t.test('every field of SGLang is taken', async t => {
+t.test('every field of SGLang is accepted', async t => {
   const { url, engine } = await routeApp(t)
   const entry = entryOf(sharedMemory(t, data))
   const reply = await call(url + PATH, {
@@ -47,7 +47,7 @@ t.test('every field of SGLang is taken', async t => {
   t.same(engine.calls, ['update {"abortAllRequests":true}', 'abortAll', 'commit {"flushCache":false}'])
 })
 
-t.test('what is refused has success false, a code, and gives back what it shared', async t => {
+t.test('a refusal has success false and a code, and gives the handles back', async t => {
   const { url, engine } = await routeApp(t)
   const cases: Array<[fields: object, status: number, message: RegExp, code: string, name?: string]> = [
     [
@@ -88,7 +88,7 @@ t.test('what is refused has success false, a code, and gives back what it shared
   }
 })
 
-t.test('without the key nothing that a body names is touched', async t => {
+t.test('without the key no handle in a body is touched', async t => {
   const { url, engine } = await routeApp(t, { apiKey: 'api', adminApiKey: 'admin' })
   const memory = sharedMemory(t, data)
   for (const key of ['', 'api', 'wrong']) {

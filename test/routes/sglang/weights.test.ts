@@ -57,7 +57,7 @@ t.test('an update from disk writes, moves the label and reports', async t => {
   t.equal((await call(`${url}/v1/models`)).json.data[0].id, 'fake', 'the served name stays')
 })
 
-t.test('every field of SGLang is taken', async t => {
+t.test('every field of SGLang is accepted', async t => {
   const { url, engine, good } = await checkpoints(t)
   const reply = await call(`${url}/update_weights_from_disk`, {
     model_path: good,
@@ -79,7 +79,7 @@ t.test('every field of SGLang is taken', async t => {
   t.equal(engine.weightVersion, 'default')
 })
 
-t.test('what cannot be opened is refused before the engine hears of it', async t => {
+t.test('a source that cannot be opened is refused before the engine is called', async t => {
   const { url, engine, root } = await checkpoints(t)
   await symlink('/etc', join(root, 'out'))
   await mkdir(join(root, 'empty'))
@@ -124,7 +124,7 @@ t.test('bad fields are refused in the shape of weight routes', async t => {
   }
 })
 
-t.test('a refused update is given up, and a torn one says so', async t => {
+t.test('a refused update is given up, and a torn one reports its state', async t => {
   const { url, engine, good, strange } = await checkpoints(t)
   const refused = await call(`${url}/update_weights_from_disk`, { model_path: strange, weight_version: '8' })
   t.equal(refused.status, 400)
