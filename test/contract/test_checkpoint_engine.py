@@ -12,7 +12,7 @@ import time
 
 import pytest
 import torch
-
+from checkpoint_requests import BUCKET, devices, files_left, served, sglang, vllm
 from engines import DEVICES, GOLDENS, Beside, refusal, settled
 from parameter_server import ParameterServer, WorkersFailed
 from server import Refused
@@ -21,15 +21,6 @@ from zmq_req import KINDS
 
 SGLANG = pytest.mark.row(29, "checkpoint-engine / SGLang")
 VLLM = pytest.mark.row(28, "checkpoint-engine / vLLM")
-BUCKET = 16 << 10
-
-
-def files_left():
-    # torch removes a counter file at its next check once nothing counts in it. An exception may hold the last
-    # reference.
-    if torch.cuda.is_initialized():
-        torch.cuda.ipc_collect()
-    return set(shared_files(os.getpid()))
 
 
 @pytest.fixture(autouse=True)
@@ -40,32 +31,6 @@ def nothing_left():
     gc.collect()
     left = settled(lambda: files_left() - before, lambda left: not left)
     assert not left, "the sender's memory is free once it is done"
-
-
-def sglang(engine, flush_cache=True, version=None, timeout=120):
-    """The request function for SGLang: rank 0 of the parameter server posts once its sockets are bound."""
-    fields = {} if version is None else dict(weight_version=version)
-    return lambda sockets: engine.post(
-        "/update_weights_from_ipc", dict(zmq_handles=sockets, flush_cache=flush_cache, **fields), timeout=timeout
-    )
-
-
-def vllm(engine, timeout=300):
-    return lambda sockets: engine.post(
-        "/collective_rpc", dict(method="update_weights_from_ipc", args=[sockets], timeout=timeout)
-    )
-
-
-def devices(device, count):
-    return ["cpu"] * count if device == "cpu" else [f"cuda:{index}" for index in range(count)]
-
-
-def served(engines, ranks=1, device="cpu", kind="qwen3", on_one_card=False):
-    if on_one_card and device == "cuda" and ranks > 1:
-        return engines(
-            kind, ranks, device, which="on one card", env={"REFIT_CUDA_SHARE_CARD": "1", "CUDA_VISIBLE_DEVICES": "0"}
-        )
-    return engines(kind, ranks, device)
 
 
 @SGLANG
@@ -94,8 +59,7 @@ def test_weights_go_to_a_to_b_and_back_to_a(engines, ranks, device, kind):
 @pytest.mark.brings("memory")
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cards(2))])
 def test_every_rank_reads_the_buffer_of_its_own_gpu(engines, device):
-    """Each rank of the parameter server has its own buffer with equal content, and waits for the replies to all ranks.
-    """
+    """Each rank of the parameter server has its own buffer with equal content, and waits for the replies to all ranks."""
     engine = served(engines, 2, device)
     engine.spoil()
     server = ParameterServer(devices(device, 2), BUCKET)

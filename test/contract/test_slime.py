@@ -1,6 +1,5 @@
 """slime's weight updates: broadcasts, handles, both, checkpoints and deltas; engines that it did not start."""
 
-import base64
 import gc
 import json
 import os
@@ -10,11 +9,9 @@ import urllib.request
 import pytest
 import safetensors.torch
 import torch
-from torch.multiprocessing.reductions import reduce_tensor
-
 from distributed_group import Group, trainer
 from engines import DEVICES, GOLDENS, Beside, settled
-from slime_client import Failed, SlimeEngine, SlimeEngines
+from slime_client import Colocated, Failed, SlimeEngine, SlimeEngines, serve
 from tensor_process import shared_files
 from tensors import bucket, serialize
 
@@ -186,61 +183,6 @@ def test_a_pause_ends_requests_with_their_tokens_and_holds_new_ones(engines):
     assert not held.done
     client.continue_generation()
     assert held.result()["meta_info"]["weight_version"] == "2"
-
-
-def serve(engine, client, variant, frame=True):
-    """A colocated update between pause and resume."""
-    if frame:
-        client.pause_generation()
-        client.flush_cache()
-    named = engine.tensors(variant)
-    for at in range(0, len(named), 8):
-        client.update_weights_from_tensor([serialize(bucket(named[at : at + 8]))] * engine.ranks, str(variant))
-    if frame:
-        client.continue_generation()
-    engine.holds(variant)
-
-
-class Colocated:
-    """The training ranks of an engine's GPUs: each makes a bucket, and the first sends all.
-
-    Handles name a GPU by its UUID.
-    """
-
-    def __init__(self, engine, device):
-        self.engine, self.device = engine, device
-
-    def entry(self, named):
-        flat = bucket([(name, tensor.to(self.device)) for name, tensor in named])
-        flat["flattened_tensor"] = flat["flattened_tensor"].to(self.device)
-        return flat, patched(flat) if self.device != "cpu" else serialize(flat)
-
-    def send(self, client, entries, version):
-        kept = [self.entry(named) for named in entries]
-        reply = client.update_weights_from_tensor([text for _, text in kept], version)
-        assert reply["success"] is True
-        del kept
-        gc.collect()
-        if self.device != "cpu":
-            torch.cuda.ipc_collect()
-
-
-def patched(flat):
-    """SGLang's patch of torch's reductions: the UUID replaces the GPU's index."""
-    import io
-    from multiprocessing.reduction import ForkingPickler
-
-    class Pickler(ForkingPickler):
-        def reducer_override(self, obj):
-            if isinstance(obj, torch.Tensor) and obj.is_cuda:
-                function, arguments = reduce_tensor(obj)
-                uuid = str(torch.cuda.get_device_properties(obj.device).uuid)
-                return function, (*arguments[:6], uuid, *arguments[7:])
-            return NotImplemented
-
-    buffer = io.BytesIO()
-    Pickler(buffer).dump(flat)
-    return base64.b64encode(buffer.getvalue()).decode()
 
 
 @COLOCATE

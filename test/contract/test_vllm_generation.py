@@ -3,167 +3,35 @@
 The requests, the headers and the read parts of replies are theirs.
 """
 
-import functools
 import http.client
 import json
-import shutil
 import time
-import urllib.error
-import urllib.request
 
 import pytest
-import torch
-from safetensors.torch import save_file
+from engines import Beside, refusal, settled
+from server import Refused
+from vllm_generation import (  # noqa: F401
+    LONG,
+    PROMPT,
+    SKYRL,
+    Control,
+    Over,
+    at_ease,
+    begun,
+    generate,
+    in_the_midst,
+    read,
+    steered,
+    still,
+    update,
+)
 
-from engines import GOLDENS, Beside, Engine, refusal, settled
-from server import ROOT, Refused, Server
-from tensors import coded
-
-SKYRL = pytest.mark.row(12, "SkyRL / NCCL")
 SKYRL_IPC = pytest.mark.row(13, "SkyRL / CUDA IPC")
 REPLAY = pytest.mark.row(16, "SkyRL / MoE replay")
 AREAL = pytest.mark.row(19, "AReaL / vLLM NCCL")
 AREAL_DISK = pytest.mark.row(20, "AReaL / vLLM disk")
 PRIME = pytest.mark.row(22, "prime-rl / NCCL")
 NATIVE = pytest.mark.row(30, "vLLM's own client / NCCL, CUDA IPC, disk")
-TRL_SERVE = pytest.mark.row(31, "TRL / `trl vllm-serve`")
-TRL = pytest.mark.row(32, "TRL / vLLM native")
-PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21]
-LONG = 3000
-
-
-@pytest.fixture(scope="module")
-def steered(tmp_path_factory):
-    """An engine that generates for long, and a folder with other weights of its model."""
-    roots = tmp_path_factory.mktemp("steered")
-    shutil.copytree(GOLDENS / "qwen3", roots / "model")
-    config = json.loads((roots / "model/config.json").read_text())
-    (roots / "model/config.json").write_text(json.dumps(config | dict(max_position_embeddings=2 * LONG)))
-    engine = Engine(roots / "model", 1, "cpu", "--model-root", roots, "--max-total-tokens", 4 * LONG)
-    for variant in (1, 2):
-        (roots / f"step-{variant}").mkdir()
-        save_file(
-            {name: coded(variant, name, shape).contiguous() for name, shape in engine.shapes.items()},
-            roots / f"step-{variant}/model.safetensors",
-        )
-    engine.folder = roots
-    yield engine
-    engine.stop()
-
-
-@pytest.fixture(autouse=True)
-def at_ease(request):
-    yield
-    if "steered" in request.fixturenames:
-        ease(request.getfixturevalue("steered"))
-
-
-def ease(engine):
-    engine.post("/wake_up")
-    engine.post("/resume")
-    engine.post("/abort_requests", {})
-
-
-class Over(Exception):
-    """A request ended or overtook another one before the test could act, because the machine was busy."""
-
-
-def in_the_midst(test):
-    """For tests that act on running requests: repeats the test if a request was over. Fails after too many attempts."""
-
-    @functools.wraps(test)
-    def tried(steered):
-        for _ in range(9):
-            try:
-                return test(steered)
-            except Over:
-                ease(steered)
-        return test(steered)
-
-    return tried
-
-
-def update(engine, variant):
-    return engine.post(
-        "/update_weights_from_disk",
-        dict(model_path=str(engine.folder / f"step-{variant}"), weight_version=f"step-{variant}"),
-    )
-
-
-class Control:
-    """SkyRL's control plane: one kept connection, no retry, and a JSON body only if the reply has a length."""
-
-    def __init__(self, engine):
-        self.connection = http.client.HTTPConnection("127.0.0.1", engine.port, timeout=300)
-
-    def __call__(self, path, body=None, method="POST"):
-        headers = {} if body is None else {"content-type": "application/json"}
-        self.connection.request(method, path, None if body is None else json.dumps(body), headers)
-        reply = self.connection.getresponse()
-        length = reply.getheader("content-length")
-        assert length is not None and reply.getheader("transfer-encoding") is None, (
-            f"{path}: a body without a length is taken for none"
-        )
-        text = reply.read()
-        assert int(length) == len(text)
-        if text:
-            assert reply.getheader("content-type") == "application/json", f"{path}: {reply.getheader('content-type')}"
-        found = json.loads(text) if text else None
-        if reply.status >= 400:
-            raise Refused(reply.status, found["error"]["message"])
-        return found
-
-
-def generate(
-    engine, count, prompt=PROMPT, path="/inference/v1/generate", headers=None, timeout=300, sampling=None, **fields
-):
-    """SkyRL's data plane: 30 attempts a second apart after broken connections and replies without JSON, none after a
-    4xx.
-    """
-    params = dict(max_tokens=count, temperature=0, ignore_eos=True, logprobs=0, **(sampling or {}))
-    body = json.dumps(dict(sampling_params=params, model="policy", token_ids=prompt, **fields)).encode()
-    for _ in range(30):
-        request = urllib.request.Request(
-            engine.url + path,
-            body,
-            {"Content-Type": "application/json", "X-Session-ID": "trajectory-7", **(headers or {})},
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=timeout) as reply:
-                return json.loads(reply.read())
-        except urllib.error.HTTPError as error:
-            text = error.read()
-            if error.code < 500:
-                raise Refused(error.code, text.decode()) from None
-            json.loads(text)
-            raise Refused(error.code, text.decode()) from None
-        except (ConnectionError, json.JSONDecodeError):
-            time.sleep(1)
-    raise AssertionError("30 tries did not do")
-
-
-def read(reply):
-    """The parts of a choice that SkyRL reads."""
-    choice = reply["choices"][0]
-    logprobs = [entry["logprob"] for entry in choice["logprobs"]["content"]]
-    assert len(logprobs) == len(choice["token_ids"])
-    return choice["token_ids"], choice["finish_reason"], logprobs
-
-
-def begun(engine, count=LONG, **fields):
-    """A running request that has generated tokens."""
-    before = engine.metric("refit:generation_tokens_total")
-    beside = Beside(lambda: generate(engine, count, **fields))
-    settled(lambda: engine.metric("refit:generation_tokens_total") - before, lambda made: made > 20 or beside.done)
-    still(beside)
-    return beside
-
-
-def still(beside):
-    """Checks that it still runs; else the test is repeated."""
-    if beside.done:
-        beside.result()
-        raise Over
 
 
 @SKYRL
@@ -346,8 +214,7 @@ def test_offload_and_onload_restore_the_weights(steered):
 @SKYRL_IPC
 @in_the_midst
 def test_weights_wake_up_and_are_written_before_the_cache_wakes_up(steered):
-    """SkyRL's synchronous step: sleep at level 2, wake weights, update, wake the cache, and generate without a resume.
-    """
+    """SkyRL's synchronous step: sleep at level 2, wake weights, update, wake the cache, and generate without a resume."""
     control = Control(steered)
     update(steered, 1)
     pending = begun(steered)
@@ -483,139 +350,3 @@ def test_a_model_without_experts_reports_none(steered):
     reply = generate(steered, 5, path="/skyrl/v1/generate")
     assert reply["choices"][0]["routed_experts"] is None
     assert read(reply) == read(generate(steered, 5))
-
-
-@pytest.fixture(scope="module")
-def talking():
-    """A trained model with its tokenizer and template."""
-    server = Server(ROOT / "models/adder-base", "--threads", 2, "--max-total-tokens", 2048)
-    yield server
-    server.stop()
-
-
-def trl_rows(logprobs):
-    """Reads the logprobs of completions as TRL does: by token id, best first."""
-    rows = []
-    for token, logprob, top in zip(
-        logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True
-    ):
-        items = sorted({token: logprob, **(top or {})}.items(), key=lambda item: -item[1])
-        rows.append([(int(name.removeprefix("token_id:")), score) for name, score in items])
-    return rows
-
-
-@TRL
-def test_trl_generates_by_completions_and_chat(talking):
-    model = talking.get("/v1/models")["data"][0]["id"]
-    assert talking.get("/get_world_size")["world_size"] == 1
-    common = dict(
-        model=model,
-        n=2,
-        repetition_penalty=1.0,
-        temperature=0,
-        top_p=1.0,
-        top_k=0,
-        min_p=0.0,
-        max_tokens=6,
-        return_token_ids=True,
-        return_tokens_as_token_ids=True,
-    )
-    choices = talking.post("/v1/completions", dict(prompt=["1+2=", "30+4="], logprobs=2, **common))["choices"]
-    assert len(choices) == 4
-    for prompt, choice in zip(["1+2=", "1+2=", "30+4=", "30+4="], choices, strict=True):
-        assert (
-            choice["prompt_token_ids"]
-            == talking.post("/tokenize", dict(model=model, prompt=prompt, add_special_tokens=True))["tokens"]
-        )
-        rows = trl_rows(choice["logprobs"])
-        assert [row[0][0] for row in rows] == choice["token_ids"], "greedy: the token is the best"
-        assert all(len(row) in (2, 3) for row in rows)
-    message = [dict(role="user", content="1+2=")]
-    reply = talking.post("/v1/chat/completions", dict(messages=message, logprobs=True, top_logprobs=0, **common))
-    rendered = talking.post("/v1/chat/completions/render", dict(model=model, messages=message, max_tokens=1))
-    assert reply["prompt_token_ids"] == rendered["token_ids"] and rendered["features"] is None
-    for choice in reply["choices"]:
-        assert [int(entry["token"].removeprefix("token_id:")) for entry in choice["logprobs"]["content"]] == choice[
-            "token_ids"
-        ]
-    assert talking.post("/reset_prefix_cache")["success"] is True
-
-
-@TRL
-@TRL_SERVE
-def test_trl_scores_sequences_as_a_teacher(talking):
-    """By completions with prompt_logprobs, as TRL does now, and by the route of its older server."""
-    ids = talking.post("/tokenize", dict(prompt="12+34=46"))["tokens"]
-    sequences, lengths = [ids, ids[:-2]], [3, 2]
-    choices = talking.post("/v1/completions", dict(prompt=sequences, max_tokens=1, temperature=1.0, prompt_logprobs=4))[
-        "choices"
-    ]
-    now = []
-    for choice, sequence, length in zip(choices, sequences, lengths, strict=True):
-        rows = []
-        for position in range(length, len(choice["prompt_logprobs"])):
-            scores = choice["prompt_logprobs"][position]
-            assert str(sequence[position]) in scores
-            rows.append(
-                [
-                    (int(token), entry["logprob"])
-                    for token, entry in sorted(scores.items(), key=lambda item: item[1]["rank"])
-                ]
-            )
-        now.append(rows)
-    reply = talking.post(
-        "/get_sequence_logprobs/",
-        dict(sequences=sequences, prompt_lengths=lengths, top_logprobs=4, temperature=1.0, response_format="json"),
-    )
-    before = [
-        [list(zip(tokens, scores, strict=True)) for tokens, scores in zip(*rows, strict=True)]
-        for rows in zip(reply["logprob_token_ids"], reply["logprobs"], strict=True)
-    ]
-    assert before == now
-    binary = talking.post(
-        "/get_sequence_logprobs/",
-        dict(sequences=sequences, prompt_lengths=lengths, top_logprobs=4, temperature=1.0, response_format="binary"),
-    )
-    import base64
-
-    array = lambda name, dtype: torch.frombuffer(bytearray(base64.b64decode(binary[name])), dtype=dtype)  # noqa: E731
-    scores = array("logprobs_b64", torch.float32).reshape(binary["shape"])
-    tokens = array("token_ids_b64", torch.int32).reshape(binary["shape"])
-    assert binary["completion_lengths"] == [len(rows) for rows in now]
-    for sequence, rows in enumerate(now):
-        for position, row in enumerate(rows):
-            assert tokens[sequence, position].tolist() == [token for token, _ in row[:4]]
-            assert torch.allclose(scores[sequence, position], torch.tensor([score for _, score in row[:4]]))
-
-
-@TRL_SERVE
-def test_trl_vllm_serve_generates(talking):
-    """TRL's own server: paths end in a slash, and replies are parallel lists."""
-    assert talking.get("/health/")["status"] == "ok"
-    assert talking.get("/get_world_size/") == {"world_size": 1}
-    fields = dict(
-        n=2,
-        repetition_penalty=1.0,
-        temperature=0,
-        top_p=1.0,
-        top_k=-1,
-        min_p=0.0,
-        max_tokens=5,
-        logprobs=1,
-        structured_outputs_regex=None,
-        generation_kwargs={},
-    )
-    reply = talking.post("/generate/", dict(prompts=["1+2=", "30+4="], images=None, **fields))
-    assert reply["prompt_ids"] == [
-        talking.post("/tokenize", dict(prompt=prompt))["tokens"] for prompt in ("1+2=", "30+4=")
-    ]
-    assert len(reply["completion_ids"]) == len(reply["logprobs"]) == len(reply["logprob_token_ids"]) == 4
-    for ids, scores, tokens in zip(reply["completion_ids"], reply["logprobs"], reply["logprob_token_ids"], strict=True):
-        assert [row[0] for row in tokens] == ids and [len(row) for row in scores] == [len(row) for row in tokens]
-        assert all(row == sorted(row, reverse=True) for row in scores)
-    again = talking.post("/generate/", dict(prompts=reply["prompt_ids"], **fields))
-    assert again["completion_ids"] == reply["completion_ids"], "token ids are taken as they are"
-    chat = talking.post(
-        "/chat/", dict(messages=[[dict(role="user", content="1+2=")]], tools=None, chat_template_kwargs={}, **fields)
-    )
-    assert len(chat["prompt_ids"]) == 1 and len(chat["completion_ids"]) == 2

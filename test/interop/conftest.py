@@ -107,3 +107,9 @@ def nothing_left():
     yield
     gc.collect()
     assert set(shared_files()) <= before, "a file of shared memory was not freed"
+
+
+@pytest.fixture
+def served(engine_of, model_of):
+    """A server and its model, shared by the tests of the session."""
+    return lambda kind, ranks=1: (engine_of(kind, ranks), model_of(kind))

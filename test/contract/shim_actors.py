@@ -1,0 +1,98 @@
+"""Shared by the tests of the Ray shims: actors with and without Ray, engines, and models."""
+
+import asyncio
+import os
+import sys
+import threading
+import types
+import warnings
+
+import pytest
+from conftest import ROOT
+from server import Server
+from tensors import Model
+
+try:
+    import ray
+except ImportError:
+    ray = None
+    warnings.warn(
+        "THERE IS NO ray: the shims are called as plain classes, no actor was made (pip install ray)", stacklevel=1
+    )
+
+
+CLIENTS = str(ROOT / "clients/python")
+sys.path[:0] = [CLIENTS, str(ROOT / "examples/trainers")]
+
+FLAGS = ["--dtype", "bfloat16", "--max-total-tokens", 4096, "--max-running-requests", 8]
+GREEDY = types.SimpleNamespace(
+    temperature=0.0, top_p=1.0, top_k=-1, max_tokens=4, min_tokens=1, skip_special_tokens=False, logprobs=1
+)
+
+
+class Plain:
+    """An actor's handle without Ray: `actor.method.remote(...)`, awaited on one event loop as in Ray."""
+
+    class Method:
+        def __init__(self, actor, name):
+            self.actor, self.name = actor, name
+
+        def remote(self, *args, **options):
+            async def run():
+                result = getattr(self.actor.made, self.name)(*args, **options)
+                return await result if asyncio.iscoroutine(result) else result
+
+            return asyncio.run_coroutine_threadsafe(run(), self.actor.loop)
+
+    def __init__(self, kind, **options):
+        self.made, self.loop = kind(**options), asyncio.new_event_loop()
+        threading.Thread(target=self.loop.run_forever, daemon=True).start()
+
+    def __getattr__(self, name):
+        return Plain.Method(self, name)
+
+
+def get(asked, timeout=300):
+    if isinstance(asked, list):
+        return [get(one) for one in asked]
+    return ray.get(asked, timeout=timeout) if ray else asked.result(timeout)
+
+
+@pytest.fixture(scope="module")
+def actor_of():
+    if ray:
+        os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+        environment = {"PYTHONPATH": os.pathsep.join([CLIENTS, os.environ.get("PYTHONPATH", "")])}
+        ray.init(
+            "local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": environment}
+        )
+
+    def make(kind, name=None, **options):
+        return ray.remote(kind).options(num_cpus=0, name=name).remote(**options) if ray else Plain(kind, **options)
+
+    yield make
+    if ray:
+        ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return Model("qwen3", tmp_path_factory.mktemp("qwen3"))
+
+
+@pytest.fixture
+def engine(model):
+    with Server(model.folder, *FLAGS, "--skip-tokenizer-init") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def adder():
+    with Server(ROOT / "models/adder", *FLAGS, "--model-root", ROOT / "models") as server:
+        yield server
+
+
+def error_of(asked):
+    with pytest.raises(Exception) as failed:
+        get(asked)
+    return str(failed.value)
