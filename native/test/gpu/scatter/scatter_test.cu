@@ -32,7 +32,8 @@ struct HostLists {
     for (int i = 0; i < 2; i++) {
       first[i].resize(capacity + 1);
       copies[i].resize(capacity);
-      (i == 0 ? lists.threads : lists.bulk) = {first[i].data(), copies[i].data(), capacity, 0, 0};
+      ScatterList& list = i == 0 ? lists.threads : lists.bulk;
+      list = ScatterList{first[i].data(), copies[i].data(), capacity, 0, 0};
     }
   }
 };
