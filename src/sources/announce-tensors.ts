@@ -5,12 +5,16 @@ import { payloadError, SHARED_FILE_HEADER } from '../wire/torch/tensor.ts'
 import type { TensorDescriptor, TensorStorage } from '../wire/torch/tensor.ts'
 import type { AnnouncedTensor, StridedMatrix } from '../contract/weight-source.ts'
 
-/** Matrices that the tensors of one request may have beyond one each: a tensor may be torn into thousands, and stand in a list as often as that is long. */
+/**
+ * Matrices that the tensors of one request may have beyond one each. One tensor may be cut into thousands, and a list
+ * may repeat it.
+ */
 const MAX_MORE = 500_000
 
 /**
- * What ranks are brought, as a source announces it. What several ranks are brought alike stands once; `fileOf` says in which file of
- * the source a storage lies. Throws TENSOR_PAYLOAD for strides that cannot be copied, naming the tensor.
+ * The tensors of all ranks, as a source announces them. A tensor that several ranks have in common is announced once.
+ * `fileOf` gives the file of the source in which a storage lies. Throws TENSOR_PAYLOAD, with the tensor's name, for
+ * strides that cannot be copied.
  */
 export function announceTensors (
   ranks: readonly TensorDescriptor[][],
@@ -30,7 +34,7 @@ export function announceTensors (
     }
     return one
   }
-  // Everybody is brought the same: the usual case.
+  // All ranks have the same tensors: the usual case.
   if (lists.length === 1) return lists[0]!.tensors.map(announced)
   const first = lists[0]!
   const sharers = first.tensors.map(() => [...first.ranks])
@@ -46,7 +50,7 @@ export function announceTensors (
   return [...shared, ...apart]
 }
 
-/** Ranks that were sent the same share one array. */
+/** Ranks with the same tensors share one array. */
 function groupEqual (ranks: readonly TensorDescriptor[][]): Array<{ tensors: TensorDescriptor[], ranks: number[] }> {
   const groups = new Map<TensorDescriptor[], number[]>()
   for (const [rank, tensors] of ranks.entries()) {
@@ -83,7 +87,7 @@ function announce (tensor: TensorDescriptor, fileOf: ReadonlyMap<TensorStorage, 
   return matrices.length === 1 && isPacked(matrices[0]!, itemBytes) ? announced : { ...announced, parts: matrices }
 }
 
-/** Where a storage starts in its source. */
+/** The byte of its source at which a storage starts. */
 function startOf (storage: TensorStorage): number {
   return storage.kind === 'shared-file' ? SHARED_FILE_HEADER : storage.kind === 'cuda' ? storage.offset : 0
 }

@@ -3,13 +3,16 @@ import { readDTypeText } from '../wire/torch/dtype-text.ts'
 
 export interface MeasuredTensor {
   name: string
-  /** Canonical, as torch prints it without `torch.`. */
+  /** The canonical name, as torch prints it without `torch.`. */
   dtype: string
   shape: number[]
   bytes: number
 }
 
-/** How many bytes a trainer will send for each tensor that it names. Throws INVALID_REQUEST where that cannot be told, naming the field. */
+/**
+ * The number of bytes that a trainer will send for each tensor that it names. Throws INVALID_REQUEST, with the field,
+ * if it cannot be computed.
+ */
 export function measureTensors (
   names: readonly string[],
   dtypes: readonly string[],

@@ -11,21 +11,27 @@ const SHARD = /^(.+)-(\d+)-of-(\d+)\.safetensors$/
 const MAX_INDEX_BYTES = 100_000_000
 const OTHERS = /\.(?:bin|pt|pth|ckpt|gguf|ggml|h5|msgpack|onnx|npz)$/
 
-/** What a path holds: the folder, its safetensors files by name, and the open index with its map where there is one. */
+/**
+ * The contents of a path: the folder, its safetensors files by name, and the open index with its map if there is one.
+ */
 export interface CheckpointFiles {
   folder: string
   names: string[]
   index?: { file: WatchedFile, weightMap: Map<string, string> }
 }
 
-/** Finds the files of a checkpoint: a folder, one .safetensors file or an index. The caller closes `index.file`. Throws CHECKPOINT_PATH or CHECKPOINT_FORMAT. */
+/**
+ * Finds the files of a checkpoint: a folder, one .safetensors file or an index. The caller closes `index.file`. Throws
+ * CHECKPOINT_PATH or CHECKPOINT_FORMAT.
+ */
 export async function findCheckpoint (jail: PathJail, path: string): Promise<CheckpointFiles> {
   const real = await jail.resolve(path)
   const info = await stat(real).catch(() => {
     throw outside(path)
   })
   if (info.isDirectory()) return await inFolder(jail, real, path)
-  // A file's own name counts, not that of the blob that it may link to; its folder must be inside the roots as well.
+  // The file's own name counts, not the name of a blob that it may link to. Its folder must be inside the roots as
+  // well.
   const name = basename(path)
   const folder = await jail.resolve(dirname(path))
   if (name.endsWith(SUFFIX + '.index.json')) return await byIndex(jail, folder, name)
@@ -78,7 +84,7 @@ async function byIndex (jail: PathJail, folder: string, name: string): Promise<C
   }
 }
 
-/** Without an index the names of the shards are all that says how many there must be. */
+/** Without an index, only the names of the shards show how many there must be. */
 function checkShards (path: string, shards: string[]): void {
   const series = new Set(shards.map(name => name.replace(SHARD, '$1 of $3')))
   if (series.size > 1) {

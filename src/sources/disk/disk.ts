@@ -13,17 +13,17 @@ import { PathJail } from './path-jail.ts'
 import { announce, checkIndex, parseTensors } from './safetensors-tensors.ts'
 import { WatchedFile } from './watched-file.ts'
 
-// Each stays open until the update has ended.
+// Each file stays open until the update has ended.
 const MAX_FILES = 4096
 
 export interface DiskOptions {
-  /** Folders that checkpoints may lie in, symlinks followed. */
+  /** Folders in which checkpoints may lie. Symlinks are followed. */
   roots: readonly string[]
 }
 
 /**
- * A checkpoint on disk: a folder, a .safetensors file or an index. Opens every file and checks every header; changes nothing.
- * Throws CHECKPOINT_PATH, CHECKPOINT_FORMAT or CHECKPOINT_CHANGED; then nothing stays open.
+ * A checkpoint on disk: a folder, a .safetensors file or an index. Opens every file and checks every header; changes
+ * nothing. Throws CHECKPOINT_PATH, CHECKPOINT_FORMAT or CHECKPOINT_CHANGED; then nothing stays open.
  */
 export async function openDiskSource (path: string, { roots }: DiskOptions): Promise<StoredSource> {
   const jail = await PathJail.of(roots)

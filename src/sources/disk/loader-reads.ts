@@ -11,7 +11,10 @@ import { readSpan } from './read-span.ts'
 export const MAX_READ_BYTES = 16 * 1024 * 1024
 export const MAX_REQUEST_READ_BYTES = 64 * 1024 * 1024
 
-/** Bytes of tensors for a loader, within bounds. Ends before the descriptors are closed: their numbers may be another file's by then. */
+/**
+ * Reads bytes of tensors for a loader, within bounds. It ends before the descriptors are closed, because their numbers
+ * may belong to other files afterwards.
+ */
 export class LoaderReads {
   readonly #sourceOf: (storage: TensorStorage) => NativeSource | undefined
   readonly #under = new Set<Promise<unknown>>()
@@ -33,7 +36,7 @@ export class LoaderReads {
     }
   }
 
-  /** No read begins after it, and none is under way. */
+  /** After it no read begins, and none is running. */
   async end (): Promise<void> {
     this.#ended = true
     await Promise.allSettled(this.#under)
@@ -64,7 +67,8 @@ export class LoaderReads {
         'UNSUPPORTED',
         `tensor ${
           JSON.stringify(name)
-        } lies in the memory of a GPU, and loaders read CPU memory: send what they read as a CPU tensor (.cpu()), and the weights where they are`,
+        } lies in the memory of a GPU, and loaders read CPU memory: ` +
+          'send what they read as a CPU tensor (.cpu()), and the weights where they are',
         { param: name }
       )
     }
@@ -85,12 +89,12 @@ export class LoaderReads {
   }
 }
 
-/** Bytes from its first to its last. */
+/** Bytes from its first to its last one. */
 function spanOf ({ rows, cols, rowBytes, colBytes }: StridedMatrix, itemBytes: number): number {
   return (rows - 1) * rowBytes + (cols - 1) * colBytes + itemBytes
 }
 
-/** Returns where the next matrix goes. */
+/** Returns the position of the next matrix. */
 function copyPacked (
   { rows, cols, rowBytes, colBytes }: StridedMatrix,
   from: Uint8Array,

@@ -5,7 +5,7 @@ import { payloadError } from '../../wire/torch/tensor.ts'
 import type { TensorDescriptor } from '../../wire/torch/tensor.ts'
 
 export interface ViewOptions {
-  /** As torch names it; default this tensor's own. */
+  /** torch's name; default this tensor's own. */
   dtype?: string
   shape?: readonly number[]
   /** In elements; default row-major, or this tensor's own where no shape is given either. */
@@ -14,15 +14,15 @@ export interface ViewOptions {
   offset?: number
 }
 
-/** A tensor that a trainer shares, as a custom loader sees it: what it is and where it lies, not its bytes. */
+/** A trainer's tensor as a custom loader sees it: its description and its place, not its bytes. */
 export class LoaderTensor {
   readonly name: string
-  /** As torch names it. */
+  /** torch's name. */
   readonly dtype: string
   readonly shape: readonly number[]
   /** In elements. */
   readonly stride: readonly number[]
-  /** One for each rank, in their order: of one shape, dtype and stride. */
+  /** One for each rank, in their order: all of one shape, dtype and stride. */
   readonly #ranks: readonly TensorDescriptor[]
 
   constructor (ranks: readonly TensorDescriptor[]) {
@@ -40,17 +40,17 @@ export class LoaderTensor {
     }
   }
 
-  /** Of one element. */
+  /** Bytes of one element. */
   get itemBytes (): number {
     return torchItemBytes(this.dtype)!
   }
 
-  /** Where it lies for each rank. */
+  /** Its place for each rank. */
   static ranksOf (tensor: LoaderTensor): readonly TensorDescriptor[] {
     return tensor.#ranks
   }
 
-  /** Other elements of the same memory. Throws TENSOR_PAYLOAD where they would lie outside of it. */
+  /** Other elements of the same memory. Throws TENSOR_PAYLOAD if they would lie outside it. */
   view (options: ViewOptions = {}): LoaderTensor {
     const dtype = options.dtype ?? this.dtype
     const itemBytes = torchItemBytes(dtype)
@@ -74,7 +74,7 @@ export class LoaderTensor {
     }))
   }
 
-  /** Elements `start` to `end` (behind the last) of an axis. Throws TENSOR_PAYLOAD. */
+  /** Elements `start` (included) to `end` (excluded) of an axis. Throws TENSOR_PAYLOAD. */
   slice (axis: number, start: number, end: number): LoaderTensor {
     const size = this.shape[axis]
     if (

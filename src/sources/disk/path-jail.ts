@@ -6,7 +6,10 @@ import { RefitError } from '../../errors.ts'
 
 const { O_RDONLY, O_NOFOLLOW, O_NONBLOCK } = constants
 
-/** The same words for a path that is not there and for one that may not be read: the reply must not map the disk outside the roots. */
+/**
+ * One message for a path that does not exist and for one that may not be read, so that replies reveal nothing about the
+ * disk outside the roots.
+ */
 export function outside (path: string): RefitError {
   return new RefitError(
     'CHECKPOINT_PATH',
@@ -15,7 +18,7 @@ export function outside (path: string): RefitError {
   )
 }
 
-/** Lets through only what lies, with every symlink followed, inside one of its roots. */
+/** Accepts only paths that lie inside one of its roots after every symlink has been followed. */
 export class PathJail {
   readonly #roots: string[]
 
@@ -23,7 +26,7 @@ export class PathJail {
     this.#roots = roots
   }
 
-  /** Roots that do not exist hold nothing. */
+  /** Roots that do not exist are skipped. */
   static async of (roots: readonly string[]): Promise<PathJail> {
     const found = await Promise.all(roots.map(async root => await realpath(root).catch(() => undefined)))
     return new PathJail(found.filter(root => root !== undefined))
@@ -41,12 +44,16 @@ export class PathJail {
     return real
   }
 
-  /** Opens a regular file for reading; `label` names it in errors. Never waits for a FIFO's writer, never follows a late symlink out. */
+  /**
+   * Opens a regular file for reading; `label` names it in errors. It never waits for a FIFO's writer, and a symlink
+   * that is swapped in late leads nowhere.
+   */
   async open (path: string, label = path): Promise<FileHandle> {
     const real = await this.resolve(path).catch(() => {
       throw outside(label)
     })
-    // Looked at before it is opened, because opening a device can do things; the checks that count are made on the open file.
+    // Checked before it is opened, because opening a device can have effects. The checks on the open file are the ones
+    // that decide.
     const early = await lstat(real).catch(() => {
       throw outside(label)
     })
@@ -62,7 +69,7 @@ export class PathJail {
     }
     try {
       if (!(await handle.stat()).isFile()) throw notAFile(label)
-      // A folder on the way may have been swapped since realpath: what counts is where the open file lies.
+      // A folder on the way may have been swapped since realpath, so the path of the open file decides.
       const opened = await readlink(`/proc/self/fd/${handle.fd}`).catch(() => undefined)
       if (opened === undefined || !this.contains(opened)) throw outside(label)
     } catch (error) {

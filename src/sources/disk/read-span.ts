@@ -4,7 +4,10 @@ import { payloadError } from '../../wire/torch/tensor.ts'
 
 const pread = promisify(readFile)
 
-/** Bytes of a file of shared memory, which is to have them. `check` is called before each read and may throw. Throws TENSOR_PAYLOAD of tensor `name` where the file ends before. */
+/**
+ * Reads bytes of a file of shared memory. `check` is called before each read and may throw. Throws TENSOR_PAYLOAD for
+ * tensor `name` if the file ends too early.
+ */
 export async function readSpan (
   fd: number,
   position: number,

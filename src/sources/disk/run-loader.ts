@@ -11,12 +11,12 @@ import { LoaderReads, MAX_READ_BYTES } from './loader-reads.ts'
 import { LoaderTensor } from './loader-tensor.ts'
 import type { LoadedTensor, LoaderTools, MadeTensor, WeightLoader } from './weight-loader.ts'
 
-/** What a request, or a pickle in it, shares, once it is open. */
+/** The tensors of a request, or of a pickle in it, once they are open. */
 export interface OpenTensors {
-  /** Per rank. Ranks that are sent the same share one array. */
+  /** Per rank. Ranks with the same tensors share one array. */
   ranks: readonly TensorDescriptor[][]
   sources: readonly NativeSource[]
-  /** Index of the source that a storage lies in. */
+  /** Index of the source in which a storage lies. */
   sourceOf: ReadonlyMap<TensorStorage, number>
 }
 
@@ -24,13 +24,16 @@ export interface LoaderRun {
   name: string
   loader: WeightLoader
   opened: OpenTensors
-  /** Reads a pickle as plain data with marks for tensors, and opens what it shares, for as long as the request. */
+  /** Reads a pickle as plain data with marks for tensors, and opens their memory until the request ends. */
   unpickle: (bytes: Uint8Array, classes: readonly string[]) => Promise<OpenTensors & { value: PlainValue }>
 }
 
 const MAX_MS = 60_000
 
-/** Lets a loader make weights of what was sent. Throws WEIGHT_LOADER, or what its tools threw; no read is under way then. */
+/**
+ * Runs a loader, which makes weights of the tensors. Throws WEIGHT_LOADER, or what its tools threw; no read is running
+ * then.
+ */
 export async function runLoader ({ name, loader, opened, unpickle }: LoaderRun): Promise<OpenTensors> {
   const sources = [...opened.sources]
   const sourceOf = new Map(opened.sourceOf)
@@ -57,7 +60,7 @@ export async function runLoader ({ name, loader, opened, unpickle }: LoaderRun):
     await reads.end()
   }
 
-  /** The references of one pickle are given back once, so that it is opened once, whoever asks for it. */
+  /** The references of a pickle can be given back only once, so equal pickles are opened once. */
   async function openOnce (
     bytes: Uint8Array,
     classes: readonly string[]
@@ -65,7 +68,7 @@ export async function runLoader ({ name, loader, opened, unpickle }: LoaderRun):
     const key = Buffer.from(bytes).toString('latin1')
     let opening = pickles.get(key)
     if (opening === undefined) {
-      // A copy: of a view, all that it views would be sent to the other thread.
+      // A copy, because postMessage clones the whole buffer behind a view.
       pickles.set(
         key,
         opening = unpickle(new Uint8Array(bytes), classes).then(more => {
@@ -87,7 +90,7 @@ export async function runLoader ({ name, loader, opened, unpickle }: LoaderRun):
     return {
       ranks,
       signal: end.signal,
-      read: heard(async (tensor: LoaderTensor) => await reads.read(LoaderTensor.ranksOf(demandTensor(tensor))[0]!)),
+      read: heard(async (tensor: LoaderTensor) => await reads.read(LoaderTensor.ranksOf(requireTensor(tensor))[0]!)),
       unpickle: heard(async (bytes: Uint8Array, { classes = [] }: { classes?: readonly string[] } = {}) =>
         await unpickled(ranks, bytes, classes)
       )
@@ -108,7 +111,7 @@ export async function runLoader ({ name, loader, opened, unpickle }: LoaderRun):
   }
 }
 
-/** A loader may leave a promise unawaited: its rejection must not end the process. */
+/** A loader may leave a promise unawaited; its rejection must not end the process. */
 function heard<A extends unknown[], T> (tool: (...args: A) => Promise<T>): (...args: A) => Promise<T> {
   return (...args) => {
     const promise = tool(...args)
@@ -117,7 +120,7 @@ function heard<A extends unknown[], T> (tool: (...args: A) => Promise<T>): (...a
   }
 }
 
-/** Ranks that were sent the same, with the tensors as a loader sees them. */
+/** Groups ranks with the same tensors, and wraps the tensors for a loader. */
 function groupRanks (ranks: readonly TensorDescriptor[][]): Array<{ ranks: number[], tensors: LoaderTensor[] }> {
   const groups = new Map<TensorDescriptor[], { ranks: number[], tensors: LoaderTensor[] }>()
   for (const [rank, tensors] of ranks.entries()) {
@@ -142,7 +145,10 @@ async function collect (loaded: Iterable<LoadedTensor> | AsyncIterable<LoadedTen
   return list
 }
 
-/** Per rank of the group, what was loaded; one array for all where it is the same. Sources of what the loader made are added. */
+/**
+ * The loaded tensors, per rank of the group; one array for all if they are the same. Adds sources for memory that the
+ * loader made.
+ */
 function describe (
   loaded: readonly LoadedTensor[],
   ranks: readonly number[],
@@ -206,12 +212,12 @@ function made (
   return ranks.map(() => descriptor)
 }
 
-function demandTensor (tensor: unknown): LoaderTensor {
+function requireTensor (tensor: unknown): LoaderTensor {
   if (tensor instanceof LoaderTensor) return tensor
   throw bad(`it reads ${what(tensor)}, which is not one of the tensors that were sent`)
 }
 
-/** The same data with a tensor for each mark. What stands in several places stays one. */
+/** The same data with a tensor in place of each mark. A value in several places stays one value. */
 function withTensors (root: PlainValue, tensorOf: (index: number) => LoaderTensor): unknown {
   const seen = new Map<object, unknown>()
   const walk = (value: unknown): unknown => {
@@ -249,7 +255,7 @@ async function untilAborted<T> (promise: Promise<T>, signal: AbortSignal): Promi
 
 function named (name: string, error: unknown): RefitError {
   const prefix = `weight loader ${JSON.stringify(name)}: `
-  // What its tools refused is the sender's fault as often as the loader's.
+  // An error of the loader's tools is the sender's fault as often as the loader's.
   if (error instanceof RefitError && error.statusCode === 400) {
     return new RefitError(
       error.code,

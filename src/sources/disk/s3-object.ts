@@ -10,22 +10,28 @@ export interface S3Name {
 }
 
 export interface S3Options {
-  /** Default the process's own. Read: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL. */
+  /**
+   * Default: the process's own. Read: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_ENDPOINT_URL_S3,
+   * AWS_ENDPOINT_URL.
+   */
   env?: Readonly<Record<string, string | undefined>>
   now?: () => Date
   signal?: AbortSignal
 }
 
-// They become part of a host name: nothing else may be asked than S3.
+// They become part of a host name, so they must not be able to name another host than S3's.
 const BUCKET = /^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$/
 const REGION = /^[a-z0-9-]{2,40}$/
 const MAX_KEY = 1024
 const TIMEOUT_MS = 600_000
-/** Of a bucket that has just been made, and of a store that has too much to do. */
+/** Statuses of a bucket that has just been made, and of an overloaded store. */
 const LATER = [307, 408, 429]
 const EMPTY = createHash('sha256').digest('hex')
 
-/** All of an object, at most `limit` bytes. Throws INVALID_REQUEST, BODY_TOO_LARGE, or ENGINE-independent STORE_UNREACHABLE (502: to be tried again). */
+/**
+ * All of an object, at most `limit` bytes. Throws INVALID_REQUEST, BODY_TOO_LARGE, or ENGINE-independent
+ * STORE_UNREACHABLE (502: to be tried again).
+ */
 export async function readS3Object (name: S3Name, limit: number, options: S3Options = {}): Promise<Uint8Array> {
   const { env = process.env, now = () => new Date(), signal } = options
   checkName(name)
@@ -65,7 +71,7 @@ export async function readS3Object (name: S3Name, limit: number, options: S3Opti
   return await collect(reply, length, what)
 }
 
-/** S3 repeats credentials in what else it says of a refusal. */
+/** The rest of a refusal may repeat credentials, so only these parts are quoted. */
 function reasonIn (xml: string): string {
   const [code, message] = ['Code', 'Message'].map(name => new RegExp(`<${name}>([^<]{1,200})</${name}>`).exec(xml)?.[1])
   return code === undefined ? '' : `: ${code}${message === undefined ? '' : `, ${message}`}`
@@ -105,19 +111,19 @@ function checkName ({ bucket, region, key }: S3Name): void {
   if (key.length === 0 || Buffer.byteLength(key) > MAX_KEY) {
     throw new RefitError('INVALID_REQUEST', `key: expected 1 to ${MAX_KEY} bytes`, { param: 'key' })
   }
-  // A URL would leave the bucket by them.
+  // A URL with such parts would lead out of the bucket.
   if (key.split('/').some(part => part === '.' || part === '..')) {
     throw new RefitError('INVALID_REQUEST', 'key: "." and ".." between its slashes are not taken', { param: 'key' })
   }
 }
 
-/** A request for it by AWS's Signature Version 4, or without a signature where there are no credentials. */
+/** A GET request for the object with AWS's Signature Version 4, or without a signature if there are no credentials. */
 export async function signedGet (
   { bucket, region, key }: S3Name,
   env: NonNullable<S3Options['env']>,
   now: Date
 ): Promise<{ url: URL, headers: Record<string, string> }> {
-  // Empty ones are unset, as AWS's own clients have it.
+  // An empty variable counts as unset, as in AWS's own clients.
   const endpoint = env['AWS_ENDPOINT_URL_S3'] || env['AWS_ENDPOINT_URL']
   const path = key.split('/').map(encode).join('/')
   if (endpoint && !URL.canParse(endpoint)) {
@@ -127,7 +133,8 @@ export async function signedGet (
     )
   }
   const host = `s3.${region}.amazonaws.com${region.startsWith('cn-') ? '.cn' : ''}`
-  // Stores of one's own have their buckets in paths, as their names are not in the DNS; and AWS's certificate is for names without dots.
+  // Private stores have their buckets in paths, because the bucket's name is not in the DNS; and AWS's certificate
+  // covers only names without dots.
   const isInPath = Boolean(endpoint) || bucket.includes('.')
   const url = new URL(endpoint || `https://${isInPath ? '' : `${bucket}.`}${host}/`)
   url.pathname = isInPath ? `${url.pathname.replace(/\/$/, '')}/${bucket}/${path}` : `/${path}`
@@ -150,7 +157,7 @@ export async function signedGet (
   return { url, headers: Object.fromEntries(headers) }
 }
 
-/** RFC 3986, as signatures want it. */
+/** The form of RFC 3986, which signatures require. */
 function encode (part: string): string {
   return encodeURIComponent(part).replace(/[!'()*]/g, char => `%${char.charCodeAt(0).toString(16).toUpperCase()}`)
 }

@@ -4,7 +4,7 @@ import type { SafetensorsTensor } from '../../wire/safetensors/header.ts'
 import { toDType } from '../../wire/safetensors/dtypes.ts'
 import type { AnnouncedTensor } from '../../contract/weight-source.ts'
 
-/** The tensors of a header, which is parsed without holding up the event loop. See `parseHeaderInSlices`. */
+/** Parses the tensors of a header without blocking the event loop. See `parseHeaderInSlices`. */
 export async function parseTensors (
   json: Uint8Array,
   fileBytes: number | null,
@@ -18,7 +18,10 @@ export async function parseTensors (
   }
 }
 
-/** Throws CHECKPOINT_FORMAT for a dtype that refit does not read. `base`: where in its source the file's byte 0 would lie. */
+/**
+ * Throws CHECKPOINT_FORMAT for a dtype that refit does not read. `base`: the position of the file's byte 0 in its
+ * source.
+ */
 export function announce (
   { name, dtype, shape, begin }: SafetensorsTensor,
   source: number,
@@ -32,7 +35,10 @@ export function announce (
   return { name, dtype: type, shape, source, offset: base + begin }
 }
 
-/** Every tensor that the index maps must be in the file that it names. Tensors that it leaves out are read all the same, as transformers does. */
+/**
+ * Every tensor that the index maps must be in the file that it names. Tensors that the index leaves out are read all
+ * the same, as in transformers.
+ */
 export function checkIndex (
   index: { label: string, weightMap: ReadonlyMap<string, string> },
   homes: ReadonlyMap<string, string>

@@ -5,12 +5,12 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { RefitError } from '../../errors.ts'
 import type { PathJail } from './path-jail.ts'
 
-// Kernels stamp files with a clock that ticks every 1 to 10 ms: two writes within one tick leave the same mtime.
+// Kernels stamp files with a clock that ticks every 1 to 10 ms, so two writes within one tick leave the same mtime.
 const TICK_MS = 20
 const MAX_WAITS = 10
 const IDENTITY = ['dev', 'ino', 'size', 'mtimeNs', 'ctimeNs'] as const
 
-/** An open file and how it looked when it was opened, to tell later whether anybody wrote to it or put another in its place. */
+/** An open file and its state when it was opened, to detect later whether it was written to or replaced. */
 export class WatchedFile {
   readonly label: string
   readonly size: number
@@ -26,7 +26,7 @@ export class WatchedFile {
     this.size = Number(opened.size)
   }
 
-  /** Opens inside the jail; a file written this very moment is waited for until the clock has moved on. */
+  /** Opens a file inside the jail. If it was written at this very moment, waits until the clock has moved on. */
   static async open (jail: PathJail, path: string, label: string): Promise<WatchedFile> {
     const handle = await jail.open(path, label)
     try {
@@ -59,7 +59,7 @@ export class WatchedFile {
     return buffer
   }
 
-  /** Throws CHECKPOINT_CHANGED unless the file and its path are what they were. */
+  /** Throws CHECKPOINT_CHANGED if the file or its path has changed. */
   async verify (): Promise<void> {
     const now = await this.#handle.stat({ bigint: true })
     const moved = IDENTITY.find(key => now[key] !== this.#opened[key])

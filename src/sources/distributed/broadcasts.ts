@@ -1,24 +1,27 @@
 import type { MeasuredTensor } from '../measure-tensors.ts'
 
-/** How a trainer lays announced tensors into broadcasts. */
+/** How a trainer packs announced tensors into broadcasts. */
 export type Packing =
   /** One broadcast for each tensor. */
   | 'each'
   /** All of them in one, one after another without gaps. */
   | 'whole'
-  /** Consecutive ones of one dtype in one, without gaps (prime-rl, transports/weights/nccl.py). */
+  /** Consecutive tensors of one dtype in one broadcast, without gaps (prime-rl, transports/weights/nccl.py). */
   | 'dtype'
-  /** Consecutive ones in one, without gaps; it is closed after the tensor at which its bytes exceed `bufferBytes` (vLLM, packed_tensor.py). */
+  /**
+   * Consecutive tensors in one broadcast, without gaps. It is closed after the tensor at which its bytes exceed
+   * `bufferBytes` (vLLM, packed_tensor.py).
+   */
   | { bufferBytes: number }
 
 export interface Broadcasts {
-  /** Bytes of each. */
+  /** Bytes of each broadcast. */
   sizes: number[]
-  /** Index of the first tensor of each, and one more than that of its last. */
+  /** Index of each broadcast's first tensor, and one more than that of its last. */
   spans: ReadonlyArray<readonly [first: number, end: number]>
 }
 
-/** None for no tensors. */
+/** Returns no broadcasts for no tensors. */
 export function cutBroadcasts (tensors: readonly MeasuredTensor[], packing: Packing): Broadcasts {
   const limit = packing === 'each' ? -1 : typeof packing === 'object' ? packing.bufferBytes : Infinity
   const sizes: number[] = []
@@ -37,7 +40,7 @@ export function cutBroadcasts (tensors: readonly MeasuredTensor[], packing: Pack
   return { sizes, spans }
 }
 
-/** Where each tensor lies in a stream whose broadcasts begin at `offsets`. */
+/** The position of each tensor in a stream whose broadcasts begin at `offsets`. */
 export function placeTensors (
   tensors: readonly MeasuredTensor[],
   { spans }: Broadcasts,

@@ -15,18 +15,27 @@ export interface DistributedRequest {
   dtypes: readonly string[]
   shapes: readonly (readonly number[])[]
   groupName: string
-  /** "flattened_bucket": one broadcast of the tensors' bytes, one after another. Else one for each tensor, in order. */
+  /**
+   * "flattened_bucket": one broadcast of the tensors' bytes, one after another. Else one broadcast for each tensor, in
+   * order.
+   */
   loadFormat: string | null
-  /** In place of `loadFormat`, for trainers that announce how they pack tensors. */
+  /** Replaces `loadFormat`, for trainers that announce how they pack tensors. */
   packing?: Packing
-  /** The trainer sends once it has been told that it may: what is refused before `stream.ready` is called does not come (default false). */
+  /**
+   * The trainer sends only after a reply that permits it, so a request that is refused before `stream.ready` is not
+   * sent (default false).
+   */
   asks?: boolean
 }
 
-/** Tensors that rank 0 of a process group broadcasts. Close it, whatever happens: what nobody took is received and dropped. */
+/**
+ * Tensors that rank 0 of a process group broadcasts. Always close it: tensors that were not taken are received and
+ * dropped.
+ */
 export interface DistributedSource extends StreamedSource {
   explain: (error: unknown) => unknown
-  /** In place of `close`, of a trainer that asks and was told no. */
+  /** Replaces `close` after a refusal, for a trainer that waits for permission. */
   withdraw: () => void
 }
 
@@ -37,26 +46,27 @@ interface Announced {
   at: number[]
 }
 
-/** Makes sources of what trainers announce to send through groups. */
+/** Makes sources of the tensors that trainers announce to send through groups. */
 export class DistributedReceiver {
   readonly #groups: WeightGroups
   readonly #bucketBytes: number
 
-  /** `bucketBytes`: most that one broadcast may have, and one of the two staging slots. */
+  /** `bucketBytes`: the most bytes of one broadcast, and of one of the two staging slots. */
   constructor (groups: WeightGroups, bucketBytes: number) {
     this.#groups = groups
     this.#bucketBytes = bucketBytes
   }
 
   /**
-   * Throws NOT_FOUND, or what the group failed by, where nothing is received. Where the announcement tells how many bytes come, they are received and dropped
-   * before it throws what is wrong with it; else the group is aborted, and the message says so.
+   * Throws NOT_FOUND or the group's own failure, and receives nothing then. If the announcement is wrong and its size
+   * is known, the bytes are received and dropped before the error is thrown; else the group is aborted, and the message
+   * says so.
    */
   async open (request: DistributedRequest): Promise<DistributedSource> {
     const { tensors, broadcasts, stream, at } = this.#announce(request)
     try {
-      this.#demandRoom(tensors, broadcasts, request.packing)
-      demandWeights(tensors)
+      this.#requireRoom(tensors, broadcasts, request.packing)
+      requireWeights(tensors)
     } catch (error) {
       if (request.asks === true) {
         stream.withdraw()
@@ -88,8 +98,8 @@ export class DistributedReceiver {
   }
 
   /**
-   * Of a request that is refused for something else: what it announces is received and dropped where that can be told, else the group is
-   * aborted. In a sentence, which became of it; undefined where there is no such group.
+   * For a request that is refused for another reason: receives and drops the announced bytes if their size is known,
+   * else aborts the group. Returns a sentence that says which; undefined if there is no such group.
    */
   async refuse (
     { names, dtypes, shapes, group_name: group, load_format: format }: Readonly<Record<string, unknown>>,
@@ -142,7 +152,7 @@ export class DistributedReceiver {
       })
     }
     const broadcasts = cutBroadcasts(tensors, packing)
-    // What is dropped lies in a slot, too: no memory is taken for whatever somebody announces.
+    // Dropped bytes lie in a slot too, so an announcement makes the server allocate no memory.
     if (asks !== true && broadcasts.sizes.some(size => size > 2 * this.#bucketBytes)) {
       this.#refuseLarge(groupName, tensors, broadcasts, packing)
     }
@@ -154,15 +164,16 @@ export class DistributedReceiver {
     return { tensors, broadcasts, stream, at: placeTensors(tensors, broadcasts, offsets) }
   }
 
-  /** Nobody knows how far the trainer is. */
+  /** The trainer's progress is unknown, so the group cannot be used any more. */
   #abort (groupName: string, reason: string): string {
     this.#groups.get(groupName).abandon(reason)
-    return `Nobody can tell what the trainer sends, so that process group "${groupName}" was aborted; initialise it again`
+    return `The size of the trainer's broadcast is unknown, so process group "${groupName}" was aborted; ` +
+      'initialise it again'
   }
 
   #refuseLarge (groupName: string, tensors: readonly MeasuredTensor[], broadcasts: Broadcasts, packing: Packing): void {
     try {
-      this.#demandRoom(tensors, broadcasts, packing)
+      this.#requireRoom(tensors, broadcasts, packing)
     } catch (error) {
       const { code, message, param } = error as RefitError
       this.#groups.get(groupName).abandon(message)
@@ -175,7 +186,7 @@ export class DistributedReceiver {
     }
   }
 
-  #demandRoom (tensors: readonly MeasuredTensor[], { sizes, spans }: Broadcasts, packing?: Packing): void {
+  #requireRoom (tensors: readonly MeasuredTensor[], { sizes, spans }: Broadcasts, packing?: Packing): void {
     const index = sizes.findIndex(size => size > this.#bucketBytes)
     if (index < 0) return
     const [first, end] = spans[index]!
@@ -202,7 +213,7 @@ function withNote (error: unknown, { dropped }: BroadcastStream): unknown {
   })
 }
 
-function demandWeights (tensors: readonly MeasuredTensor[]): void {
+function requireWeights (tensors: readonly MeasuredTensor[]): void {
   const unread = tensors.find(({ dtype }) => torchWeightDType(dtype) === undefined)
   if (unread !== undefined) {
     throw new RefitError(

@@ -3,18 +3,24 @@ import type { HandleColumns, TensorColumns } from '../../native/handles.ts'
 import type { AnnouncedTensor, TensorPart } from '../../contract/weight-source.ts'
 import { payloadError } from '../../wire/torch/tensor.ts'
 
-/** Announced tensors on their way from thread to thread: structured cloning of thousands of objects takes longer than reading them did. */
+/**
+ * Announced tensors as columns, to be posted between threads: structured cloning of thousands of objects takes longer
+ * than reading them.
+ */
 export interface AnnouncedColumns extends TensorColumns {
-  /** By index; of tensors that do not lie row-major. */
+  /** By index, for tensors that are not row-major. */
   parts: ReadonlyMap<number, readonly TensorPart[]>
-  /** Lists of ranks, and the list that each tensor was brought to. Null where all were brought to all. */
+  /** Lists of ranks, and for each tensor the list of the ranks that load it. Null if all ranks load all tensors. */
   ranks: { lists: ReadonlyArray<readonly number[]>, of: Uint16Array<ArrayBuffer> } | null
 }
 
-/** Of all names of a request, as in native/codec/handle_list.cc: a pickle says a long one once, and a list may have it as often as it is long. */
+/**
+ * The most bytes of all names of a request, as in native/codec/handle_list.cc: a list may repeat one long name of the
+ * pickle.
+ */
 const MAX_NAMES = 256 << 20
 
-/** Throws TENSOR_PAYLOAD for names that take more memory than there is for them. */
+/** Throws TENSOR_PAYLOAD for names that take too much memory. */
 export function packAnnounced (tensors: readonly AnnouncedTensor[]): AnnouncedColumns {
   const dims = Uint8Array.from(tensors, ({ shape }) => shape.length)
   const sizes = new Float64Array(dims.reduce((sum, count) => sum + count, 0))
@@ -46,7 +52,10 @@ export function packAnnounced (tensors: readonly AnnouncedTensor[]): AnnouncedCo
   }
 }
 
-/** Reads columns. A sender brings the same names and shapes again and again: those of the last time are taken where they are the same. */
+/**
+ * Reads columns. A sender repeats the same names and shapes, so those of the last request are used again if they are
+ * equal.
+ */
 export class AnnouncedReader {
   #last: { columns: AnnouncedColumns, names: string[], shapes: number[][] } | undefined
 
@@ -100,7 +109,7 @@ function areEqual (a: NodeJS.TypedArray, b: NodeJS.TypedArray): boolean {
   return bytes(a).equals(bytes(b))
 }
 
-/** Lists as a reader put them down: of each segment the source, and of each list the ranks that it was brought to. */
+/** Columns of the native reader, with the source of each segment and the ranks of each list. */
 export function announceLists (columns: HandleColumns, sourceOf: Int32Array, ranks: number[][]): AnnouncedColumns {
   const { names, nameEnds, dtypes, dims, sizes, offsets, ends } = columns
   const announced = {

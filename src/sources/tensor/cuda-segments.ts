@@ -6,15 +6,15 @@ import type { CudaStorage } from '../../wire/torch/tensor.ts'
 import type { HandleSegment } from '../../wire/torch/handle-lists.ts'
 import type { VisibleGpus } from './visible-gpus.ts'
 
-/** Segments on their way to the main thread: 64 bytes of each handle and all events of all of them, one after another. */
+/** Segments to be posted to the main thread: 64 bytes of each handle, and the events of all of them, concatenated. */
 export interface PackedSegments {
   uuids: string[]
-  /** Zeros for segments that are blocks. */
+  /** Zeros for segments that consist of blocks. */
   handles: Uint8Array<ArrayBuffer>
   /** By index. */
   blocks: Map<number, { blockBytes: number, fds: number[], fabric: string }>
   events: Uint8Array<ArrayBuffer>
-  /** Where the events of each segment end. */
+  /** The end of each segment's events. */
   eventEnds: Int32Array<ArrayBuffer>
 }
 
@@ -25,17 +25,17 @@ interface Segment {
 }
 
 const HANDLE_BYTES = 64
-// Of one process; it has to hold them while they are mapped.
+// Descriptors of one process, which holds them while they are mapped.
 const MAX_DESCRIPTORS = 4096
 
-/** The segments that the storages of one request lie in, each once, however many storages and tensors lie in it. Runs on the thread of the shares. */
+/** The segments of one request's storages, without duplicates. Runs on the handle thread. */
 export class CudaSegments {
   readonly #addon: Pick<NativeAddon, 'takeDescriptor'>
   readonly #gpus: VisibleGpus
   readonly #list: Segment[] = []
   readonly #byKey = new Map<string, number>()
   readonly #byHandle = new Map<IpcHandle, number>()
-  /** Own descriptors by the sender's: neighbouring storages of an expandable segment share blocks. */
+  /** Own descriptors by the sender's. Neighbouring storages of an expandable segment have blocks in common. */
   readonly #taken = new Map<string, number>()
 
   constructor (addon: Pick<NativeAddon, 'takeDescriptor'>, gpus: VisibleGpus) {
@@ -43,7 +43,10 @@ export class CudaSegments {
     this.#gpus = gpus
   }
 
-  /** The index of the storage's segment. Throws TENSOR_PAYLOAD: a GPU that is not seen here, descriptors that cannot be had. */
+  /**
+   * The index of the storage's segment. Throws TENSOR_PAYLOAD for a GPU that is not visible here, and for descriptors
+   * that cannot be taken.
+   */
   add ({ device, handle, event }: CudaStorage): number {
     let index = this.#byHandle.get(handle)
     if (index === undefined) this.#byHandle.set(handle, index = this.#find(device, handle))
@@ -51,7 +54,7 @@ export class CudaSegments {
     return index
   }
 
-  /** The same of a whole segment. */
+  /** The same for a whole segment. */
   addSegment ({ device, handle, events }: HandleSegment): number {
     const index = this.#find(device, handle)
     for (const event of events) this.#list[index]!.events.add(event)
@@ -60,7 +63,7 @@ export class CudaSegments {
 
   #find (device: number | string, handle: IpcHandle): number {
     const uuid = this.#gpus.uuidOf(device)
-    // Blobs that differ in their padding, or in the version of torch that wrote them, open the same.
+    // Handles that differ only in their padding, or in the version of torch that wrote them, open the same memory.
     const key = `${uuid}/${handle.type}/${handle.key}`
     const known = this.#byKey.get(key)
     if (known !== undefined) return known
@@ -77,7 +80,7 @@ export class CudaSegments {
       if (this.#taken.size >= MAX_DESCRIPTORS) {
         throw new RefitError(
           'TENSOR_PAYLOAD',
-          `one request may bring ${MAX_DESCRIPTORS} blocks of expandable segments; ` +
+          `one request may have ${MAX_DESCRIPTORS} blocks of expandable segments; ` +
             'send several requests, or start the sender without expandable_segments'
         )
       }
@@ -115,13 +118,16 @@ export class CudaSegments {
     }
   }
 
-  /** Descriptors that were taken out of senders. The main thread closes them: on another, Node warns of descriptors that it has not opened. */
+  /**
+   * Descriptors that were taken out of senders. The main thread closes them: Node warns if another thread closes
+   * descriptors that it has not opened.
+   */
   get taken (): number[] {
     return [...this.#taken.values()]
   }
 }
 
-/** What the addon is told of them. Views: nothing is copied again. */
+/** The segments in the addon's form. Views: nothing is copied again. */
 export function unpackSegments ({ uuids, handles, blocks, events, eventEnds }: PackedSegments): CudaSegment[] {
   return uuids.map((uuid, index) => {
     const block = blocks.get(index)

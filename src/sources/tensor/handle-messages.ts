@@ -8,15 +8,15 @@ import type { HandleReferences } from './handle-references.ts'
 import type { ReleasedCounts } from './request-handles.ts'
 import type { VisibleGpu } from './visible-gpus.ts'
 
-// What the main thread and the thread of the shares say to each other (replies between threads are packed, see share-reply.ts). Requests are
-// answered in the order in which they came.
+// Messages between the main thread and the handle thread (handle-reply.ts packs the replies). Requests are answered in
+// the order of their arrival.
 
-/** `visible`: of an engine that reads memory of GPUs, those that the process sees. */
+/** `visible`: the GPUs that the process sees; null for an engine that does not read GPU memory. */
 export interface HandleThreadData {
   visible: readonly VisibleGpu[] | null
 }
 
-/** Of one request; entries as they came, or decoded to pickles. */
+/** The entries of one request, as received or decoded to pickles. */
 export interface SentEntries {
   entries: ReadonlyArray<string | Uint8Array>
   loadFormat: string | null
@@ -25,11 +25,14 @@ export interface SentEntries {
 }
 
 export type ToHandleThread =
-  /** Decode and open weights. Answered by `announced`, or by `refused` after everything has been given back. */
+  /** Decode and open weights. The reply is `announced`, or `refused` after everything has been given back. */
   | { type: 'announce', id: number } & SentEntries
-  /** The same for tensors that are looked at before they are weights, of any dtype. Answered by `opened`, as the next three, or by `refused`. */
+  /**
+   * The same for tensors of any dtype that a loader makes weights of. The reply is `opened` or `refused`, as for the
+   * next three.
+   */
   | { type: 'open', id: number } & SentEntries
-  /** The same for a pickle of plain data that stood in a tensor. */
+  /** The same for a pickle of plain data that a tensor holds. */
   | {
     type: 'unpickle'
     id: number
@@ -42,31 +45,37 @@ export type ToHandleThread =
   | { type: 'handle', id: number, name: string, bytes: Uint8Array, gpu: string | null }
   /** The same for handles by GPU, with names, dtypes and shapes beside them (src/wire/torch/offer.ts). */
   | { type: 'offer', id: number, entry: string, offer: Offer, ranks: number, gpus: readonly string[] }
-  /** Give back what the request `of` opened. Answered by `released`. */
+  /** Give back what the request `of` opened. The reply is `released`. */
   | { type: 'release', id: number, of: number }
-  /** Whether the senders of what `of` opened are still there. Answered by `looked`. */
+  /** Check whether the senders of what `of` opened still exist. The reply is `looked`. */
   | { type: 'look', id: number, of: number }
-  /** Give back what a body shares that was refused unread; with `gpus`, of what is offered on several only what is for these. Answered by `released`. */
+  /**
+   * Give back the references of a body that was refused unread; with `gpus`, only the handles for these where a tensor
+   * is offered on several. The reply is `released`.
+   */
   | { type: 'discard', id: number, entries: ReadonlyArray<string | Uint8Array>, gpus?: readonly string[] }
-  /** Give back what another thread opened, which has ended: the references, not the files. Answered by `released`. */
+  /**
+   * Give back the references that a thread which has ended had opened; its files are closed already. The reply is
+   * `released`.
+   */
   | { type: 'drop', id: number, references: readonly HandleReferences[] }
   | { type: 'end' }
 
 export interface HeldSources {
-  /** All that is to be given back. */
+  /** All references to be given back. */
   references: HandleReferences[]
-  /** Of shared-memory files. */
+  /** Descriptors of shared-memory files. */
   fds: number[]
   segments: PackedSegments
-  /** Descriptors that were taken out of senders, to be closed by the main thread after the release. */
+  /** Descriptors that were taken out of senders. The main thread closes them after the release. */
   taken: number[]
 }
 
 export interface OpenedTensors extends HeldSources {
   body: TensorBody
-  /** For each storage of the body, the source that it lies in: `fds` first, then the segments; -1 for none. */
+  /** For each storage of the body the index of its source: `fds` first, then the segments; -1 for none. */
   sourceOf: Int32Array<ArrayBuffer>
-  /** Of `unpickle`: the data, with marks for tensors. */
+  /** For `unpickle`: the data, with marks for tensors. */
   value: PlainValue
 }
 

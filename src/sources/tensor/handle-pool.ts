@@ -22,11 +22,11 @@ import type { OpenedSources, ReleasedCounts } from './request-handles.ts'
 import type { VisibleGpus } from './visible-gpus.ts'
 
 type Announce = Extract<ToHandleThread, { type: 'announce' }>
-/** What brings tensors. */
-type Bringing = Extract<ToHandleThread, { type: 'announce' | 'open' | 'unpickle' | 'handle' | 'offer' }>
-export type Asked = Exclude<ToHandleThread, { type: 'end' }>
+/** Requests that carry tensors. */
+type LoadRequest = Extract<ToHandleThread, { type: 'announce' | 'open' | 'unpickle' | 'handle' | 'offer' }>
+export type PoolRequest = Exclude<ToHandleThread, { type: 'end' }>
 
-/** What a body brings, read: its references, and how the rest is opened. */
+/** A body that was read: its references, and how the rest is opened. */
 interface Read {
   references: HandleReferences
   spares?: HandleReferences
@@ -35,7 +35,10 @@ interface Read {
   nameOf: (cause: unknown) => string | undefined
 }
 
-/** Decodes what trainers post, opens the memory that it names, and gives the references back. One on each thread that does. */
+/**
+ * Decodes trainers' payloads, opens the memory of their handles, and gives the references back. Each thread that does
+ * so has one.
+ */
 export class HandlePool {
   readonly #addon: NativeAddon
   readonly #gpus: VisibleGpus | null
@@ -47,7 +50,7 @@ export class HandlePool {
     this.#gpus = gpus
   }
 
-  handle (message: Asked): FromHandleThread {
+  handle (message: PoolRequest): FromHandleThread {
     const { id } = message
     switch (message.type) {
       case 'announce':
@@ -80,13 +83,13 @@ export class HandlePool {
     }
   }
 
-  /** Gives back what is open still. */
+  /** Gives back all that is still open. */
   close (): void {
     for (const handles of this.#open.values()) handles.release()
     this.#open.clear()
   }
 
-  #receive (message: Bringing): FromHandleThread {
+  #receive (message: LoadRequest): FromHandleThread {
     const { id } = message
     let read: Read | undefined
     let handles: RequestHandles | undefined
@@ -99,14 +102,14 @@ export class HandlePool {
       return reply
     } catch (error) {
       const { code, message: text, param } = toRefusal(error, read)
-      // What could not be read shares nothing.
+      // A payload that cannot be read has no references.
       const released = handles?.release() ?? this.#giveBack(referencesOf(storagesOf(message)))
       if (handles !== undefined) this.#discardRest(message)
       return { type: 'refused', id, code, message: text, param, released, taken: handles?.taken ?? [] }
     }
   }
 
-  #read (message: Bringing): Read {
+  #read (message: LoadRequest): Read {
     if (message.type === 'announce') return this.#readWeights(message)
     const { id } = message
     const { body, value } = decode(message)
@@ -146,7 +149,7 @@ export class HandlePool {
     })
   }
 
-  /** Null for all but lists of whole tensors of GPUs. `ranks`: who is brought each list. */
+  /** Null for all but lists of whole CUDA tensors. `ranks`: the ranks that load each list. */
   #readLists ({ entries, ranks }: Announce): { gpus: HandleLists, ranks: number[][] } | null {
     if (entries.length === 0 || (entries.length !== 1 && entries.length < ranks)) return null
     const ranksOf = new Map<string | Uint8Array, number[]>()
@@ -164,8 +167,8 @@ export class HandlePool {
     }
   }
 
-  /** Entries beyond the ranks are not read, but were shared like the others. */
-  #discardRest (message: Bringing): void {
+  /** Entries beyond the ranks are not read, but their senders hold references for them too. */
+  #discardRest (message: LoadRequest): void {
     if (message.type !== 'open' && message.type !== 'announce') return
     const { entries, ranks } = message
     if (entries.length <= Math.max(ranks, 1) || entries.length === 1) return
@@ -178,14 +181,14 @@ export class HandlePool {
   }
 }
 
-/** What a body that could not be read shares. */
-function storagesOf (message: Bringing): TensorStorage[] {
+/** The storages of a body that could not be read. */
+function storagesOf (message: LoadRequest): TensorStorage[] {
   if (message.type === 'open' || message.type === 'announce') return findStorages(message.entries)
   if (message.type === 'offer') return findStorages([message.entry], {}, message.gpus)
   return findStorages([message.bytes])
 }
 
-function decode (message: Exclude<Bringing, Announce>): { body: TensorRequestBody, value: PlainValue } {
+function decode (message: Exclude<LoadRequest, Announce>): { body: TensorRequestBody, value: PlainValue } {
   if (message.type === 'open') return { body: readTensorBody(message, { anyDType: true }), value: null }
   if (message.type === 'offer') {
     return { body: readOfferBody(message.entry, message.offer, message.ranks, message.gpus), value: null }
@@ -197,7 +200,7 @@ function decode (message: Exclude<Bringing, Announce>): { body: TensorRequestBod
   return { body, value }
 }
 
-/** `reply`: what is said of the body once it is open. */
+/** `reply`: makes the reply once the body is open. */
 function readOf (
   { ranks, storages, spares }: TensorRequestBody,
   reply: (held: HeldSources & Pick<OpenedSources, 'sourceOf'>) => FromHandleThread
@@ -214,7 +217,7 @@ function readOf (
   }
 }
 
-/** Names the tensor that lies in what was refused. */
+/** Adds the name of the tensor in the refused memory. */
 function toRefusal (error: unknown, read: Read | undefined): RefitError {
   if (!(error instanceof RefitError)) {
     return new RefitError(

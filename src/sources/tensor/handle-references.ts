@@ -1,7 +1,10 @@
 import type { HandleLists } from '../../wire/torch/handle-lists.ts'
 import type { TensorStorage } from '../../wire/torch/tensor.ts'
 
-/** References that senders hold for us, one for each share: by name how many of a file, and which slots of a counter file. */
+/**
+ * References that senders hold for this process, one for each handle: how many of each file, and which slots of each
+ * counter file.
+ */
 export interface HandleReferences {
   files: Map<string, number>
   counters: Map<string, Int32Array<ArrayBuffer>>

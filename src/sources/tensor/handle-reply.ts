@@ -5,7 +5,7 @@ import type { FromHandleThread } from './handle-messages.ts'
 
 type Opened = Extract<FromHandleThread, { type: 'opened' }>
 
-/** A reply on its way between threads: bodies are packed. */
+/** A reply as it is posted between threads, with its body packed. */
 export type PackedReply = Exclude<FromHandleThread, Opened> | Omit<Opened, 'body'> & { body: PackedTensorBody }
 
 export function packReply (reply: FromHandleThread): { packed: PackedReply, transfer: ArrayBuffer[] } {

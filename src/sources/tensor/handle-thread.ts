@@ -3,20 +3,23 @@ import { Worker } from 'node:worker_threads'
 import { RefitError } from '../../errors.ts'
 import { native } from '../../native/load-addon.ts'
 import { HandlePool } from './handle-pool.ts'
-import type { Asked } from './handle-pool.ts'
+import type { PoolRequest } from './handle-pool.ts'
 import type { FromHandleThread, HandleThreadData, ToHandleThread } from './handle-messages.ts'
 import { unpackReply } from './handle-reply.ts'
 import type { PackedReply } from './handle-reply.ts'
 import { VisibleGpus } from './visible-gpus.ts'
 
-// The compiled file beside this one, or the source where TypeScript is run as it is.
+// The compiled file beside this one, or the source if TypeScript runs directly.
 const WORKER = new URL(`./handle-worker${import.meta.url.endsWith('.ts') ? '.ts' : '.js'}`, import.meta.url)
-/** A decoder's many short-lived records are collected in one go, instead of being copied again and again. */
+/**
+ * A decoder makes many short-lived records. A large young generation collects them at once instead of copying them
+ * repeatedly.
+ */
 const YOUNG_MB = 192
 
-/** Of all requests so far. When none is under way as much has been closed as opened. */
+/** Totals of all requests. While none is running, as many files have been closed as opened. */
 export interface HandleTotals {
-  /** References of senders that were given back. */
+  /** References that were given back to senders. */
   handlesReleased: number
   /** Files of shared memory, and descriptors of senders. */
   filesOpened: number
@@ -30,7 +33,10 @@ interface Waiting {
   reject: (error: Error) => void
 }
 
-/** A thread that ended, and took what it had open with it. Requests that waited behind the one at which it ended have not been looked at. */
+/**
+ * The thread ended and closed what it had open. `unseen`: the request waited behind the one that ended the thread, and
+ * was not looked at.
+ */
 export class ThreadEnded extends RefitError {
   readonly unseen: boolean
   constructor (error: RefitError, unseen: boolean) {
@@ -39,11 +45,14 @@ export class ThreadEnded extends RefitError {
   }
 }
 
-/** One life of the thread: what it opened is open as long as it lives. Without a worker: this thread, which does not end. */
+/**
+ * One run of the thread: what it opens stays open until it ends. Without a worker it stands for this thread, which does
+ * not end.
+ */
 export class ThreadLife {
   readonly worker: Worker | null
   readonly waiting = new Map<number, Waiting>()
-  /** Descriptors that it took out of senders, by request. They are the process's, and Node does not know them. */
+  /** Descriptors that it took out of senders, by request. They belong to the process, and Node does not know them. */
   readonly taken = new Map<number, number[]>()
   /** Files of shared memory that it has open. */
   files = 0
@@ -55,14 +64,14 @@ export class ThreadLife {
 }
 
 /**
- * The main thread's side of the thread of the shares, which is started by the first request or by `start`, and again after it has ended.
- * Small bodies are read right here: to hand them to a thread and back would take longer.
+ * The main thread's side of the handle thread. The first request or `start` starts the thread, also after it has ended.
+ * Small bodies are read on this thread, because handing them over would take longer.
  */
 export class HandleThread {
   readonly totals: HandleTotals = { handlesReleased: 0, filesOpened: 0, filesClosed: 0 }
   readonly #data: HandleThreadData
   readonly #near = new ThreadLife(null)
-  #desk: HandlePool | undefined
+  #pool: HandlePool | undefined
   #life: ThreadLife | undefined
   #last = 0
   #closed = false
@@ -71,18 +80,18 @@ export class HandleThread {
     this.#data = data
   }
 
-  /** Where small bodies are read. ENGINE_CLOSED after `close`. */
+  /** The life in which small bodies are read. ENGINE_CLOSED after `close`. */
   near (): ThreadLife {
     this.#requireOpen()
     return this.#near
   }
 
-  /** The thread that runs, or a new one. ENGINE_CLOSED after `close`. */
+  /** The running thread, or a new one. ENGINE_CLOSED after `close`. */
   start (): ThreadLife {
     this.#requireOpen()
     if (this.#life !== undefined) return this.#life
     const worker = new Worker(WORKER, {
-      name: 'refit shares',
+      name: 'refit handles',
       workerData: this.#data,
       resourceLimits: { maxYoungGenerationSizeMb: YOUNG_MB }
     })
@@ -102,26 +111,29 @@ export class HandleThread {
     worker.once('exit', () => {
       this.#discard(life, failure)
     })
-    // A process that waits for nothing of it may end.
+    // A process that waits for none of its replies may exit.
     worker.unref()
     this.#life = life
     return life
   }
 
-  /** Sends a request to that life of the thread. Throws ThreadEnded where it ends before the reply, and what it refused. */
-  async ask (life: ThreadLife, request: Extract<Request, { type: 'announce' }>): Promise<Reply<'announced'>>
-  async ask (
+  /**
+   * Sends a request to one life of the thread. Throws ThreadEnded if the thread ends before its reply, and the error of
+   * a refused request.
+   */
+  async request (life: ThreadLife, request: Extract<Request, { type: 'announce' }>): Promise<Reply<'announced'>>
+  async request (
     life: ThreadLife,
     request: Extract<Request, { type: 'open' | 'unpickle' | 'handle' | 'offer' }>
   ): Promise<Reply<'opened'>>
-  async ask (life: ThreadLife, request: Extract<Request, { type: 'look' }>): Promise<Reply<'looked'>>
-  async ask (
+  async request (life: ThreadLife, request: Extract<Request, { type: 'look' }>): Promise<Reply<'looked'>>
+  async request (
     life: ThreadLife,
     request: Extract<Request, { type: 'release' | 'discard' | 'drop' }>
   ): Promise<Reply<'released'>>
-  async ask (life: ThreadLife, request: Request): Promise<FromHandleThread> {
+  async request (life: ThreadLife, request: Request): Promise<FromHandleThread> {
     if (life.ended) throw new ThreadEnded(new RefitError('INTERNAL', 'the thread that reads tensors has ended'), true)
-    const message = { ...request, id: ++this.#last } as Asked
+    const message = { ...request, id: ++this.#last } as PoolRequest
     const { worker } = life
     const reply = worker === null
       ? this.#settle(life, this.#requirePool().handle(message))
@@ -134,10 +146,10 @@ export class HandleThread {
     return reply
   }
 
-  /** Ends the thread; what is open still is given back. */
+  /** Ends the thread. What is still open is given back. */
   async close (): Promise<void> {
     this.#closed = true
-    this.#desk?.close()
+    this.#pool?.close()
     this.#discard(this.#near, new RefitError('ENGINE_CLOSED', 'the server is shutting down'))
     const worker = this.#life?.worker
     if (worker == null) return
@@ -153,15 +165,15 @@ export class HandleThread {
 
   #requirePool (): HandlePool {
     const { visible } = this.#data
-    this.#desk ??= new HandlePool(native(), visible === null ? null : new VisibleGpus(visible))
-    return this.#desk
+    this.#pool ??= new HandlePool(native(), visible === null ? null : new VisibleGpus(visible))
+    return this.#pool
   }
 
   #discard (life: ThreadLife, failure: RefitError): void {
     life.ended = true
     if (this.#life === life) this.#life = undefined
     for (const of of [...life.taken.keys()]) this.#closeTaken(life, of)
-    // These went with it.
+    // The files were closed with the thread.
     this.totals.filesClosed += life.files
     life.files = 0
     let unseen = false
@@ -191,7 +203,7 @@ export class HandleThread {
     }
   }
 
-  /** Counts what was done; throws what was refused. */
+  /** Updates the totals; throws the error of a refused request. */
   #settle (life: ThreadLife, message: FromHandleThread): FromHandleThread {
     const { totals } = this
     switch (message.type) {
@@ -210,7 +222,7 @@ export class HandleThread {
         const { released: { handles, files }, taken, code, message: text, param } = message
         for (const fd of taken) closeSync(fd)
         totals.handlesReleased += handles
-        // What a refused request opened is closed again.
+        // Files that a refused request opened are closed again.
         totals.filesOpened += files + taken.length
         totals.filesClosed += files + taken.length
         throw new RefitError(code, text, param === undefined ? {} : { param })
@@ -220,8 +232,8 @@ export class HandleThread {
   }
 }
 
-/** What goes to the thread without being copied. */
-function memoryOf (message: Asked): ArrayBuffer[] {
+/** Memory that is transferred to the thread instead of copied. */
+function memoryOf (message: PoolRequest): ArrayBuffer[] {
   if (message.type !== 'announce') return []
   const memory = new Set<ArrayBuffer>()
   for (const entry of message.entries) {

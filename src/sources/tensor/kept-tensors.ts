@@ -6,7 +6,7 @@ import type { NativeSource } from '../../native/write-job.ts'
 import type { StoredSource, WeightSource } from '../../contract/weight-source.ts'
 import type { TensorPatch, TensorSource } from './tensor.ts'
 
-/** What is kept between requests: the sender's words for it. A generation says which of the sender's allocations they are. */
+/** The sender's name for tensors that are kept between requests. The generation identifies the sender's allocations. */
 export interface KeptName {
   name: string
   generation: number
@@ -14,14 +14,14 @@ export interface KeptName {
 
 interface Kept extends KeptName {
   source: TensorSource
-  /** The name under which a write keeps the mappings; never used twice. */
+  /** The name under which a write keeps the mappings. It is never used twice. */
   mapping: string
   bytes: number
   /** A write has begun to open it. */
   isMapped: boolean
 }
 
-/** One name: requests of it take turns. */
+/** One name. Its requests run one at a time. */
 interface Slot {
   kept: Kept | undefined
   turn: Promise<void>
@@ -29,17 +29,21 @@ interface Slot {
 }
 
 const MAX_NAMES = 8
-/** How long a reply waits for mappings to be closed; while somebody writes that takes until the write's end. What is not read may be given back before. */
+/**
+ * How long a reply waits for mappings to be closed, which during another write takes until its end. Memory that is not
+ * read may be given back earlier.
+ */
 const PATIENCE_MS = 1000
 
 export interface KeptTensorsOptions {
-  /** Closes what a write keeps open (`CudaSegment.keep`); engines without GPUs have none. */
+  /** Closes the mappings that a write keeps open (`CudaSegment.keep`); engines without GPUs have none. */
   closeMappings?: ((mapping: string) => Promise<void>) | undefined
 }
 
 /**
- * Tensors that stay open between requests, so that another update from the same memory takes no handles: the mappings, the decoded
- * payload and the sender's references are kept under a name, until it is replaced, released or its sender has ended.
+ * Tensors that stay open between requests, so that another update from the same memory needs no handles. The mappings,
+ * the decoded payload and the sender's references are kept under a name until it is replaced or released, or its sender
+ * has ended.
  */
 export class KeptTensors {
   readonly #closeMappings: KeptTensorsOptions['closeMappings']
@@ -51,7 +55,7 @@ export class KeptTensors {
     this.#closeMappings = closeMappings
   }
 
-  /** How many names are kept, and how many bytes of tensors under them. */
+  /** How many names are kept, and the bytes of their tensors. */
   get stats (): { names: number, bytes: number } {
     let names = 0
     let bytes = 0
@@ -64,8 +68,8 @@ export class KeptTensors {
   }
 
   /**
-   * Writes a source and keeps it under a name. What is kept under that name already is given back first, before the write. If the
-   * write fails, nothing is kept, unless `anyway`. CONFLICT where as many names are kept as may be; the source is closed then.
+   * Writes a source and keeps it under a name. Tensors under that name are given back first, before the write. If the
+   * write fails, nothing is kept, unless `anyway`. Throws CONFLICT, and closes the source, if too many names are kept.
    */
   async keep<T> (
     { name, generation }: KeptName,
@@ -96,7 +100,7 @@ export class KeptTensors {
       )
     }
     return await this.#inTurn(name, async slot => {
-      // Closed with the gate of the write, or between two steps before it.
+      // Closed within the write's gate, or between two steps before it.
       const replaced = this.#giveBack(slot)
       const kept: Kept = {
         name,
@@ -121,8 +125,8 @@ export class KeptTensors {
   }
 
   /**
-   * Writes what is kept once more; `tensors`: others than at first, in the same memory. NOT_FOUND, CONFLICT for another generation,
-   * TENSOR_PAYLOAD where its sender has ended: then it is given back.
+   * Writes kept tensors again. `tensors`: other tensors in the same memory. Throws NOT_FOUND, CONFLICT for another
+   * generation, and TENSOR_PAYLOAD if the sender has ended; then they are given back.
    */
   async write<T> (
     { name, generation }: KeptName,
@@ -158,7 +162,7 @@ export class KeptTensors {
     })
   }
 
-  /** Gives back what is kept under a name, or all; after the writes of them under way. Returns what it was. */
+  /** Gives back the tensors of one name, or of all, after their running writes. Returns what was given back. */
   async release (name?: string, patienceMs?: number): Promise<KeptName[]> {
     const names = name === undefined ? [...this.#slots.keys()] : this.#slots.has(name) ? [name] : []
     const released = await Promise.all(names.map(async name =>
@@ -171,13 +175,16 @@ export class KeptTensors {
     return released.flat()
   }
 
-  /** Gives back all, and keeps nothing more. Those who wait for mappings to be closed lose patience: what these wait for may end after this. */
+  /**
+   * Gives back all, and keeps nothing more. Requests that wait for mappings to be closed stop waiting, because the
+   * writes in their way may end after this.
+   */
   async close (): Promise<void> {
     this.#end.abort()
     await this.release(undefined, PATIENCE_MS)
   }
 
-  /** The mappings first, then the references. Never throws: what cannot be closed is not read any more. */
+  /** The mappings first, then the references. Never throws: memory that cannot be closed is not read any more. */
   async #giveBack (slot: Slot, patienceMs?: number): Promise<void> {
     const { kept } = slot
     if (kept === undefined) return
@@ -228,7 +235,7 @@ class KeptSource implements StoredSource {
   readonly sources: readonly NativeSource[]
   readonly #kept: Kept
 
-  /** Events are waited for the first time: later the sender has waited itself, and its events may be gone. */
+  /** Events are waited for only the first time. Later the sender has waited itself, and its events may be gone. */
   constructor (kept: Kept, isFirst: boolean, tensors = kept.source.tensors) {
     const { source, mapping } = kept
     this.layout = source.layout

@@ -11,7 +11,7 @@ export interface HeldTensors extends OpenTensors {
 
 const BUILT_IN = ['flattened_bucket', 'direct', 'auto', 'null', '']
 
-/** Throws TypeError for a name that has a meaning already, and for what is no function. */
+/** Throws TypeError for a name that has a meaning already, and for a value that is no function. */
 export function checkLoaders (loaders: Readonly<Record<string, WeightLoader>>): ReadonlyMap<string, WeightLoader> {
   for (const [name, loader] of Object.entries(loaders)) {
     if (BUILT_IN.includes(name)) {
@@ -25,8 +25,8 @@ export function checkLoaders (loaders: Readonly<Record<string, WeightLoader>>): 
 }
 
 /**
- * What a loader makes of a request's shares, with what it opened itself, to be given back as one. After a failure all of it has been
- * given back, the request's own too.
+ * Runs a loader on a request's tensors. The result holds them and the pickles that the loader opened, to be released
+ * together. After a failure all of them have been given back.
  */
 export async function loadTensors (
   name: string,
@@ -55,7 +55,7 @@ export async function loadTensors (
         return await opening
       }
     })
-    // One that the loader did not wait for is held all the same.
+    // A pickle that the loader did not wait for is held as well.
     await Promise.allSettled(pending)
     return { ...loaded, hold: join(holds) }
   } catch (error) {
@@ -65,7 +65,7 @@ export async function loadTensors (
   }
 }
 
-/** For a loader that is not there. */
+/** The error for a loader that does not exist. */
 export function unknownFormat (loadFormat: string, loaders: Iterable<string>): RefitError {
   const names = ['null', '"flattened_bucket"', '"direct"', ...[...loaders].map(name => JSON.stringify(name))]
   return new RefitError(

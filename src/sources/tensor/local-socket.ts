@@ -2,7 +2,10 @@ import { Socket } from 'node:net'
 import { getSystemErrorName } from 'node:util'
 import { native } from '../../native/load-addon.ts'
 
-/** Connects to a Unix socket of this machine, abstract ones (`\0name`) too. Throws an error with the system's code at once where nobody takes it. */
+/**
+ * Connects to a Unix socket of this machine, also an abstract one (`\0name`). If nobody accepts, throws an error with
+ * the system's code at once.
+ */
 export function connectLocalSocket (path: string): Socket {
   const fd = native().connectLocal(path)
   if (fd >= 0) return new Socket({ fd, readable: true, writable: true })

@@ -6,7 +6,10 @@ import type { OpenHandle } from './tensor-receiver.ts'
 
 const FOLDER = '/dev/shm'
 
-/** POSIX shared memory of the same user as a flat buffer; who made it removes it. Throws TENSOR_PAYLOAD. */
+/**
+ * Opens POSIX shared memory of the same user as a flat buffer. The process that made it removes it. Throws
+ * TENSOR_PAYLOAD.
+ */
 export async function openNamedMemory ({ name, bytes }: NamedMemory, label: string): Promise<OpenHandle> {
   const file = await open(`${FOLDER}/${name}`, constants.O_RDONLY | constants.O_NOFOLLOW).catch((error: unknown) => {
     throw payloadError(
@@ -43,7 +46,7 @@ export async function openNamedMemory ({ name, bytes }: NamedMemory, label: stri
       await file.close()
     }
   }
-  // Nobody counts references to it: to what reads and gives back torch's shares it is memory of this process.
+  // It has no reference count, so to the code that gives back references it is memory of this process.
   return {
     tensor: {
       name: label,

@@ -7,7 +7,7 @@ import { announceTensors } from '../announce-tensors.ts'
 import type { KeptTensors } from './kept-tensors.ts'
 import type { TensorReceiver } from './tensor-receiver.ts'
 
-/** Under which the buffer is kept (docs/tensor-updates.md). */
+/** The name under which the buffer is kept (docs/tensor-updates.md). */
 const NAME = 'vllm ipc'
 
 export interface PackedOffersOptions {
@@ -18,36 +18,39 @@ export interface PackedOffersOptions {
   gpus: readonly string[]
 }
 
-/** One export of a sender's buffer for each of our GPUs, and where it lies among the sources that are kept. */
+/** One export of a sender's buffer for each of our GPUs, and its index among the kept sources. */
 interface Held {
   generation: number
   sourceOf: ReadonlyMap<string, number>
 }
 
 /**
- * Chunks of weights that a sender packs into one buffer, again and again: it exports the buffer once and sends the same handle with each
- * chunk. One export counts one reference, which may be given back once (torch's reference counter): the mapping is kept from the first
- * chunk to the end of the update, or until another buffer comes.
+ * A sender packs chunks of weights into one buffer again and again: it exports the buffer once and sends the same
+ * handle with each chunk. One export counts one reference, which may be given back once (torch's reference counter). So
+ * the mapping is kept from the first chunk until the update ends or another buffer comes.
  */
 export class PackedOffers {
   readonly #options: PackedOffersOptions
   #held: Held | undefined
   #generation = 0
-  /** Chunks come one after another; a client that tries again does not. */
+  /** Chunks come one after another, but a client that retries may send two at once. */
   #turn: Promise<unknown> = Promise.resolve()
 
   constructor (options: PackedOffersOptions) {
     this.#options = options
   }
 
-  /** Writes one chunk by `apply`. Throws as TensorReceiver.open does, TENSOR_PAYLOAD where the sender has ended, and what `apply` throws. */
+  /**
+   * Writes one chunk by `apply`. Throws as TensorReceiver.open does, TENSOR_PAYLOAD if the sender has ended, and what
+   * `apply` throws.
+   */
   async write<T> (entry: string, offer: Offer, apply: (source: WeightSource) => Promise<T>): Promise<T> {
     return await this.#inTurn(async () => {
       if (!this.holds(entry)) return await this.#first(entry, offer, apply)
       try {
         return await this.#again(this.#held!, entry, offer, apply)
       } catch (error) {
-        // Somebody gave it back by /release_kept_tensors: it cannot be opened again, for its reference is gone.
+        // /release_kept_tensors has given it back. It cannot be opened again, because its reference is gone.
         if (
           error instanceof RefitError && (error.code === 'NOT_FOUND' || error.code === 'TENSOR_PAYLOAD') &&
           error.param === 'kept'
@@ -57,13 +60,13 @@ export class PackedOffers {
     })
   }
 
-  /** Whether what an entry offers is held already: its references are not to be given back for a chunk that is refused. */
+  /** True if the entry's exports are held already: a refused chunk must not give back their references. */
   holds (entry: string): boolean {
     const exports = offeredExports(entry, this.#options.gpus)
     return this.#held !== undefined && exports.length > 0 && exports.every(key => this.#held!.sourceOf.has(key))
   }
 
-  /** The sender needs it no more. */
+  /** The sender needs the buffer no more. */
   async end (): Promise<void> {
     await this.#inTurn(async () => {
       if (this.#held === undefined) return

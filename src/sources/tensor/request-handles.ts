@@ -12,13 +12,13 @@ import type { VisibleGpus } from './visible-gpus.ts'
 
 type Addon = Pick<NativeAddon, 'dropFileReferences' | 'dropCudaReferences' | 'takeDescriptor'>
 
-/** How many of each there were: shares are references that senders hold for us, files are what was opened for them. */
+/** Handles are references that senders hold for this process; files are those that were opened for them. */
 export interface ReleasedCounts {
   handles: number
   files: number
 }
 
-/** What was opened; `sourceOf`: for each storage or segment that was asked for the source it is, files first; -1 for none. */
+/** `sourceOf`: for each requested storage or segment the index of its source, files first; -1 for none. */
 export interface OpenedSources {
   fds: number[]
   segments: PackedSegments
@@ -35,8 +35,8 @@ interface SharedFile {
 const MAX_FILES = 4096
 
 /**
- * What one request shares: opened once per file and segment, and every reference given back once, whatever became of the request.
- * Runs on the thread of the shares. Segments of GPUs are only collected here: a write opens them.
+ * The handles of one request. Each file and segment is opened once, and every reference is given back once, whatever
+ * becomes of the request. Runs on the handle thread. GPU segments are only collected here: a write opens them.
  */
 export class RequestHandles {
   readonly #addon: Addon
@@ -47,7 +47,9 @@ export class RequestHandles {
   readonly #segments: CudaSegments
   #released = false
 
-  /** `gpus`: null for an engine on the CPU. `spares`: what is given back with the rest, and never opened. */
+  /**
+   * `gpus`: null for an engine on the CPU. `spares`: references that are given back with the rest, and never opened.
+   */
   constructor (references: HandleReferences, addon: Addon, gpus: VisibleGpus | null, spares?: HandleReferences) {
     this.#references = references
     this.#spares = spares
@@ -57,8 +59,9 @@ export class RequestHandles {
   }
 
   /**
-   * Opens all files, and finds the GPUs and descriptors of all segments. Throws TENSOR_PAYLOAD (it is gone, not ours, too short, on a
-   * GPU out of reach) or UNSUPPORTED (a kind of memory that the engine cannot read), with the storage at fault as `cause`.
+   * Opens all files, and finds the GPUs and descriptors of all segments. Throws TENSOR_PAYLOAD (memory is gone, of
+   * another user, too short, or on an unreachable GPU) or UNSUPPORTED (a kind of memory that the engine cannot read),
+   * with the storage at fault as `cause`.
    */
   openStorages (storages: readonly TensorStorage[]): OpenedSources {
     const sourceOf = new Int32Array(storages.length).fill(-1)
@@ -73,12 +76,12 @@ export class RequestHandles {
         } else if (storage.kind === 'descriptor') throw byDescriptor()
       })
     }
-    // Files come first, and how many there are is known now.
+    // Files come first, and their number is known only now.
     for (const index of cuda) sourceOf[index]! += this.#files.size
     return { fds: [...this.#files.values()].map(({ fd }) => fd), segments: this.#segments.pack(), sourceOf }
   }
 
-  /** The same for segments, of an engine on GPUs. */
+  /** The same for segments, for an engine on GPUs. */
   openSegments (list: readonly HandleSegment[]): OpenedSources {
     const sourceOf = Int32Array.from(list, segment => blamed(segment, () => this.#segments.addSegment(segment)))
     return { fds: [], segments: this.#segments.pack(), sourceOf }
@@ -89,7 +92,7 @@ export class RequestHandles {
     return this.#segments.taken
   }
 
-  /** The name of shared memory that went with its sender, or null while all are there. */
+  /** The name of shared memory that disappeared with its sender, or null. */
   findGone (): string | null {
     const { files, counters } = this.#references
     for (const names of [files, counters]) for (const name of names.keys()) if (!isSharedMemory(name)) return name
@@ -115,7 +118,7 @@ export class RequestHandles {
       if (this.#files.size >= MAX_FILES) {
         throw new RefitError(
           'TENSOR_PAYLOAD',
-          `one request may bring ${MAX_FILES} files of shared memory; ` +
+          `one request may have ${MAX_FILES} files of shared memory; ` +
             'send flattened buckets, which take one each, or several requests'
         )
       }
@@ -132,7 +135,7 @@ export class RequestHandles {
     return file.index
   }
 
-  /** Of how many shares. One file at a time: there may be more than this process may open. */
+  /** Returns the number of handles. One file at a time, because there may be more than this process may open. */
   #drop ({ files, counters }: HandleReferences): number {
     let handles = 0
     for (const [name, references] of files) handles += this.#withFile(name, fd => this.#dropFile(name, fd, references))
@@ -142,13 +145,13 @@ export class RequestHandles {
     return handles
   }
 
-  /** Whoever takes the last reference removes the file: the sender has freed it already. */
+  /** The process that takes the last reference removes the file, because the sender has freed it already. */
   #dropFile (name: string, fd: number, references: number): number {
     if (this.#addon.dropFileReferences(fd, references) === 0) unlinkSharedMemory(name)
     return references
   }
 
-  /** 0 where it cannot be opened, or counts nothing: the sender may have ended, and its files with it. */
+  /** 0 for a file that cannot be opened or counts nothing: the sender may have ended, and its files with it. */
   #withFile (name: string, drop: (fd: number) => number): number {
     const open = this.#files.get(name)
     let fd: number | undefined
@@ -163,7 +166,7 @@ export class RequestHandles {
   }
 }
 
-/** Says of what is refused which storage or segment it was. */
+/** Adds the storage or segment at fault to an error. */
 function blamed<T> (cause: TensorStorage | HandleSegment, open: () => T): T {
   try {
     return open()

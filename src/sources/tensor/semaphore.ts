@@ -1,4 +1,4 @@
-/** Lets a few in at a time, in order of arrival. */
+/** Admits a fixed number at a time, in order of arrival. */
 export class Semaphore {
   #free: number
   readonly #waiting: (() => void)[] = []
@@ -7,7 +7,7 @@ export class Semaphore {
     this.#free = count
   }
 
-  /** Resolves to the function that lets the next one in. */
+  /** Resolves to the function that leaves. */
   async enter (): Promise<() => void> {
     if (this.#free > 0) this.#free--
     else {await new Promise<void>(resolve => {

@@ -8,16 +8,19 @@ import type { OpenHandle } from './tensor-receiver.ts'
 
 export interface SharedBuffersOptions {
   buffers: readonly OpenHandle[]
-  /** For each rank, which of the buffers it reads. */
+  /** For each rank the buffer that it reads. */
   bufferOf: readonly number[]
-  /** Closes what writes keep open; engines without GPUs have none. */
+  /** Closes the mappings that writes keep open; engines without GPUs have none. */
   closeMappings?: ((mapping: string) => Promise<void>) | undefined
 }
 
 /** How long a reply may wait for mappings to be closed while somebody else writes. */
 const PATIENCE_MS = 1000
 
-/** Memory of a sender that is filled again and again, and written each time: opened once, mapped once, given back once. */
+/**
+ * Memory that a sender overwrites again and again, to be written to the weights each time. It is opened once, mapped
+ * once and given back once.
+ */
 export class SharedBuffers {
   readonly #buffers: readonly OpenHandle[]
   readonly #bufferOf: readonly number[]
@@ -37,10 +40,13 @@ export class SharedBuffers {
     }
   }
 
-  /** What lies in them now, by buffer: tensors of the buffers' storages. What ranks of one buffer are brought is announced once. */
+  /**
+   * A source of the buffers' present contents. `tensors` lists each buffer's. Ranks of one buffer have their tensors
+   * announced once.
+   */
   filled (tensors: readonly TensorDescriptor[][]): StoredSource {
     const buffers = this.#buffers
-    // Events are waited for the first time: later the sender has waited itself, and its events may be gone.
+    // Events are waited for only the first time. Later the sender has waited itself, and its events may be gone.
     const isFirst = !this.#isMapped
     const open = (): void => {
       this.#isMapped = true

@@ -3,13 +3,13 @@ import type { Stats } from 'node:fs'
 import { RefitError } from '../../errors.ts'
 import { clip } from '../../wire/strict-json.ts'
 
-// POSIX shared memory by name, as files of /dev/shm. Runs on the thread of the shares: calls block.
+// POSIX shared memory by name, as files of /dev/shm. Runs on the handle thread, because the calls block.
 
 const FOLDER = '/dev/shm'
 
 /**
- * Opens shared memory for reading it and for taking references off it. Only a regular file of this process's own user is taken.
- * `name` is `/` and a plain file name (src/wire checks it). Throws TENSOR_PAYLOAD, saying what to do.
+ * Opens shared memory to read it and to take references off it. Only a regular file of this process's own user is
+ * accepted. `name` is `/` and a plain file name (src/wire checks it). Throws TENSOR_PAYLOAD with advice.
  */
 export function openSharedMemory (name: string): { fd: number, bytes: number } {
   const fd = attempt(name)
@@ -28,7 +28,7 @@ export function isSharedMemory (name: string): boolean {
   return existsSync(FOLDER + name)
 }
 
-/** Never throws: somebody else may have removed it. */
+/** Never throws, because another process may have removed it. */
 export function unlinkSharedMemory (name: string): void {
   try {
     unlinkSync(FOLDER + name)
@@ -37,7 +37,7 @@ export function unlinkSharedMemory (name: string): void {
 
 function attempt (name: string): number {
   try {
-    // Not blocking: a pipe of that name would wait for its other end.
+    // Not blocking: a FIFO of that name would wait for its other end.
     return openSync(FOLDER + name, constants.O_RDWR | constants.O_NOFOLLOW | constants.O_NONBLOCK)
   } catch (error) {
     throw refusal(name, (error as NodeJS.ErrnoException).code ?? 'it cannot be opened')
@@ -46,7 +46,8 @@ function attempt (name: string): number {
 
 function refusal (name: string, code: string): RefitError {
   const why = code === 'ENOENT'
-    ? 'does not exist: the sender has ended or freed it, or it lives in another container (both need one /dev/shm: docker run --ipc=host)'
+    ? 'does not exist: the sender has ended or freed it, or it lives in another container ' +
+      '(both need one /dev/shm: docker run --ipc=host)'
     : code === 'EACCES' || code === 'EPERM'
     ? 'belongs to another user: run the sender and refit as the same one'
     : code === 'EMFILE' || code === 'ENFILE'

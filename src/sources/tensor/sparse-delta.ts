@@ -12,7 +12,10 @@ import { payloadError } from '../../wire/torch/tensor.ts'
 
 const DIGEST = /^[0-9a-f]{32}$/
 
-/** One payload: compressed, with the BLAKE2b digest (16 bytes, in hex) that its sender announced. Throws TENSOR_PAYLOAD, PICKLE_*, NO_MEMORY. */
+/**
+ * Reads one payload: compressed, with the BLAKE2b digest (16 bytes, in hex) that its sender announced. Throws
+ * TENSOR_PAYLOAD, PICKLE_*, NO_MEMORY.
+ */
 export async function openSparsePayload (
   host: DeltaHost,
   body: Uint8Array,
@@ -25,7 +28,7 @@ export async function openSparsePayload (
     })
   }
   const size = zstdContentBytes(body)
-  // It stays until all of the sync has come; another may be on its way, and be counted in what is left.
+  // The payload stays in memory until the whole sync has come, and another may be on its way.
   if (size > Math.min(availableBytes / 4, constants.MAX_LENGTH)) {
     throw new RefitError('NO_MEMORY', `a payload holds ${size} bytes, and this host has ${availableBytes} left`)
   }
@@ -38,7 +41,10 @@ export async function openSparsePayload (
   return readSparsePayload(bytes)
 }
 
-/** The changes of several payloads as one source, relative to the weights of that epoch. Throws TENSOR_PAYLOAD for a tensor that comes with two shapes. */
+/**
+ * The changes of several payloads as one source, relative to the weights of that epoch. Throws TENSOR_PAYLOAD for a
+ * tensor with two different shapes.
+ */
 export function sparseSource (items: readonly SparseItem[], baseEpoch: number): PatchSource {
   const tensors = new Map<string, { announced: AnnouncedTensor, patches: ElementPatch[] }>()
   let bytes = 0

@@ -7,12 +7,15 @@ import type { TensorDescriptor, TensorStorage } from '../../wire/torch/tensor.ts
 import { readSpan } from '../disk/read-span.ts'
 import { errorMessage } from '../../errors.ts'
 
-/** At once: other requests get their turn between two of them. */
+/** Bytes per read, so that other requests get their turn between two reads. */
 const CHUNK_BYTES = 256 << 20
-/** Of a Uint8Array on the oldest supported Node. */
+/** The longest Uint8Array of the oldest supported Node. */
 const MAX_BYTES = 2 ** 32 - 1
 
-/** Brings bytes of flat tensors into host memory, from wherever their senders have them: other than LoaderReads also from GPUs, and whole payloads. */
+/**
+ * Reads bytes of flat tensors into host memory, wherever they lie. LoaderReads reads neither GPUs nor whole payloads;
+ * this does.
+ */
 export class TensorBytes {
   readonly #sourceOf: (storage: TensorStorage) => NativeSource | undefined
   readonly #host: Pick<DeltaHost, 'fetch'>
@@ -22,7 +25,7 @@ export class TensorBytes {
     this.#host = host
   }
 
-  /** Of a tensor whose elements are neighbours. Throws TENSOR_PAYLOAD. */
+  /** Bytes of a tensor whose elements are contiguous. Throws TENSOR_PAYLOAD. */
   static size ({ name, dtype, shape, stride }: TensorDescriptor): number {
     if (shape.length !== 1 || (shape[0]! > 1 && stride[0] !== 1)) {
       throw payloadError(`shape [${shape.join(', ')}] with strides [${stride.join(', ')}] is not flat`, name)
@@ -30,7 +33,7 @@ export class TensorBytes {
     return countElements(shape, name) * torchItemBytes(dtype)!
   }
 
-  /** All of it. */
+  /** All bytes of a tensor. */
   async read (tensor: TensorDescriptor): Promise<Uint8Array> {
     const size = TensorBytes.size(tensor)
     if (size > MAX_BYTES) {
@@ -48,7 +51,7 @@ export class TensorBytes {
     return whole
   }
 
-  /** Front to back. */
+  /** The bytes of a tensor from front to back. */
   async *chunks (tensor: TensorDescriptor): AsyncGenerator<Uint8Array> {
     const size = TensorBytes.size(tensor)
     for (let at = 0; at < size; at += CHUNK_BYTES) yield await this.#span(tensor, at, Math.min(CHUNK_BYTES, size - at))

@@ -20,7 +20,7 @@ import { VERL_DELTA, VerlDelta } from './verl-delta.ts'
 import type { VisibleGpu } from './visible-gpus.ts'
 import type { WeightLoader } from '../disk/weight-loader.ts'
 
-type Ask<T extends ToHandleThread['type']> = Omit<Extract<ToHandleThread, { type: T }>, 'id'>
+type PoolRequestOf<T extends ToHandleThread['type']> = Omit<Extract<ToHandleThread, { type: T }>, 'id'>
 
 const OWN_FORMATS = ['flattened_bucket', 'direct']
 /** Characters of base64 and bytes of pickles that are read on the event loop: some 500 handles, 2 ms. */
@@ -32,7 +32,10 @@ export interface TensorPayload {
   loadFormat: string | null
 }
 
-/** A tensor whose handle was sent on its own. `memory` is null for one without elements. Closing the source gives it back. */
+/**
+ * A tensor whose handle was sent on its own. `memory` is null for a tensor without elements. Closing the source gives
+ * it back.
+ */
 export interface OpenHandle {
   tensor: TensorDescriptor
   memory: NativeSource | null
@@ -44,9 +47,9 @@ export interface TensorReceiverOptions {
   ranks: number
   /** UUIDs of the ranks' GPUs; none on the CPU. */
   gpus?: readonly string[]
-  /** The GPUs whose memory can be read; null, the default, where none can. */
+  /** The GPUs whose memory can be read; null, the default, if none can. */
   visible?: readonly VisibleGpu[] | null
-  /** What reads deltas; without, they are refused. */
+  /** Reads deltas. Without it, deltas are refused. */
   deltas?: DeltaHost | undefined
   /** By `load_format`. */
   loaders?: Readonly<Record<string, WeightLoader>>
@@ -54,7 +57,7 @@ export interface TensorReceiverOptions {
   nearBytes?: number
 }
 
-/** Opens what trainers share: large bodies on a thread of its own. */
+/** Opens the memory of trainers' handles. Large bodies are read on a thread of their own. */
 export class TensorReceiver {
   readonly #options: Required<Omit<TensorReceiverOptions, 'loaders' | 'deltas'>>
   readonly #deltas: VerlDelta | undefined
@@ -75,14 +78,15 @@ export class TensorReceiver {
     return this.#thread.totals
   }
 
-  /** Starts the thread, so that the first request does not wait for it. */
+  /** Starts the thread, so that the first request need not wait for it. */
   start (): void {
     if (!this.#closed) this.#thread.start()
   }
 
   /**
-   * Decodes and opens all of a payload. After a refusal nothing is open, and the sender's references have been given back:
-   * INVALID_REQUEST, PICKLE_MALFORMED, PICKLE_REFUSED, PICKLE_LIMIT, TENSOR_PAYLOAD, UNSUPPORTED or WEIGHT_LOADER.
+   * Decodes a payload and opens all of it. After a refusal nothing is open, and the sender's references have been given
+   * back: INVALID_REQUEST, PICKLE_MALFORMED, PICKLE_REFUSED, PICKLE_LIMIT, TENSOR_PAYLOAD, UNSUPPORTED or
+   * WEIGHT_LOADER.
    */
   async open ({ entries, loadFormat }: TensorPayload): Promise<TensorSource | TensorPatch> {
     if (loadFormat === 'direct' && entries.length === 1 && this.#options.ranks > 1) {
@@ -97,7 +101,7 @@ export class TensorReceiver {
     const loader = await this.#findLoader(entries, loadFormat)
     if (loader === undefined && loadFormat === VERL_DELTA) return await this.#openDelta(this.#deltas!, entries)
     if (loader === undefined) return await this.#openWeights(entries, loadFormat)
-    const opened = await this.#openTensors(this.#asked('open', entries, loadFormat), entries)
+    const opened = await this.#openTensors(this.#entriesRequest('open', entries, loadFormat), entries)
     const { ranks, sources, sourceOf, hold } = await loadTensors(
       loadFormat!,
       loader,
@@ -113,8 +117,8 @@ export class TensorReceiver {
   }
 
   /**
-   * Opens one tensor whose handle was sent on its own; what is written of it is its opener's to say. `gpu`: of the UUID under which it
-   * was sent, whatever index the sender has for it. Throws as `open` does.
+   * Opens one tensor whose handle was sent on its own; the caller decides what is written of it. `gpu`: the UUID under
+   * which it was sent, whatever index the sender has for it. Throws as `open` does.
    */
   async openHandle (name: string, bytes: Uint8Array, gpu: string | null): Promise<OpenHandle> {
     const { ranks, sources, sourceOf, hold } = await this.#openTensors({ type: 'handle', name, bytes, gpu }, [bytes])
@@ -124,8 +128,8 @@ export class TensorReceiver {
   }
 
   /**
-   * Opens what each rank takes of handles by GPU; what is there for other GPUs is left alone. `sourceOf`: in which of the source's
-   * memory a storage lies. Throws as `open` does.
+   * Opens the handles that each rank takes of an offer by GPU; those for other GPUs are left alone. `sourceOf`: the
+   * index of the source in which a storage lies. Throws as `open` does.
    */
   async openOffer (
     entry: string,
@@ -150,18 +154,21 @@ export class TensorReceiver {
     }
   }
 
-  /** Gives back the references of a body that is refused for other reasons; `isOffer`: only those for GPUs of ours. Never throws. */
+  /**
+   * Gives back the references of a body that is refused for another reason. `isOffer`: only those for our own GPUs.
+   * Never throws.
+   */
   async discard (entries: ReadonlyArray<string | Uint8Array>, isOffer = false): Promise<void> {
     if (this.#closed) return
     await this
       .#seen(entries, async life =>
         await this
           .#thread
-          .ask(life, { type: 'discard', entries, ...isOffer ? { gpus: this.#options.gpus } : {} }))
+          .request(life, { type: 'discard', entries, ...isOffer ? { gpus: this.#options.gpus } : {} }))
       .catch(() => {})
   }
 
-  /** Ends the thread, after the writes under way; what is open still is given back. */
+  /** Ends the thread after the running writes. What is still open is given back. */
   async close (): Promise<void> {
     this.#closed = true
     await Promise.all([...this.#open].map(async source => {
@@ -171,7 +178,7 @@ export class TensorReceiver {
   }
 
   async #openDelta (deltas: VerlDelta, entries: readonly string[]): Promise<TensorSource | TensorPatch> {
-    const opened = await this.#openTensors(this.#asked('open', entries, VERL_DELTA), entries)
+    const opened = await this.#openTensors(this.#entriesRequest('open', entries, VERL_DELTA), entries)
     try {
       const { tensors, patch, accept } = await deltas.open(opened)
       return patch === undefined
@@ -183,7 +190,7 @@ export class TensorReceiver {
     }
   }
 
-  /** Undefined for refit's own formats, and for deltas. */
+  /** Undefined for refit's own formats and for deltas. */
   async #findLoader (entries: readonly string[], loadFormat: string | null): Promise<WeightLoader | undefined> {
     if (loadFormat === null || OWN_FORMATS.includes(loadFormat)) return undefined
     const loader = this.#loaders.get(loadFormat)
@@ -196,12 +203,12 @@ export class TensorReceiver {
     const layout = loadFormat === 'direct' ? 'engine' : 'checkpoint'
     const { reply, sources, hold } = await this.#held(
       entries,
-      async life => await this.#thread.ask(life, this.#asked('announce', decodeEntries(entries), loadFormat))
+      async life => await this.#thread.request(life, this.#entriesRequest('announce', decodeEntries(entries), loadFormat))
     )
     return this.#sourceOf({ tensors: this.#reader.read(reply.tensors), sources, layout, hold })
   }
 
-  #asked<T extends 'announce' | 'open'> (
+  #entriesRequest<T extends 'announce' | 'open'> (
     type: T,
     entries: SentEntries['entries'],
     loadFormat: string | null
@@ -210,7 +217,7 @@ export class TensorReceiver {
     return { type, entries, loadFormat, ranks, gpus }
   }
 
-  /** A source that is open until it is closed. */
+  /** A source that counts as open until it is closed. */
   #sourceOf (parts: Omit<TensorSourceParts, 'closed'>): TensorSource {
     const source: TensorSource = new TensorSource({ ...parts, closed: () => this.#open.delete(source) })
     this.#open.add(source)
@@ -228,7 +235,7 @@ export class TensorReceiver {
     return await this.#openTensors({ type: 'unpickle', bytes, classes, ranks, gpus }, [bytes])
   }
 
-  /** Where a body is read. */
+  /** The thread on which a body is read. */
   #lifeFor (entries: ReadonlyArray<string | Uint8Array>): ThreadLife {
     let bytes = 0
     for (const entry of entries) bytes += entry.length
@@ -236,10 +243,10 @@ export class TensorReceiver {
   }
 
   async #openTensors (
-    request: Ask<'open'> | Ask<'unpickle'> | Ask<'handle'> | Ask<'offer'>,
+    request: PoolRequestOf<'open'> | PoolRequestOf<'unpickle'> | PoolRequestOf<'handle'> | PoolRequestOf<'offer'>,
     entries: SentEntries['entries']
   ): Promise<HeldTensors & { value: PlainValue }> {
-    const { reply, sources, hold } = await this.#held(entries, async life => await this.#thread.ask(life, request))
+    const { reply, sources, hold } = await this.#held(entries, async life => await this.#thread.request(life, request))
     const { body: { ranks, storages }, sourceOf, value } = reply
     return {
       ranks,
@@ -250,13 +257,16 @@ export class TensorReceiver {
     }
   }
 
-  /** Asks for what brings tensors: what holds them until they are given back, and what the addon is told of them. */
+  /**
+   * Sends a request that carries tensors. Returns what holds them until they are given back, and their sources in the
+   * addon's form.
+   */
   async #held<T extends HeldSources> (
     entries: SentEntries['entries'],
-    ask: (life: ThreadLife) => Promise<T & { id: number }>
+    send: (life: ThreadLife) => Promise<T & { id: number }>
   ): Promise<{ reply: T, sources: NativeSource[], hold: HandleHold }> {
     return await this.#seen(entries, async life => {
-      const reply = await ask(life)
+      const reply = await send(life)
       const { id, fds, segments, references } = reply
       return {
         reply,
@@ -266,11 +276,11 @@ export class TensorReceiver {
     })
   }
 
-  /** Where a thread ends at another's request, before it has come to this one, the next thread takes it. */
-  async #seen<T> (entries: SentEntries['entries'], ask: (life: ThreadLife) => Promise<T>): Promise<T> {
+  /** If the thread ends at another request before it has seen this one, the next thread reads it. */
+  async #seen<T> (entries: SentEntries['entries'], send: (life: ThreadLife) => Promise<T>): Promise<T> {
     for (let life = this.#lifeFor(entries);; life = this.#thread.start()) {
       try {
-        return await ask(life)
+        return await send(life)
       } catch (error) {
         if (!(error instanceof ThreadEnded && error.unseen) || this.#closed) throw error
       }
@@ -281,17 +291,21 @@ export class TensorReceiver {
     const thread = this.#thread
     return {
       isOpen: () => !life.ended,
-      findGone: async () => (await thread.ask(life, { type: 'look', of })).gone,
+      findGone: async () => (await thread.request(life, { type: 'look', of })).gone,
       release: async () => {
-        // With its thread what it opened has been closed; the references are there still, unless it gave them back when it was closed.
-        if (!life.ended) await thread.ask(life, { type: 'release', of }).catch(() => {})
-        else if (!this.#closed) await thread.ask(thread.start(), { type: 'drop', references }).catch(() => {})
+        // A thread that ends closes what it opened. The references are still there, unless it gave them back when it
+        // was closed.
+        if (!life.ended) await thread.request(life, { type: 'release', of }).catch(() => {})
+        else if (!this.#closed) await thread.request(thread.start(), { type: 'drop', references }).catch(() => {})
       }
     }
   }
 }
 
-/** The pickles of entries, each text once: bytes go to another thread faster than text. What is no base64 stays what it is, for its reader to refuse. */
+/**
+ * The pickles of entries, each text once, because bytes go to another thread faster than text. Text that is not base64
+ * stays as it is, for its reader to refuse.
+ */
 function decodeEntries (entries: readonly string[]): ReadonlyArray<string | Uint8Array> {
   const pickles = new Map<string, Uint8Array>()
   try {

@@ -8,11 +8,11 @@ import type {
   WriteReport
 } from '../../contract/weight-source.ts'
 
-/** What the thread of the shares holds for a source. */
+/** What the handle thread holds for a source. */
 export interface HandleHold {
   /** False once the thread has ended, and its files are closed. */
   isOpen: () => boolean
-  /** The name of shared memory that went with its sender, or null. */
+  /** The name of shared memory that disappeared with its sender, or null. */
   findGone: () => Promise<string | null>
   /** Closes what is open and gives back the references. Called once. Never throws. */
   release: () => Promise<void>
@@ -35,13 +35,16 @@ export interface TensorPatchParts extends SharedParts {
   accept?: ((report: WriteReport) => void) | undefined
 }
 
-/** Tensors in memory that a trainer shares. `close` gives the sender's references back; until then the sender must free nothing. */
+/**
+ * Tensors in a trainer's memory. `close` gives the sender's references back; until then the sender must not free the
+ * memory.
+ */
 abstract class SharedTensors {
   readonly transport = 'tensor'
   readonly tensors: readonly AnnouncedTensor[]
   readonly #hold: HandleHold
   readonly #closed: () => unknown
-  /** From the first byte that may be read until it is closed. */
+  /** From the first byte that may be read until the source is closed. */
   #isRead = false
   #isRevoked = false
   #closing: Promise<void> | undefined
@@ -56,7 +59,7 @@ abstract class SharedTensors {
     this.#closed = closed
   }
 
-  /** Senders promise not to write what they share until they are answered; nothing tells whether they do. */
+  /** Senders promise not to write to this memory before they get the reply; nothing shows whether they keep it. */
   async verify (): Promise<void> {
     if (this.#isRevoked && !this.#isRead) throw new RefitError('ENGINE_CLOSED', 'the server is shutting down')
     if (!this.#hold.isOpen()) {
@@ -68,19 +71,22 @@ abstract class SharedTensors {
     this.#isRead = true
   }
 
-  /** Reading has ended, for now: it may be verified and read again. */
+  /** Reading has ended for now. The source may be verified and read again. */
   rest (): void {
     this.#isRead = false
     if (this.#isRevoked) this.#ended()
   }
 
-  /** Whose memory is still there? Throws TENSOR_PAYLOAD where a sender has ended, INTERNAL where it is closed on this side. */
+  /**
+   * Checks that the memory still exists. Throws TENSOR_PAYLOAD if a sender has ended, INTERNAL if it is closed on this
+   * side.
+   */
   async look (): Promise<void> {
     const gone = await this.#hold.findGone()
     if (gone !== null) throw new RefitError('TENSOR_PAYLOAD', `the sender has ended: its shared memory ${gone} is gone`)
   }
 
-  /** Nothing of it is read from now on, but for a write under way, which is waited for. */
+  /** Nothing is read from now on. Waits for a running write. */
   async revoke (): Promise<void> {
     this.#isRevoked = true
     if (this.#isRead) await this.#end
@@ -95,7 +101,7 @@ abstract class SharedTensors {
   }
 }
 
-/** Whole tensors. */
+/** A source of whole tensors. */
 export class TensorSource extends SharedTensors implements StoredSource {
   readonly kind = 'stored'
   readonly layout: 'checkpoint' | 'engine'
@@ -108,7 +114,10 @@ export class TensorSource extends SharedTensors implements StoredSource {
   }
 }
 
-/** Changes of elements. Positions and values have been read; the sender's references are given back on close like those of tensors. */
+/**
+ * A source of changes of elements. Positions and values have been read already; `close` gives the sender's references
+ * back as for tensors.
+ */
 export class TensorPatch extends SharedTensors implements PatchSource {
   readonly kind = 'patch'
   readonly patch: WeightPatch

@@ -22,7 +22,7 @@ import { announceTensors } from '../announce-tensors.ts'
 import type { OpenTensors } from '../disk/run-loader.ts'
 import { TensorBytes } from './tensor-bytes.ts'
 
-/** What a flush brings, for a source. */
+/** The contents of a flush, for a source. */
 export interface DeltaParts {
   tensors: AnnouncedTensor[]
   /** Absent for whole tensors. */
@@ -30,7 +30,7 @@ export interface DeltaParts {
   accept?: (report: WriteReport) => void
 }
 
-/** The load_format of verl's delta_sharded: the place of a function in verl that SGLang's workers would import. */
+/** The load_format of verl's delta_sharded: the path of a function in verl that SGLang's workers would import. */
 export const VERL_DELTA = 'verl.workers.rollout.sglang_rollout.delta_loader.apply_delta'
 
 const MAX_SPEC_BYTES = 64 << 20
@@ -42,19 +42,19 @@ interface Flush {
 }
 
 /**
- * verl's flushes. `indices` is a change of elements, `dense` whole tensors. Every rank is sent a copy of the same flush: of changes the
- * first rank's is read, of whole tensors each rank's own.
+ * verl's flushes. `indices` is a change of elements, `dense` whole tensors. Every rank gets a copy of the same flush.
+ * Changes are read from the first rank's copy, whole tensors from each rank's own.
  */
 export class VerlDelta {
   readonly #host: DeltaHost
-  /** Of the verification that goes on: elements that were not equal, by tensor. */
+  /** For the running verification: elements that were not equal, by tensor. */
   readonly #unequal = new Map<string, number>()
 
   constructor (host: DeltaHost) {
     this.#host = host
   }
 
-  /** Throws TENSOR_PAYLOAD. The sender's memory has to stay until what it returns has been written. */
+  /** Throws TENSOR_PAYLOAD. The sender's memory must stay until the result has been written. */
   async open ({ ranks, sources, sourceOf }: OpenTensors): Promise<DeltaParts> {
     const bytes = new TensorBytes(storage => sources[sourceOf.get(storage) ?? -1], this.#host)
     const lists = [...new Set(ranks)].map(findFlush)
@@ -82,7 +82,7 @@ export class VerlDelta {
       : { tensors, patch }
   }
 
-  /** Ranks are sent the same; that of a rank which was sent another one would be lost. */
+  /** All ranks must have the same flush, because only the first rank's changes are read. */
   async #readSpec (lists: readonly Flush[], bytes: TensorBytes): Promise<DeltaSpec> {
     let text: Buffer | undefined
     for (const { spec, positions, values } of lists) {
@@ -134,7 +134,10 @@ export class VerlDelta {
     }
   }
 
-  /** Whole weights over those that deltas have made: nothing should change. What did is told with the last flush, as verl's own loader does. */
+  /**
+   * A verification compares whole weights with those that deltas have made; nothing should differ. Differences are
+   * reported with the last flush, as by verl's own loader.
+   */
   #compared ({ params, isLast }: DeltaSpec, { changed = 0 }: WriteReport): void {
     if (changed > 0) {
       this.#unequal.set(
@@ -174,7 +177,7 @@ function findFlush (tensors: readonly TensorDescriptor[]): Flush {
   return { spec, positions, values }
 }
 
-/** Whole tensors as views of the values that a rank was sent. */
+/** Whole tensors as views of a rank's own values. */
 function flushOfRank (tensors: readonly TensorDescriptor[], { params }: DeltaSpec): TensorDescriptor[] {
   const { values } = findFlush(tensors)
   const size = valueBytes(values.dtype)!
@@ -211,7 +214,7 @@ function patchOf (
   return { tensors, bytes: positions.length + values.length }
 }
 
-/** Each tensor once, however many parts its changes come in. */
+/** Each tensor once, however many parts its changes have. */
 function announced ({ params }: DeltaSpec, { tensors }: WeightPatch): AnnouncedTensor[] {
   const shapes = new Map<string, DeltaParam>()
   for (const param of params) {

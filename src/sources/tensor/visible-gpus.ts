@@ -1,13 +1,13 @@
 import { RefitError } from '../../errors.ts'
 import { toGpuUuid } from '../../wire/torch/gpus.ts'
 
-/** As `CudaGpu` has them. */
+/** Fields of `CudaGpu`. */
 export interface VisibleGpu {
   ordinal: number
   uuid: string
 }
 
-/** The GPUs that this process sees, to find those of senders among them. */
+/** The GPUs that this process sees, to find senders' GPUs among them. */
 export class VisibleGpus {
   readonly #gpus: readonly VisibleGpu[]
   readonly #known = new Map<number | string, string>()
@@ -17,8 +17,8 @@ export class VisibleGpus {
   }
 
   /**
-   * The UUID of a sender's GPU, as `CudaGpu.uuid` has it: by its UUID in lower case without a prefix, or by its number there, which is
-   * taken as the number here. Throws TENSOR_PAYLOAD.
+   * The UUID of a sender's GPU, as in `CudaGpu.uuid`. `device` is its UUID in lower case without a prefix, or the
+   * sender's index, which is taken as the index here. Throws TENSOR_PAYLOAD.
    */
   uuidOf (device: number | string): string {
     let uuid = this.#known.get(device)

@@ -5,15 +5,15 @@ import { join } from 'node:path'
 import { RefitError } from '../../errors.ts'
 import { Semaphore } from '../tensor/semaphore.ts'
 
-// Of libuv's four threads: a slow disk never takes all of them.
-const lanes = new Semaphore(2)
-/** How much the last transfer says about the next one. */
+// A slow disk takes at most two of libuv's four threads.
+const semaphore = new Semaphore(2)
+/** The weight of the last transfer in the moving average. */
 const WEIGHT = 0.5
 
 /** Past the page cache, or through it. */
 export type Way = 'direct' | 'cached'
 
-/** Throws SPOOL_FAILED where the folder has no room for so many bytes. */
+/** Throws SPOOL_FAILED if the folder has no room for so many bytes. */
 export async function checkRoom (folder: string, bytes: number): Promise<void> {
   const { bavail, bsize } = await statfs(folder).catch(error => {
     throw failed(folder, error)
@@ -22,13 +22,14 @@ export async function checkRoom (folder: string, bytes: number): Promise<void> {
 }
 
 /**
- * A file without a name for what does not fit in memory: a process that ends in any way leaves nothing. Each write goes the way that has
- * been the faster one: past the page cache where the disk is fast, or memory slow to be had; through it where the disk is slow and memory plenty.
+ * A file without a name for bytes that do not fit in memory, so a process that ends in any way leaves nothing. Each
+ * write takes the way that has been faster: past the page cache if the disk is fast or memory is scarce, through it if
+ * the disk is slow and memory is plentiful.
  */
 export class SpoolFile {
   readonly #folder: string
   readonly #cached: FileHandle
-  /** Undefined where the file system has no such way. */
+  /** Undefined if the file system does not support it. */
   #direct: FileHandle | undefined
   /** Bytes per millisecond; 0: not tried. */
   readonly #rates: Record<Way, number> = { direct: 0, cached: 0 }
@@ -56,16 +57,16 @@ export class SpoolFile {
     return new SpoolFile(folder, cached, direct)
   }
 
-  /** It will have so many bytes; SPOOL_FAILED where there is no room for them. */
+  /** Grows the file to so many bytes. Throws SPOOL_FAILED if there is no room for them. */
   async grow (from: number, to: number): Promise<void> {
     await checkRoom(this.#folder, to - from)
-    // Writes behind a file's end wait for each other.
+    // Writes beyond a file's end wait for each other, so the file is extended first.
     await this.#cached.truncate(to).catch(error => {
       throw failed(this.#folder, error)
     })
   }
 
-  /** Whole pages of memory to whole pages of the file; resolves to the way by which to read them. */
+  /** Writes whole pages of memory to whole pages of the file. Resolves to the way in which they must be read. */
   async write (bytes: Uint8Array, position: number): Promise<Way> {
     return await this.#run(async () => {
       const way = this.#faster()
@@ -78,7 +79,7 @@ export class SpoolFile {
         )
       } catch (error) {
         if (way === 'cached' || (error as NodeJS.ErrnoException).code !== 'EINVAL') throw failed(this.#folder, error)
-        // A file system that wants larger blocks.
+        // The file system needs larger blocks.
         this.#rates.direct = Number.MIN_VALUE
         await transfer(
           bytes,
@@ -96,7 +97,7 @@ export class SpoolFile {
     })
   }
 
-  /** Fills whole pages of memory with what was written that way. */
+  /** Reads whole pages of memory that were written in that way. */
   async read (bytes: Uint8Array, position: number, way: Way): Promise<void> {
     await this.#run(async () => {
       await transfer(
@@ -107,7 +108,7 @@ export class SpoolFile {
     })
   }
 
-  /** After what is under way. */
+  /** Closes after running reads and writes. */
   async close (): Promise<void> {
     this.#closing ??= (async () => {
       await Promise.allSettled(this.#under)
@@ -128,7 +129,7 @@ export class SpoolFile {
 
   async #run<T> (work: () => Promise<T>): Promise<T> {
     const running = (async () => {
-      const leave = await lanes.enter()
+      const leave = await semaphore.enter()
       try {
         return await work()
       } finally {

@@ -3,14 +3,14 @@ import type { SpoolFile, Way } from './spool-file.ts'
 import type { SpoolSlots } from './spool-slots.ts'
 import type { UploadSink } from './upload-sink.ts'
 
-/** Where a stretch of an upload lies in the spooled file, and how each slot of it got there. */
+/** The place of a stretch of an upload in the spooled file, and how each slot of it was written. */
 export interface SpooledPart {
   position: number
   bytes: number
   ways: readonly Way[]
 }
 
-/** Collects bytes in slots: one fills while others are on their way to the disk. */
+/** Collects bytes in slots: one is filled while others are written to disk. */
 export class SpoolSink implements UploadSink {
   readonly part: SpooledPart
   readonly #ways: Way[] = []
@@ -56,7 +56,7 @@ export class SpoolSink implements UploadSink {
 
   #flush (slot: Buffer): void {
     const index = this.#count++
-    // Whole pages: what follows the data there is read by nobody.
+    // Whole pages. Nobody reads the bytes after the data.
     const pages = slot.subarray(PAGE_BYTES, PAGE_BYTES + Math.ceil(this.#filled / PAGE_BYTES) * PAGE_BYTES)
     this.#slot = undefined
     this.#filled = 0

@@ -5,9 +5,9 @@ import type { Staging } from './upload-staging.ts'
 const LEAST = 2
 const MOST = 4
 
-/** A few buffers that the bytes of one upload pass through, to the disk and back. */
+/** A few buffers through which the bytes of one upload pass, to the disk and back. */
 export class SpoolSlots {
-  /** Of a slot's data, in whole pages. */
+  /** Bytes of a slot's data, in whole pages. */
   readonly bytes: number
   readonly #staging: Staging
   readonly #all: Buffer[] = []
@@ -25,14 +25,14 @@ export class SpoolSlots {
       throw error
     }
     while (this.#all.length < MOST) {
-      // Something is left for others, and for the header of the next file.
+      // Leaves some memory for others, and for the header of the next file.
       const more = staging.tryTake(this.bytes + PAGE_BYTES, LEAST * (this.bytes + GRAIN))
       if (more === undefined) return
       this.#add(more)
     }
   }
 
-  /** A page, for what stood before the data, and the data; undefined while all are in use. */
+  /** A page for the end of the piece before, then the data; undefined while all slots are in use. */
   tryTake (): Buffer | undefined {
     return this.#free.pop()
   }
@@ -51,7 +51,7 @@ export class SpoolSlots {
     }
   }
 
-  /** Nobody uses any. */
+  /** Call it when no slot is in use. */
   close (): void {
     this.#free.length = 0
     for (const slot of this.#all.splice(0)) this.#staging.give(slot)

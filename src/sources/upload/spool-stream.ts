@@ -4,7 +4,9 @@ import type { SpoolFile, Way } from './spool-file.ts'
 import type { SpooledPart } from './spool-sink.ts'
 import type { SpoolSlots } from './spool-slots.ts'
 
-/** Of the piece before, at the start of each one from the disk: what an element of 4 bytes may have left there, at most 3. */
+/**
+ * Bytes of the piece before that begin each piece from the disk: an element of 4 bytes may have left at most 3 there.
+ */
 const OVERLAP = 4
 
 /** A stretch of an upload: in memory, or in the spooled file. */
@@ -23,14 +25,17 @@ interface Coming {
   read: Promise<void>
 }
 
-/** The parts of an upload one after another, as pieces; the next ones are read while one is written. Only when all of it has come. */
+/**
+ * The parts of an upload one after another, as pieces. The next pieces are read while one is written. Use it only when
+ * the whole upload has come.
+ */
 export class SpoolStream implements WeightStream {
   readonly #file: SpoolFile
   readonly #slots: SpoolSlots
   readonly #units: Iterator<Unit, undefined>
   readonly #coming: Coming[] = []
   #next: Unit | undefined
-  /** Of the piece that went out: its slot, and its last bytes. */
+  /** Of the last piece: its slot, and its last bytes. */
   #out: Buffer | undefined
   readonly #tail = Buffer.alloc(OVERLAP)
 
@@ -69,7 +74,7 @@ export class SpoolStream implements WeightStream {
       if (unit.buffer === undefined && slot === undefined) return
       const pages = slot?.subarray(PAGE_BYTES, PAGE_BYTES + Math.ceil(unit.bytes / PAGE_BYTES) * PAGE_BYTES)
       const read = pages === undefined ? Promise.resolve() : this.#file.read(pages, unit.position, unit.way)
-      // Heard when its turn comes.
+      // Its error is thrown when its turn comes.
       read.catch(() => {})
       this.#coming.push({ unit, slot, read })
       this.#next = this.#units.next().value

@@ -6,7 +6,7 @@ import { SpoolStream } from './spool-stream.ts'
 import type { UploadPart } from './spool-stream.ts'
 import type { Staging } from './upload-staging.ts'
 
-/** The part of an upload that does not fit in memory: on its way to the disk, and back. */
+/** The part of an upload that does not fit in memory, on disk. */
 export class Spool {
   readonly #file: SpoolFile
   readonly #slots: SpoolSlots
@@ -28,7 +28,7 @@ export class Spool {
     }
   }
 
-  /** Room for `bytes` behind what is there; throws SPOOL_FAILED. One sink after another. */
+  /** Makes room for `bytes` after the present end; throws SPOOL_FAILED. One sink at a time. */
   async sink (bytes: number): Promise<SpoolSink> {
     const begin = this.#end
     const end = begin + Math.ceil(bytes / PAGE_BYTES) * PAGE_BYTES
@@ -42,7 +42,7 @@ export class Spool {
     return new SpoolStream(this.#file, this.#slots, parts)
   }
 
-  /** After what is on its way. */
+  /** Closes after running reads and writes. */
   async close (): Promise<void> {
     await this.#file.close()
     this.#slots.close()

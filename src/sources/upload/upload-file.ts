@@ -10,22 +10,22 @@ export interface UploadFileOptions {
   /** Null: not known before the header is. */
   bytes: number | null
   staging: Staging
-  /** Called with a header's length before it is read; may refuse it. */
+  /** Called with a header's length before it is read. It may refuse. */
   claim: (headerBytes: number) => void
-  /** Called with what the header announces; says where the data goes. */
+  /** Called with the header's tensors. Returns the sink for the data. */
   place: (tensors: SafetensorsTensor[], dataStart: number, dataBytes: number) => Promise<UploadSink>
 }
 
-/** One safetensors file as its bytes come: length, header, data, and then nothing more. */
+/** One safetensors file as its bytes come: length, header, data, and nothing after it. */
 export class UploadFile {
   readonly #options: UploadFileOptions
   readonly #prefix = Buffer.alloc(PREFIX_BYTES)
   #header: Buffer | undefined
   #headerBytes = 0
-  /** Of the prefix and the header. */
+  /** Bytes of the prefix and the header so far. */
   #have = 0
   #sink: UploadSink | undefined
-  /** Bytes of data that are to come. */
+  /** Bytes of data still to come. */
   #left = 0
   #dataEnd = 0
 
@@ -33,7 +33,10 @@ export class UploadFile {
     this.#options = options
   }
 
-  /** Takes all of `chunk`; a promise where the next one has to wait. Throws, or rejects, as soon as the bytes cannot be a file any more. */
+  /**
+   * Takes all of `chunk`; returns a promise if the next one must wait. Throws, or rejects, as soon as the bytes cannot
+   * be a valid file.
+   */
   take (chunk: Uint8Array): Promise<void> | undefined {
     if (this.#sink === undefined) return this.#takeHead(chunk)
     if (chunk.length > this.#left) {
@@ -46,12 +49,12 @@ export class UploadFile {
     return this.#sink.write(chunk)
   }
 
-  /** No more will come. Throws CHECKPOINT_FORMAT where there should. */
+  /** No more bytes will come. Throws CHECKPOINT_FORMAT if some are missing. */
   async end (): Promise<void> {
     const { label } = this.#options
     if (this.#sink === undefined) {
       const have = this.#have
-      // With what came as the file's length it refuses, unless the header is whole.
+      // With the bytes so far as the file's length it throws, unless the header is complete.
       headerLength(this.#prefix.subarray(0, Math.min(have, PREFIX_BYTES)), have, label)
     }
     if (this.#left > 0) {

@@ -6,17 +6,17 @@ import type { UploadOptions } from './upload.ts'
 import { Staging } from './upload-staging.ts'
 
 export interface UploadReceiverOptions {
-  /** Where bodies that do not fit in memory are spooled; default the system's folder for temporary files. */
+  /** The folder for bodies that do not fit in memory; default the system's folder for temporary files. */
   folder?: string | undefined
-  /** Longest that a client may send nothing; default 60 s. */
+  /** Longest time without a byte from the client; default 60 s. */
   stallMs?: number | undefined
-  /** Most memory that bodies wait in; default 192 MiB. */
+  /** Most memory for waiting bodies; default 192 MiB. */
   memoryBytes?: number | undefined
 }
 
 const STALL_MS = 60_000
 
-/** What the uploads of one server share. */
+/** The memory and settings that all uploads of one server have in common. */
 export class UploadReceiver {
   readonly staging: Staging
   readonly stallMs: number
@@ -32,12 +32,12 @@ export class UploadReceiver {
     return new Upload({ ...options, staging: this.staging, folder: this.#folder, stallMs: this.stallMs })
   }
 
-  /** Throws SPOOL_FAILED for a body that neither memory nor the folder has room for. */
+  /** Throws SPOOL_FAILED for a body that fits neither in memory nor in the folder. */
   async checkRoom (bytes: number): Promise<void> {
     if (bytes > this.staging.holdBytes) await checkRoom(this.#folder, bytes)
   }
 
-  /** Of a body, once it has been taken and where nobody else has it. */
+  /** Frees a chunk of a body, once it has been taken and nobody else has it. */
   freeChunk (chunk: Uint8Array): void {
     freeChunk(chunk)
   }

@@ -1,14 +1,14 @@
-/** Where the tensor data of an uploaded file goes. */
+/** The destination of an uploaded file's tensor data. */
 export interface UploadSink {
-  /** Takes all of `bytes`; a promise where the next ones have to wait, until which they must stay as they are. */
+  /** Takes all of `bytes`; returns a promise if the next ones must wait. `bytes` must not change before it resolves. */
   write: (bytes: Uint8Array) => Promise<void> | undefined
-  /** All bytes have come: resolves once they are where they belong. */
+  /** All bytes have come. Resolves once they are stored. */
   end: () => Promise<void>
-  /** No more will come: gives back the memory that only the way there needs. */
+  /** No more bytes will come. Gives back the memory that was needed only on the way. */
   close: () => Promise<void>
 }
 
-/** Memory for the whole file, which stays its owner's. */
+/** Memory for the whole file, which belongs to the caller. */
 export class HeldSink implements UploadSink {
   readonly #buffer: Buffer
   #at = 0

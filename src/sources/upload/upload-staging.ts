@@ -1,23 +1,29 @@
 import { RefitError } from '../../errors.ts'
 import { allocatePages, freeMemory, PAGE_BYTES } from '../../native/host-memory.ts'
 
-/** What all uploads of a server have together, unless it is told otherwise. */
+/** The default for all uploads of a server together. */
 const STAGING_BYTES = 192 << 20
-// Sizes are multiples of it: bodies of about the same size find each other's memory.
+// Sizes are multiples of it, so that bodies of similar size use each other's memory again.
 export const GRAIN = 64 << 10
 const IDLE_MS = 10_000
 const LEAST_BYTES = 4 * GRAIN
 
 /**
- * Buffers that the bytes of uploads wait in. Bounded in sum; kept a while for the next upload, since memory that was written to before
- * is several times faster; freed when idle.
+ * Buffers for the waiting bytes of uploads, bounded in sum. They are kept a while for the next upload, because memory
+ * that was written to before is several times faster, and freed when idle.
  */
 export class Staging {
-  /** Most bytes that a body may have to be held whole: the rest is left to headers, and to what is on its way to disk or into the engine. */
+  /**
+   * The most bytes of a body that is held whole. The rest is for headers, and for bytes on their way to disk or into
+   * the engine.
+   */
   readonly holdBytes: number
-  /** What is written into the engine at once of a stream: small enough to stay in a processor's cache on the way, large enough for the start of a write not to count. */
+  /**
+   * Bytes of a stream that are written into the engine at once: small enough to stay in a processor's cache, large
+   * enough that the start of a write does not count.
+   */
   readonly pieceBytes: number
-  /** What is written to disk at once, and read back: whole pages. */
+  /** Bytes that are written to disk or read back at once: whole pages. */
   readonly slotBytes: number
   readonly #limit: number
   readonly #idleMs: number
@@ -27,7 +33,7 @@ export class Staging {
   #timer: NodeJS.Timeout | undefined
   #closed = false
 
-  /** Throws RangeError for a limit that is no whole number of bytes, or too small to work with. */
+  /** Throws RangeError for a limit that is no whole number of bytes, or too small. */
   constructor (limit = STAGING_BYTES, idleMs = IDLE_MS) {
     if (!Number.isSafeInteger(limit) || limit < LEAST_BYTES) {
       throw new RangeError(
@@ -46,12 +52,12 @@ export class Staging {
     return { live: this.#live, kept: this.#cached }
   }
 
-  /** A buffer for a whole body, undefined where that does not fit. Give it back. */
+  /** A buffer for a whole body; undefined if it does not fit. Give it back. */
   tryHold (bytes: number): Buffer | undefined {
     return this.tryTake(bytes, this.#limit - this.holdBytes)
   }
 
-  /** A buffer of at least so many bytes that begins with a page, undefined where it would leave less than `leave`. Give it back. */
+  /** A page-aligned buffer of at least so many bytes; undefined if it would leave less than `leave`. Give it back. */
   tryTake (bytes: number, leave = 0): Buffer | undefined {
     const size = Math.max(GRAIN, Math.ceil(bytes / GRAIN) * GRAIN)
     if (this.#live + size + leave > this.#limit) return undefined
@@ -69,7 +75,7 @@ export class Staging {
     return allocatePages(size)
   }
 
-  /** As `tryTake`; throws NO_MEMORY. */
+  /** Like `tryTake`; throws NO_MEMORY. */
   take (bytes: number): Buffer {
     const buffer = this.tryTake(bytes)
     if (buffer === undefined) {
@@ -82,7 +88,7 @@ export class Staging {
     return buffer
   }
 
-  /** Nobody reads or writes it any more. */
+  /** Call it when nobody reads or writes the buffer any more. */
   give (buffer: Buffer): void {
     this.#live -= buffer.length
     this.#kept.push(buffer)

@@ -4,7 +4,7 @@ import type { UploadSink } from './upload-sink.ts'
 import type { Staging } from './upload-staging.ts'
 
 const PIECES = 3
-/** Of the piece before, at the start of each: what an element of 4 bytes may have left there, at most 3. */
+/** Bytes of the piece before that begin each piece: an element of 4 bytes may have left at most 3 there. */
 const OVERLAP = 4
 
 /** Bytes per millisecond. */
@@ -16,24 +16,24 @@ interface Piece {
   length: number
 }
 
-/** Hands the data of one file to a write under way: bytes come in on one side, pieces go out on the other. */
+/** Passes the data of one file to a running write: bytes come in on one side, pieces go out on the other. */
 export class UploadStream implements UploadSink, WeightStream {
   readonly #staging: Staging
   readonly #stallMs: number
-  /** Of a whole piece. */
+  /** Bytes of a whole piece. */
   readonly #bytes: number
   readonly #free: Buffer[] = []
   readonly #full: Piece[] = []
   #slots = 2
   #filling: Buffer
   #filled = 0
-  /** Bytes at its start that the piece before it had as well. */
+  /** Bytes at its start that are copies of the end of the piece before. */
   #carried = 0
   #begin = 0
   /** The piece that is being written. */
   #out: Buffer | undefined
   #hasGone = false
-  /** Milliseconds that whoever writes has waited for bytes since. */
+  /** Milliseconds that the writer has waited for bytes since. */
   #waited = 0
   #ended = false
   #closed = false
@@ -54,7 +54,7 @@ export class UploadStream implements UploadSink, WeightStream {
     }
   }
 
-  // What comes in.
+  // The side where bytes come in.
 
   write (bytes: Uint8Array): Promise<void> | undefined {
     for (let at = 0; at < bytes.length;) {
@@ -75,13 +75,13 @@ export class UploadStream implements UploadSink, WeightStream {
 
   async end (): Promise<void> {}
 
-  /** All of the body has come, and nothing is wrong with it. */
+  /** All of the body has come, and it is valid. */
   finish (): void {
     this.#ended = true
     this.#wakeReader?.()
   }
 
-  /** The body broke off, or is not what it should be. */
+  /** The body broke off, or is not valid. */
   fail (error: unknown): void {
     if (this.#ended) return
     this.#failure ??= error
@@ -89,7 +89,7 @@ export class UploadStream implements UploadSink, WeightStream {
     this.#wakeWriter?.()
   }
 
-  /** Nobody takes any more: what comes in is refused from here on. What went out has been written. */
+  /** The reader has stopped: bytes that come in are refused from here on. Pieces that went out have been written. */
   async close (): Promise<void> {
     if (this.#closed) return
     this.#closed = true
@@ -100,9 +100,9 @@ export class UploadStream implements UploadSink, WeightStream {
     }
   }
 
-  // What goes out.
+  // The side where pieces go out.
 
-  /** Throws what the body broke by, if nothing of it has gone out. */
+  /** Throws the body's error if no piece has gone out. */
   verify (): void {
     if (this.#failure !== undefined && !this.#hasGone) throw this.#failure
   }
@@ -112,7 +112,10 @@ export class UploadStream implements UploadSink, WeightStream {
     if (this.#failure !== undefined) throw this.#failure
   }
 
-  /** Something has come, or will not. Other updates wait, and once a piece has gone out nothing is generated: the sender may not take as long as it likes. */
+  /**
+   * Resolves when a piece is ready or the body has failed. Other updates wait, and nothing is generated once a piece
+   * has gone out, so the sender's time is limited.
+   */
   async #come (): Promise<void> {
     const began = performance.now()
     const came = this.#begin + this.#filled
@@ -141,19 +144,19 @@ export class UploadStream implements UploadSink, WeightStream {
       return pieceOf(piece.begin, piece.slot, piece.length)
     }
     if (this.#filled === this.#carried) return undefined
-    // The last one: it stays where it is, and nothing fills any more.
+    // The last piece stays in its buffer, and no other is filled.
     const last = pieceOf(this.#begin, this.#filling, this.#filled)
     this.#filled = this.#carried
     this.#hasGone = true
     return last
   }
 
-  /** A piece may go out once a byte behind it has come: if all ends badly, there is one that has not. */
+  /** A piece may go out once a byte after it has come, so that after a failure at least one piece has not gone out. */
   #isReady (): boolean {
     return this.#full.length > 1 || (this.#full.length === 1 && this.#filled > this.#carried)
   }
 
-  /** The full piece joins the others and another one begins to fill; false, and nothing done, where all are in use. */
+  /** Queues the full piece and begins to fill another one. Returns false, with nothing done, while all are in use. */
   #turn (): boolean {
     if (this.#free.length === 0 && this.#slots < PIECES) {
       const another = this.#staging.tryTake(this.#bytes)
@@ -186,9 +189,9 @@ function pieceOf (begin: number, slot: Buffer, length: number): StreamPiece {
 function tooSlow (stallMs: number, came: number): RefitError {
   return new RefitError(
     'BODY_STALLED',
-    `the body came too slowly to be written as it comes, after ${came} bytes of tensors: nothing is generated meanwhile, so that the engine waits ${
-      stallMs / 1000
-    } s (--upload-timeout) and a second for each megabyte in all. Leave mode=stream out`
+    `the body came too slowly to be written as it comes, after ${came} bytes of tensors. Nothing is generated ` +
+      `meanwhile, so the engine waits at most ${stallMs / 1000} s (--upload-timeout) and a second for each megabyte. ` +
+      'Leave mode=stream out'
   )
 }
 

@@ -14,11 +14,11 @@ import { UploadStream } from './upload-stream.ts'
 
 export interface UploadOptions {
   staging: Staging
-  /** Where what does not fit in memory is spooled. */
+  /** The folder for data that does not fit in memory. */
   folder: string
-  /** Whether bytes are written as they come; asked when a file begins. */
+  /** Whether bytes are written as they come. Called when a file begins. */
   isStream: () => boolean
-  /** Longest that a client may send nothing. */
+  /** Longest time without a byte from the client. */
   stallMs: number
   /** Most bytes of tensors. */
   maxBytes: number
@@ -28,11 +28,11 @@ export interface UploadOptions {
 export type UploadPlace = 'memory' | 'disk' | 'stream'
 
 /**
- * Safetensors files that are sent as one update. Begin a file, hand it its bytes, end it; at last `finish`. Nothing of the engine changes
- * before its source is written. Close the source, or the upload if it comes to none.
+ * Safetensors files that are sent as one update. Begin a file, pass its bytes, end it; call `finish` at last. The
+ * engine does not change before the source is written. Close the source, or the upload if there is none.
  */
 export class Upload {
-  /** Of the tensors. */
+  /** Bytes of the tensors. */
   bytes = 0
   place: UploadPlace = 'memory'
   readonly #options: UploadOptions
@@ -47,7 +47,7 @@ export class Upload {
   #spool: Spool | undefined
   #stream: UploadStream | undefined
   #open!: (source: WeightSource) => void
-  /** Of an upload that is written as it comes: its source, once its header has been read. */
+  /** For an upload that is written as it comes: its source, once its header has been read. */
   readonly opened = new Promise<WeightSource>(resolve => {
     this.#open = resolve
   })
@@ -57,12 +57,12 @@ export class Upload {
     this.#options = options
   }
 
-  /** Files that have begun. */
+  /** The number of files that have begun. */
   get files (): number {
     return this.#files.length
   }
 
-  /** `bytes`: its length where that is known beforehand. */
+  /** `bytes`: its length, if that is known beforehand. */
   begin (label: string, bytes: number | null): UploadFile {
     if (this.#options.isStream() && this.#files.length > 0) {
       throw new RefitError(
@@ -90,7 +90,7 @@ export class Upload {
     return file
   }
 
-  /** All files have come. `index`: the JSON of an index of them, if there was one. */
+  /** All files have come. `index`: the JSON of their index, if there was one. */
   async finish (index?: { label: string, json: Uint8Array }): Promise<WeightSource> {
     if (this.#files.length === 0) throw new RefitError('BODY_BROKEN', 'the upload has no file')
     if (index !== undefined) {
@@ -104,7 +104,7 @@ export class Upload {
     return this.#stream === undefined ? this.#source() : await this.opened
   }
 
-  /** The body broke off, or is not what it should be. */
+  /** The body broke off, or is not valid. */
   fail (error: unknown): void {
     this.#stream?.fail(error)
   }
@@ -137,7 +137,7 @@ export class Upload {
     if (this.#homes.size > MAX_TENSORS) {
       throw formatError(label, `with it this upload has more than ${MAX_TENSORS} tensors`)
     }
-    // Dtypes are looked at before memory is taken or a file made.
+    // Dtypes are checked before memory is taken or a file is made.
     const announced = tensors.map(tensor => announce(tensor, this.#parts.length, label, -dataStart))
     this.#tensors.push(...announced)
     if (isStream()) {
@@ -170,7 +170,7 @@ export class Upload {
     return sink
   }
 
-  /** Of what has come whole, which nobody but this process has. */
+  /** The source of a complete upload, whose bytes only this process has. */
   #source (): WeightSource {
     const ends = {
       verify: async () => {},
@@ -200,7 +200,7 @@ export class Upload {
   }
 
   async #close (): Promise<void> {
-    // What is on its way to the disk arrives before the file closes.
+    // Bytes on their way to the disk arrive before the file closes.
     for (const { file } of this.#files) await file.close()
     await this.#spool?.close()
     for (const buffer of this.#held.splice(0)) this.#options.staging.give(buffer)

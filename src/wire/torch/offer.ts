@@ -151,7 +151,7 @@ function readEach (
   gpu: string | undefined
 ): TensorDescriptor[] {
   return wanted.map(({ name, dtype, shape }, index) => {
-    const tensor = readTensor(name, demandDict(handles[index], name), storages, gpu)
+    const tensor = readTensor(name, requireDict(handles[index], name), storages, gpu)
     if (
       tensor.dtype !== dtype || tensor.shape.length !== shape.length ||
       tensor.shape.some((size, axis) => size !== shape[axis])
@@ -174,7 +174,7 @@ function readFlat (
   storages: StorageTable,
   gpu: string | undefined
 ): TensorDescriptor[] {
-  const flat = readTensor('the packed tensor', demandDict(root, 'the packed tensor'), storages, gpu)
+  const flat = readTensor('the packed tensor', requireDict(root, 'the packed tensor'), storages, gpu)
   const { shape, stride, storage } = flat
   if (shape.length !== 1 || (shape[0]! > 1 && stride[0] !== 1)) {
     throw payloadError(
@@ -206,7 +206,7 @@ function readFlat (
   })
 }
 
-function demandDict (value: PickleValue | undefined, name: string): PickleValue {
+function requireDict (value: PickleValue | undefined, name: string): PickleValue {
   if (isGpuDict(value)) return value
   throw payloadError(`${describePickle(value)} where a dict {GPU: handle} was expected`, name)
 }

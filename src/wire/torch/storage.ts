@@ -68,7 +68,7 @@ export class StorageTable {
     const slot = toSize(args[12], 'ref_counter_offset')
     if (slot >= SLOTS) throw payloadError(`ref_counter_offset is ${slot}, and a counter file has ${SLOTS} slots`)
     const event = toEvent(args[13], toBoolean(args[14], 'event_sync_required'))
-    const known = counter.shares[slot]
+    const known = counter.storages[slot]
     if (known === undefined) {
       const storage: CudaStorage = {
         kind: 'cuda',
@@ -80,7 +80,7 @@ export class StorageTable {
         counterSlot: slot,
         event
       }
-      counter.shares[slot] = storage
+      counter.storages[slot] = storage
       this.list.push(storage)
       return storage
     }
@@ -130,17 +130,17 @@ export class StorageTable {
     if (this.#lastCounter?.bytes.equals(bytes) === true) return this.#lastCounter
     const file = toShmName(bytes, 'ref_counter_handle')
     let counter = this.#counters.get(file)
-    if (counter === undefined) this.#counters.set(file, counter = { file, bytes, shares: [] })
+    if (counter === undefined) this.#counters.set(file, counter = { file, bytes, storages: [] })
     this.#lastCounter = counter
     return counter
   }
 }
 
-/** `shares` by slot: torch assigns slots in order. V8 makes a table of a sparse array. */
+/** `storages` by slot: torch assigns slots in order. V8 makes a table of a sparse array. */
 interface CounterFile {
   file: string
   bytes: PickleBytes
-  shares: CudaStorage[]
+  storages: CudaStorage[]
 }
 
 function readCpu (value: PickleObject): Exclude<TensorStorage, CudaStorage> {

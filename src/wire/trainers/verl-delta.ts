@@ -48,7 +48,7 @@ export function readDeltaSpec (bytes: Uint8Array, positionBytes: number, valueCo
   if (typeof checksum !== 'string' || !/^\d{1,20}$/.test(checksum)) throw bad('checksum is no whole number')
   if (!Array.isArray(root['params'])) throw bad('params is no list')
   const params = root['params'].map((param: unknown, index) => readParam(param, index, encoding))
-  demandAll(params, positionBytes, valueCount)
+  requireAll(params, positionBytes, valueCount)
   return {
     encoding,
     params,
@@ -111,7 +111,7 @@ function readParam (value: unknown, index: number, encoding: DeltaSpec['encoding
  * Parts follow one another without gap or overlap from the first to the last, so a blob that is cut off or used twice
  * is refused before anything changes.
  */
-function demandAll (params: readonly DeltaParam[], positionBytes: number, valueCount: number): void {
+function requireAll (params: readonly DeltaParam[], positionBytes: number, valueCount: number): void {
   let position = 0
   let value = 0
   for (const { name, positions, values } of params) {

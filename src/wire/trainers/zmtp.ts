@@ -72,7 +72,7 @@ export class ZmtpReader {
   #greeting (): boolean {
     const bytes = this.#peek(Math.min(this.#have, GREETING_BYTES))
     // Checked as early as possible: a peer of another protocol may never send 64 bytes.
-    if (bytes.length > 0 && bytes[0] !== 0xff) throw protocol('what is there does not speak ZMTP')
+    if (bytes.length > 0 && bytes[0] !== 0xff) throw protocol('the peer does not speak ZMTP')
     if (bytes.length > 9 && (bytes[9]! & 1) === 0) throw protocol('its signature is not that of ZMTP')
     if (bytes.length > 10 && bytes[10]! < 3) {
       throw protocol(`it speaks ZMTP ${bytes[10]}, and 3 is the oldest that refit speaks`)
