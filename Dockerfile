@@ -29,7 +29,8 @@ RUN REFIT_CUDA_ARCHS=release node scripts/build-native.js --cuda
 
 # CUDA's runtime libraries under the same Node.js and the same build.
 FROM nvidia/cuda:13.0.1-runtime-ubuntu24.04 AS gpu
-RUN apt-get update && apt-get install -y --no-install-recommends curl && rm -rf /var/lib/apt/lists/* && useradd --create-home refit
+RUN apt-get update && apt-get install -y --no-install-recommends curl && rm -rf /var/lib/apt/lists/* \
+    && useradd --create-home refit
 COPY --from=build /usr/local/bin/node /usr/local/bin/node
 COPY --from=build-cuda /refit /refit
 USER refit

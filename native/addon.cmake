@@ -12,8 +12,8 @@ function(node_include package result)
   set(${result} ${found} PARENT_SCOPE)
 endfunction()
 
-# Splits `sources` into those that can see a fault point and all others. A source sees one when it includes core/fault.h,
-# itself or through one of the headers that do; the others are compiled once for both builds, with
+# Splits the sources after the two names into those that can see a fault point and all others. A source sees one if it
+# includes core/fault.h, itself or through a header that does. The others are compiled once for both builds, with
 # REFIT_WITHOUT_FAULT_POINTS, under which core/fault.h is an error.
 function(split_by_faults with without)
   file(GLOB_RECURSE headers CONFIGURE_DEPENDS core/*.h codec/*.h transport/*.h binding/*.h)
@@ -68,8 +68,8 @@ foreach(faulty refit_core_faults refit_binding_faults)
   target_compile_definitions(${faulty} PRIVATE REFIT_FAULTS)
 endforeach()
 
-# A library that is opened and never closed. nodelete: it must outlive the worker that loaded it, because native threads run
-# its code. The C++ library is linked statically: the program that opens it may have another one.
+# A library that is opened and never closed. nodelete: it must outlive the worker that loaded it, because native threads
+# run its code. The C++ library is linked statically: the program that opens it may have another one.
 function(add_opened_library target name suffix)
   add_library(${target} MODULE EXCLUDE_FROM_ALL ${ARGN})
   set_target_properties(${target} PROPERTIES OUTPUT_NAME ${name} PREFIX "" SUFFIX ${suffix} LINKER_LANGUAGE CXX)

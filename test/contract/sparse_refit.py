@@ -97,7 +97,8 @@ def gaps(positions):
 
 
 def encode(changes):
-    """Packs entries (name, tensor, positions, values as integers, operation) into (positions, values by dtype, items)."""
+    """Packs entries (name, tensor, positions, values as integers, operation) into (positions, values by dtype, items).
+    """
     blob, values, items, at = [], [], [], [0, 0]
     for name, tensor, positions, held, operation in changes:
         is_range = int(positions[-1] - positions[0]) + 1 == len(positions)

@@ -59,7 +59,8 @@ def test_weights_go_to_a_to_b_and_back_to_a(engines, ranks, device, kind):
 @pytest.mark.brings("memory")
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cards(2))])
 def test_every_rank_reads_the_buffer_of_its_own_gpu(engines, device):
-    """Each rank of the parameter server has its own buffer with equal content, and waits for the replies to all ranks."""
+    """Each rank of the parameter server has its own buffer with equal content, and waits for the replies to all ranks.
+    """
     engine = served(engines, 2, device)
     engine.spoil()
     server = ParameterServer(devices(device, 2), BUCKET)

@@ -214,7 +214,8 @@ def test_offload_and_onload_restore_the_weights(steered):
 @SKYRL_IPC
 @in_the_midst
 def test_weights_wake_up_and_are_written_before_the_cache_wakes_up(steered):
-    """SkyRL's synchronous step: sleep at level 2, wake weights, update, wake the cache, and generate without a resume."""
+    """SkyRL's synchronous step: sleep at level 2, wake weights, update, wake the cache, and generate without a resume.
+    """
     control = Control(steered)
     update(steered, 1)
     pending = begun(steered)

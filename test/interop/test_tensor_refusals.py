@@ -1,4 +1,5 @@
-"""/update_weights_from_tensor with wrong or hostile requests, and senders that die: refusals change and leak nothing."""
+"""/update_weights_from_tensor with wrong or hostile requests, and senders that die: refusals change and leak nothing.
+"""
 
 import base64
 import gc
