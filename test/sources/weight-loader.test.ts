@@ -497,7 +497,7 @@ t.test('the example for SkyRL reads both of its requests, and says what is wrong
   const other = await send(single())
   t.match(other.tensors, [{ name: 'a', shape: [2], dtype: 'float32', offset: 64 }])
   await other.close()
-  await t.rejects(send(packed([8, 7])), { message: /b has 6 elements, and its size is 7/ })
+  await t.rejects(send(packed([8, 7])), { message: /b has 6 elements, but its size is 7/ })
   await t.rejects(send(packed([8, 6], 'torch.float32')), {
     message: /a is announced as torch\.float32 and shared as bfloat16/
   })
