@@ -131,7 +131,7 @@ t.test("impossible bodies are refused by field, after SGLang's text", async t =>
   await refused({ ports: '29999,29999' }, { message: /each group has a store of its own/ })
   await refused({ ports: '29999,70000' }, { message: /1 to 65535, got 70000/ })
   await refused({ backend: 'nccl' }, {
-    message: /this one computes on the CPU; use "gloo"/,
+    message: /this engine computes on the CPU; use "gloo"/,
     error: { code: 'UNSUPPORTED' }
   })
   t.match(await peer.post(INIT, { ...GROUP, ports: 'x' }), { status: 400 })
