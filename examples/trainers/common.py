@@ -29,7 +29,7 @@ def arguments(description, add=None):
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", default="http://127.0.0.1:30000")
     parser.add_argument("--model", default="models/adder-base", help="the folder that the server loaded")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cuda: a card for each process")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cuda: a GPU for each process")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--bucket-mb", type=float, default=512)
     parser.add_argument("--save", help="folder for the trainer's own weights after the last step")
@@ -71,13 +71,13 @@ def sharded_model(folder, device="cpu"):
     torch.set_num_threads(1)
     place, backend = torch.device("cpu"), "gloo"
     if device == "cuda":
-        cards = torch.cuda.device_count()
-        if cards == 0:
-            sys.exit("--device cuda: torch sees no card")
-        if int(os.environ["LOCAL_WORLD_SIZE"]) > cards:
+        count = torch.cuda.device_count()
+        if count == 0:
+            sys.exit("--device cuda: torch sees no GPU")
+        if int(os.environ["LOCAL_WORLD_SIZE"]) > count:
             sys.exit(
-                f"--device cuda: {os.environ['LOCAL_WORLD_SIZE']} processes need a card each (NCCL refuses to share "
-                f"one), and torch sees {cards}"
+                f"--device cuda: {os.environ['LOCAL_WORLD_SIZE']} processes need a GPU each (NCCL refuses to share "
+                f"one), and torch sees {count}"
             )
         place = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(place)
@@ -134,8 +134,8 @@ def gather(mine, ranks):
 
 
 def answered():
-    """Until the server has answered, nobody frees what it shares; then torch takes back what the server has given
-    back."""
+    """Waits until the server has answered, so no rank frees shared tensors earlier. Then torch can reuse the memory
+    whose references the server has released."""
     dist.barrier()
     if torch.cuda.is_initialized():
         torch.cuda.ipc_collect()

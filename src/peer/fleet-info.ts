@@ -71,7 +71,7 @@ export interface Receiver {
   tensors: string
   dtype: string
   device: string
-  cards: readonly string[]
+  gpus: readonly string[]
   ranks: number
 }
 
@@ -111,7 +111,7 @@ export interface Route {
  */
 export function chooseRoute (own: Receiver, peer: FleetInfo): Route {
   const onGpus = own.device === 'cuda' && peer.device === 'cuda'
-  const shared = own.cards.find(uuid => peer.cards.includes(uuid))
+  const shared = own.gpus.find(uuid => peer.cards.includes(uuid))
   const backend = onGpus && shared === undefined ? 'nccl' : 'gloo'
   const why = shared !== undefined
     ? `both engines use GPU ${shared}, which NCCL refuses`

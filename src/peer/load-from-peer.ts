@@ -84,7 +84,7 @@ export async function loadFromPeer (
     tensors: tableDigest(store.table),
     dtype: info.dtype,
     device,
-    cards: info.gpus.map(({ uuid }) => uuid),
+    gpus: info.gpus.map(({ uuid }) => uuid),
     ranks: store.table.ranks
   }
   const deadline = new Deadline({ signal: running.signal }, timeoutMs)

@@ -225,13 +225,13 @@ class Watch:
         while not self.over.wait(self.every_s):
             path = ROUTES[self.count % len(ROUTES)]
             try:
-                self.longest = max(self.longest, (self.owed(path), path))
+                self.longest = max(self.longest, (self.pending(path), path))
             except (Refused, OSError, http.client.HTTPException) as error:
                 self.problems.append(f"{path}: {error}")
             self.count += 1
             self.first.set()
 
-    def owed(self, path, step_s=0.02, patience_s=120):
+    def pending(self, path, step_s=0.02, patience_s=120):
         """The longest time that the server slept, or computed, before it replied."""
         connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=patience_s)
         try:
@@ -274,6 +274,6 @@ class Watch:
         if kind is None:
             if self.problems or self.longest[0] > self.limit_s:
                 raise AssertionError(
-                    f"of {self.count} answers one was owed for {1000 * self.longest[0]:.0f} ms of the server's own "
+                    f"of {self.count} replies one was pending for {1000 * self.longest[0]:.0f} ms of the server's own "
                     f"({self.longest[1]}); {len(self.problems)} failed: {self.problems[:3]}"
                 )

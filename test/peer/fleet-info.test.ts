@@ -10,7 +10,7 @@ import { packageRoot } from '../../src/root.ts'
 const arch = await readArchitecture(join(packageRoot, 'models/adder'))
 const model = describeModel(arch)
 const tensors = tableDigest(buildModelTable(arch, 1))
-const own: Receiver = { model, tensors, dtype: 'bfloat16', device: 'cpu', cards: [], ranks: 1 }
+const own: Receiver = { model, tensors, dtype: 'bfloat16', device: 'cpu', gpus: [], ranks: 1 }
 const peer: FleetInfo = {
   server: 'refit',
   version: '1',
@@ -79,28 +79,28 @@ t.test('a model description contains exactly the fields that change what the wei
 })
 
 t.test('the route depends on devices and ranks: NCCL between GPUs, parameters for equal ranks and memory', async t => {
-  const cards = (device: string, list: string[] = [], ranks = 1): Pick<Receiver, 'device' | 'cards' | 'ranks'> => ({
+  const on = (device: string, gpus: string[] = [], ranks = 1): Pick<Receiver, 'device' | 'gpus' | 'ranks'> => ({
     device,
-    cards: list,
+    gpus,
     ranks
   })
-  const route = (a: ReturnType<typeof cards>, b: ReturnType<typeof cards>): string => {
+  const route = (a: ReturnType<typeof on>, b: ReturnType<typeof on>): string => {
     const { backend, layout } = chooseRoute({ ...own, ...a }, {
       ...peer,
       device: b.device,
-      cards: [...b.cards],
+      cards: [...b.gpus],
       tp_size: b.ranks
     })
     return `${backend} ${layout}`
   }
-  t.equal(route(cards('cpu'), cards('cpu')), 'gloo parameters')
-  t.equal(route(cards('cpu', [], 2), cards('cpu')), 'gloo checkpoint')
-  t.equal(route(cards('cuda', ['A']), cards('cuda', ['B'])), 'nccl parameters')
-  t.equal(route(cards('cuda', ['A', 'B'], 2), cards('cuda', ['C'])), 'nccl checkpoint')
-  t.equal(route(cards('cuda', ['A']), cards('cuda', ['A'])), 'gloo checkpoint', 'NCCL refuses one card twice')
-  t.equal(route(cards('cpu'), cards('cuda', ['A'])), 'gloo checkpoint')
+  t.equal(route(on('cpu'), on('cpu')), 'gloo parameters')
+  t.equal(route(on('cpu', [], 2), on('cpu')), 'gloo checkpoint')
+  t.equal(route(on('cuda', ['A']), on('cuda', ['B'])), 'nccl parameters')
+  t.equal(route(on('cuda', ['A', 'B'], 2), on('cuda', ['C'])), 'nccl checkpoint')
+  t.equal(route(on('cuda', ['A']), on('cuda', ['A'])), 'gloo checkpoint', 'NCCL refuses one GPU twice')
+  t.equal(route(on('cpu'), on('cuda', ['A'])), 'gloo checkpoint')
   t.match(
-    chooseRoute({ ...own, ...cards('cuda', ['A']) }, { ...peer, device: 'cuda', cards: ['A'] }).why,
+    chooseRoute({ ...own, ...on('cuda', ['A']) }, { ...peer, device: 'cuda', cards: ['A'] }).why,
     /both engines use GPU A/
   )
 })
