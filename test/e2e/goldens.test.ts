@@ -11,6 +11,24 @@ import { rollout, rolloutRequest } from '../helpers/rollout.ts'
 // Below this difference of the two best logits, rounding may turn their order.
 const CLEAR_GAP = { float32: 1e-3, bfloat16: 0.25 }
 
+// Ranks split heads and columns, and share KV heads where they are more than these (olmo2 on 4 ranks). Norms over a whole
+// projection add up the squares of all ranks.
+for (const [name, tp] of [['olmo2', 2], ['olmo2', 4], ['olmo2-bias-tied', 2], ['mistral', 2]] as const) {
+  t.test(`${name} continues greedily as transformers does on ${tp} ranks, in float32`, async t => {
+    const { folder, cases } = readGolden(name)
+    const engine = await createEngine(folder, { dtype: 'float32', tp, threads: 1, maxTotalTokens: 2048 })
+    t.teardown(async () => {
+      await engine.close()
+    })
+    for (const { prompt, greedy, gaps } of cases) {
+      const { tokens } = await rollout(engine, rolloutRequest(prompt, { maxNewTokens: 32, temperature: 0 }))
+      const unclear = gaps.findIndex(gap => gap < CLEAR_GAP.float32)
+      const clear = unclear === -1 ? greedy.length : unclear
+      t.same(tokens.slice(0, clear), greedy.slice(0, clear), `prompt of ${prompt.length}: ${clear} clear tokens`)
+    }
+  })
+}
+
 for (const name of goldenNames) {
   const { folder, cases } = readGolden(name)
 

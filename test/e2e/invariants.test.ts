@@ -3,6 +3,7 @@ import type { Test } from 'tap'
 import { cpSync, mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
+import { ARCHITECTURES } from '../../src/model/families.ts'
 import { createEngine } from '../../src/app/create-engine.ts'
 import type { EngineOptions } from '../../src/app/create-engine.ts'
 import type { LocalEngine } from '../../src/engine/local-engine.ts'
@@ -80,9 +81,7 @@ for (const model of ['qwen2', 'qwen3', 'qwen3-moe', 'llama']) {
   })
 }
 
-for (
-  const architecture of ['LlamaForCausalLM', 'Qwen2ForCausalLM', 'Qwen3ForCausalLM', 'Qwen3MoeForCausalLM'] as const
-) {
+for (const architecture of ARCHITECTURES) {
   t.test(`${architecture}: an engine updated in place is bit for bit the engine loaded fresh, there and back`, async t => {
     const root = mkdtempSync(join(tmpdir(), 'refit-fresh-'))
     t.teardown(() => {
