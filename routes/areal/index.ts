@@ -1,5 +1,8 @@
 import sleep from '../vllm/sleep.ts'
-import areal from './areal.ts'
+import control from './control.ts'
+import lora from './lora.ts'
+import weights from './weights.ts'
+import distributed from './weights-distributed.ts'
 import type { Routes } from '../../src/http/context.ts'
 
-export default [sleep, areal] satisfies Routes[]
+export default [sleep, distributed, lora, weights, control] satisfies Routes[]

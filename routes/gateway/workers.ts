@@ -4,7 +4,7 @@ import { RefitError } from '../../src/errors.ts'
 import type { GatewayContext } from '../../src/gateway/gateway.ts'
 import type { Worker } from '../../src/gateway/worker.ts'
 import { installBodyParsers } from '../../src/http/body-parser.ts'
-import { RETRY_AFTER_SECONDS } from '../../src/http/limits.ts'
+import { fleetFields } from './fleet-fields.ts'
 import { nullable, refusals, unused } from '../../src/http/schemas.ts'
 
 const State = Type.Union([
@@ -31,28 +31,10 @@ const Described = Type.Object({
   dialect: Type.Union([Type.String({ description: 'refit, sglang or vllm.' }), Type.Null()]),
   model_path: Type.Union([Type.String(), Type.Null()])
 }, { title: 'Worker', description: 'One engine.' })
-const Problem = Type.Object({ id: Type.String(), url: Type.String(), state: Type.String(), message: Type.String() }, {
-  title: 'EngineProblem'
-})
-const fields = {
-  weight_version: Type.Union([Type.String(), Type.Null()], { description: 'Label of the current weights.' }),
-  errors: Type.Array(Problem, { description: 'Engines that are down or hold other weights, with the reason.' })
-}
-const Workers = Type.Object({ workers: Type.Array(Described), total: Type.Integer(), ...fields }, {
+const Workers = Type.Object({ workers: Type.Array(Described), total: Type.Integer(), ...fleetFields }, {
   title: 'Workers',
   description: 'All engines.'
 })
-const GatewayState = Type.Object({
-  status: Type.Union([
-    Type.Literal('ok'),
-    Type.Literal('paused'),
-    Type.Literal('degraded'),
-    Type.Literal('unavailable')
-  ], { description: 'degraded: some engines are not ready; unavailable: no engine is ready.' }),
-  ready: Type.Integer({ description: 'Number of engines that are ready.' }),
-  ...fields
-}, { title: 'GatewayState', description: 'State of the gateway.' })
-
 const AddBody = Type.Object({
   url: Type.String({
     minLength: 1,
@@ -70,9 +52,9 @@ const AddBody = Type.Object({
 const Params = Type.Object({ id: Type.String({ maxLength: 64 }) })
 const DRAIN_POLL_MS = 50
 
-/** The engines behind a gateway, and its health. */
+/** The engines behind a gateway. */
 const workers: FastifyPluginAsyncTypebox<{ context: GatewayContext }> = async (app, { context }) => {
-  const { fleet, health, metrics } = context
+  const { fleet, health } = context
   installBodyParsers(app)
   const admin = { auth: 'admin' } as const
   const tags = ['workers']
@@ -100,7 +82,7 @@ const workers: FastifyPluginAsyncTypebox<{ context: GatewayContext }> = async (a
       params: Params,
       response: { 200: Described, ...refusals() }
     }
-  }, async request => describe(find(request.params.id)))
+  }, async request => describe(find(context, request.params.id)))
 
   app.post('/workers', {
     config: admin,
@@ -142,105 +124,41 @@ const workers: FastifyPluginAsyncTypebox<{ context: GatewayContext }> = async (a
       response: { 202: Described, ...refusals() }
     }
   }, async (request, reply) => {
-    const worker = find(request.params.id)
+    const worker = find(context, request.params.id)
     const wasServed = worker.isServed
     worker.state = 'draining'
     worker.reason = 'it is removed after its last request'
-    if (!wasServed || !worker.isBusy) await remove(worker)
-    else void drain(worker)
+    if (!wasServed || !worker.isBusy) await remove(context, worker)
+    else void drain(context, worker)
     return await reply.code(202).send(describe(worker))
   })
+}
 
-  app.get('/health', {
-    config: { auth: 'public' },
-    schema: {
-      operationId: 'health',
-      summary: 'Liveness',
-      description: '503 if no engine is ready. Names the engines that are down or hold other weights.',
-      tags,
-      response: { 200: GatewayState, 503: GatewayState, ...refusals() }
-    }
-  }, async (_request, reply) => {
-    if (fleet.ready.length === 0) reply.code(503).header('retry-after', RETRY_AFTER_SECONDS)
-    return await reply.send(state())
-  })
-
-  app.get('/ready', {
-    config: { auth: 'public' },
-    schema: {
-      operationId: 'ready',
-      summary: 'Readiness',
-      description: '503 unless every engine that is not draining is ready.',
-      tags,
-      response: { 200: GatewayState, 503: GatewayState, ...refusals() }
-    }
-  }, async (_request, reply) => {
-    const { status } = state()
-    if (status === 'degraded' || status === 'unavailable') reply.code(503).header('retry-after', RETRY_AFTER_SECONDS)
-    return await reply.send(state())
-  })
-
-  app.get('/ping', {
-    config: { auth: 'normal' },
-    schema: {
-      operationId: 'ping',
-      summary: 'Reply at once',
-      tags,
-      response: { 200: Type.String({ description: 'Empty.' }), ...refusals() }
-    }
-  }, async () => '')
-
-  app.get('/metrics', {
-    config: { auth: 'public' },
-    schema: {
-      operationId: 'metrics',
-      summary: 'Prometheus metrics of the gateway',
-      description: 'Each engine serves its own metrics.',
-      tags,
-      response: {
-        200: { description: 'In the text format.', content: { 'text/plain': { schema: Type.String() } } },
-        ...refusals()
-      }
-    }
-  }, async (_request, reply) => await reply.type(metrics.registry.contentType).send(await metrics.registry.metrics()))
-
-  function state (): Type.Static<typeof GatewayState> {
-    const { ready, errors, version, paused, list } = fleet
-    const status = ready.length === 0
-      ? 'unavailable'
-      : errors.length > 0 || list.some(({ state }) => state === 'joining')
-      ? 'degraded'
-      : paused
-      ? 'paused'
-      : 'ok'
-    return { status, ready: ready.length, weight_version: version, errors }
+/** Finds an engine by its id or address. */
+function find ({ fleet }: GatewayContext, id: string): Worker {
+  const worker = fleet.workers.get(id) ?? fleet.list.find(({ url }) => url === id)
+  if (worker === undefined) {
+    throw new RefitError(
+      'NOT_FOUND',
+      `there is no engine ${JSON.stringify(id)}; GET /workers lists them`
+    )
   }
+  return worker
+}
 
-  /** Finds an engine by its id or address. */
-  function find (id: string): Worker {
-    const worker = fleet.workers.get(id) ?? fleet.list.find(({ url }) => url === id)
-    if (worker === undefined) {
-      throw new RefitError(
-        'NOT_FOUND',
-        `there is no engine ${JSON.stringify(id)}; GET /workers lists them`
-      )
-    }
-    return worker
+/** Removes an engine after its last request. */
+async function drain (context: GatewayContext, worker: Worker): Promise<void> {
+  while (worker.isBusy) {
+    await new Promise(resolve => {
+      setTimeout(resolve, DRAIN_POLL_MS).unref()
+    })
   }
+  await remove(context, worker)
+}
 
-  async function drain (worker: Worker): Promise<void> {
-    while (worker.isBusy) {
-      await new Promise(resolve => {
-        setTimeout(resolve, DRAIN_POLL_MS).unref()
-      })
-    }
-    await remove(worker)
-  }
-
-  async function remove (worker: Worker): Promise<void> {
-    health.forget(worker)
-    await fleet.remove(worker)
-  }
+async function remove ({ fleet, health }: GatewayContext, worker: Worker): Promise<void> {
+  health.forget(worker)
+  await fleet.remove(worker)
 }
 
 function describe (worker: Worker): Type.Static<typeof Described> {

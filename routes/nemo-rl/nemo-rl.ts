@@ -39,6 +39,9 @@ const Done = Type.Object({
   report: Type.Optional(Report)
 }, { title: 'DynamoReply', description: 'Done.' })
 
+const Empty = Type.Object({})
+const OWNER = "NeMo-RL's start_weight_update"
+
 /**
  * Admin routes of Dynamo's vLLM workers that NeMo-RL calls: engine calls in an envelope; every reply has `"status":
  * "ok"`.
@@ -85,10 +88,7 @@ const nemoRl: Routes = async (app, { context }) => {
     } = request.body
     switch (rpc) {
       case 'start_weight_update':
-        await transfer.start({
-          owner: `NeMo-RL's start_weight_update (from ${request.ip})`,
-          checkpointFormat: format ?? true
-        })
+        await transfer.start({ owner: `${OWNER} (from ${request.ip})`, checkpointFormat: format ?? true })
         return { status: 'ok' as const, message: 'Weight update started' }
       case 'update_weights': {
         const report = await transfer.update(isPlain(info) && flush != null ? { ...info, flush_cache: flush } : info)
@@ -118,7 +118,7 @@ const nemoRl: Routes = async (app, { context }) => {
       ...schema,
       operationId: 'dynamoResumeGeneration',
       summary: 'Continue after a pause (NeMo-RL)',
-      body: Type.Object({})
+      body: Empty
     }
   }, async () => {
     await resumeFor(context)

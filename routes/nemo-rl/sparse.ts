@@ -47,6 +47,16 @@ function toPair (
   throw new RefitError('INVALID_REQUEST', `tensors.${name}: expected [shape, dtype]`, { param: 'tensors' })
 }
 
+async function prepare (
+  sparse: ReturnType<typeof sparseRefitOf>,
+  pairs: Type.Static<typeof Prepare>['tensors']
+): Promise<{ ok: true, tensors: number, overwrite_names: string[], seconds: number }> {
+  const began = performance.now()
+  const tensors = Object.entries(pairs).map(([name, pair]) => [name, toPair(name, pair)] as const)
+  const names = await sparse.prepare(Object.fromEntries(tensors))
+  return { ok: true, tensors: tensors.length, overwrite_names: names, seconds: (performance.now() - began) / 1000 }
+}
+
 /** NeMo-RL's remote sparse refit: changed elements wait until a flush writes them. */
 const nemoRlSparse: Routes = async (app, { context }) => {
   const sparse = sparseRefitOf(context)
@@ -64,17 +74,7 @@ const nemoRlSparse: Routes = async (app, { context }) => {
         'tensors that need their new values instead of changed bits.',
       body: Prepare
     }
-  }, async request => {
-    const began = performance.now()
-    const tensors = Object.entries(request.body.tensors).map(([name, pair]) => [name, toPair(name, pair)] as const)
-    const names = await sparse.prepare(Object.fromEntries(tensors))
-    return {
-      ok: true as const,
-      tensors: tensors.length,
-      overwrite_names: names,
-      seconds: (performance.now() - began) / 1000
-    }
-  })
+  }, async request => await prepare(sparse, request.body.tensors))
 
   app.post('/nemo-rl/refit/s3-manifest', {
     config,

@@ -212,17 +212,9 @@ async function stream (plan: Plan, context: RouteContext, reply: FastifyReply): 
       return chunk([news])
     }
     changed.delete(index)
-    return sample.finish === null
-      ? undefined
-      : chunk([{
-        index,
-        delta: {},
-        logprobs: null,
-        ...finishOf(sample.finish),
-        ...samples.length > 1
-          ? sglext([sample], plan.experts)
-          : {}
-      }])
+    if (sample.finish === null) return undefined
+    const extension = samples.length > 1 ? sglext([sample], plan.experts) : {}
+    return chunk([{ index, delta: {}, logprobs: null, ...finishOf(sample.finish), ...extension }])
   }
 
   return await sendEvents(reply, {

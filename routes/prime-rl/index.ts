@@ -1,3 +1,4 @@
+import cache from '../vllm/cache.ts'
 import control from '../vllm/control.ts'
 import generate from '../vllm/generate.ts'
 import info from '../vllm/info.ts'
@@ -6,4 +7,4 @@ import updateWeights from '../vllm/update-weights.ts'
 import primeRl from './prime-rl.ts'
 import type { Routes } from '../../src/http/context.ts'
 
-export default [control, info, weightChecker, generate, primeRl, updateWeights] satisfies Routes[]
+export default [control, cache, info, weightChecker, generate, primeRl, updateWeights] satisfies Routes[]

@@ -1,4 +1,3 @@
-import { Type } from 'typebox'
 import type { FastifyReply } from 'fastify'
 import {
   planTrlChat,
@@ -10,18 +9,12 @@ import {
 } from '../../src/dialects/trl/generate.ts'
 import type { TrlPlan } from '../../src/dialects/trl/generate.ts'
 import { planTrlScores, TrlScoresBody, TrlScoresReply, trlScores } from '../../src/dialects/trl/scores.ts'
-import { EngineState, engineState } from '../../src/http/engine-state.ts'
 import type { Routes } from '../../src/http/context.ts'
 import { abortOnHangup, Generation } from '../../src/http/generation.ts'
-import { RETRY_AFTER_SECONDS } from '../../src/http/limits.ts'
 import { refusals } from '../../src/http/schemas.ts'
-
-const TpSize = Type.Object({ tensor_parallel_size: Type.Integer() }, { description: 'Ranks of this engine.' })
-const WorldSize = Type.Object({ world_size: Type.Integer() }, { description: 'Ranks of this engine.' })
 
 /** Generation routes of TRL's `vllm-serve`; all their paths end in a slash. */
 const trlGenerate: Routes = async (app, { context }) => {
-  const { engine } = context
   const normal = { auth: 'normal' } as const
 
   app.post('/generate/', {
@@ -62,40 +55,6 @@ const trlGenerate: Routes = async (app, { context }) => {
     await generation.run()
     return trlScores(plan, generation.samples)
   })
-
-  app.get('/health/', {
-    config: { auth: 'public' },
-    schema: {
-      operationId: 'trlHealth',
-      summary: 'Liveness (TRL)',
-      tags: ['health'],
-      response: { 200: EngineState, 503: EngineState, ...refusals() }
-    }
-  }, async (_request, reply) => {
-    const state = engineState(engine)
-    if (state.status === 'unavailable') reply.code(503).header('retry-after', RETRY_AFTER_SECONDS)
-    return state
-  })
-
-  app.get('/get_world_size/', {
-    config: normal,
-    schema: {
-      operationId: 'trlWorldSize',
-      summary: 'Number of ranks that join a process group (TRL)',
-      tags: ['info'],
-      response: { 200: WorldSize, ...refusals() }
-    }
-  }, async () => ({ world_size: engine.info.ranks }))
-
-  app.get('/get_tensor_parallel_size/', {
-    config: normal,
-    schema: {
-      operationId: 'trlTensorParallelSize',
-      summary: 'The same in older TRL versions',
-      tags: ['info'],
-      response: { 200: TpSize, ...refusals() }
-    }
-  }, async () => ({ tensor_parallel_size: engine.info.ranks }))
 
   async function complete (plan: TrlPlan, reply: FastifyReply): Promise<ReturnType<typeof trlReply>> {
     const generation = new Generation(context, plan.samples)

@@ -2,7 +2,7 @@ import { Type } from 'typebox'
 import { queryOrBody } from '../../src/dialects/query-or-body.ts'
 import { pauseFor, resumeFor } from '../../src/dialects/pause.ts'
 import type { Routes } from '../../src/http/context.ts'
-import { nullable, refusals, unused, WeightsRefusal } from '../../src/http/schemas.ts'
+import { nullable, refusals, WeightsRefusal } from '../../src/http/schemas.ts'
 
 const Mode = Type.Union([Type.Literal('abort'), Type.Literal('wait'), Type.Literal('keep')])
 const PauseFields = Type.Object({
@@ -15,14 +15,6 @@ const PauseFields = Type.Object({
   wait_for_inflight_requests: nullable(Type.Boolean(), 'Old spelling of mode wait.'),
   wait_for_inflight_request: nullable(Type.Boolean(), "The same in SkyRL's old spelling.")
 }, { title: 'VllmPauseRequest' })
-const ResetFields = Type.Object({
-  reset_running_requests: nullable(
-    Type.Boolean(),
-    'Running requests lose their KV cache, too, and are computed again (default false: ' +
-      'they keep it, and no other request uses it).'
-  ),
-  reset_external: unused()
-}, { title: 'VllmResetRequest' })
 const AbortBody = Type.Object({
   request_ids: nullable(
     Type.Array(Type.String()),
@@ -31,9 +23,11 @@ const AbortBody = Type.Object({
 }, { title: 'VllmAbortRequest' })
 
 const Status = Type.Object({ status: Type.String() }, { description: 'Done.' })
-const Reset = Type.Object({ success: Type.Literal(true), status: Type.Literal('ok') }, { description: 'Done.' })
+const IsPaused = Type.Object({ is_paused: Type.Boolean() }, {
+  description: 'True for a pause by any client, also while `wait` finishes running requests.'
+})
 
-/** vLLM's routes for pause, abort and caches that trainers call. */
+/** vLLM's routes for pause and abort that trainers call. */
 const vllmControl: Routes = async (app, { context }) => {
   const { engine, live } = context
   const config = { auth: 'admin', errors: 'weights' } as const
@@ -81,9 +75,7 @@ const vllmControl: Routes = async (app, { context }) => {
       summary: 'Whether generation is paused (vLLM)',
       tags: ['control'],
       response: {
-        200: Type.Object({ is_paused: Type.Boolean() }, {
-          description: 'True for a pause by any client, also while `wait` finishes running requests.'
-        }),
+        200: IsPaused,
         ...refusals()
       }
     }
@@ -114,42 +106,6 @@ const vllmControl: Routes = async (app, { context }) => {
     for (const id of ids) live.abort(id, false)
     return { status: 'aborted' as const, aborted: ids.length }
   })
-
-  app.post('/reset_prefix_cache', {
-    config,
-    schema: {
-      operationId: 'vllmResetPrefixCache',
-      summary: 'Drop the prefix cache (vLLM)',
-      description: 'At once, even with running requests or during a weight update. ' +
-        'Options in the query or in the body.',
-      tags: ['control'],
-      querystring: ResetFields,
-      body: ResetFields,
-      response: { 200: Reset, ...refusals(WeightsRefusal) }
-    }
-  }, async request => {
-    await engine.dropCache({ retract: queryOrBody(request.query, request.body).reset_running_requests ?? false })
-    return { success: true as const, status: 'ok' as const }
-  })
-
-  for (
-    const [path, operationId] of [['/reset_mm_cache', 'vllmResetMmCache'], [
-      '/reset_encoder_cache',
-      'vllmResetEncoderCache'
-    ]] as const
-  ) {
-    app.post(path, {
-      config,
-      schema: {
-        operationId,
-        summary: 'Drop the cache of media (vLLM)',
-        description: 'Has no effect: this engine takes no media.',
-        tags: ['control'],
-        body: Type.Object({}),
-        response: { 200: Reset, ...refusals(WeightsRefusal) }
-      }
-    }, async () => ({ success: true as const, status: 'ok' as const }))
-  }
 }
 
 export default vllmControl

@@ -1,3 +1,4 @@
+import cache from './cache.ts'
 import chatRender from './chat-render.ts'
 import collectiveRpc from './collective-rpc.ts'
 import control from './control.ts'
@@ -10,7 +11,7 @@ import weights from './weights.ts'
 import type { Routes } from '../../src/http/context.ts'
 
 /** What vLLM's own clients call to control it and to generate. */
-export const STEERING: readonly Routes[] = [control, sleep, info, weightChecker, generate, chatRender]
+export const STEERING: readonly Routes[] = [control, cache, sleep, info, weightChecker, generate, chatRender]
 
 /** vLLM's weight transfer. */
 export const TRANSFER: readonly Routes[] = [weights, updateWeights, collectiveRpc]

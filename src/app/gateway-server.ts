@@ -1,5 +1,6 @@
 import Fastify, { LogController } from 'fastify'
 import type { FastifyBaseLogger, FastifyInstance } from 'fastify'
+import health from '../../routes/gateway/health.ts'
 import workers from '../../routes/gateway/workers.ts'
 import { registerGateway } from '../gateway/gateway.ts'
 import type { GatewayContext, GatewayOptions } from '../gateway/gateway.ts'
@@ -22,7 +23,7 @@ const API = {
   title: 'refit gateway',
   description:
     "One address for many engines. The engines' own routes are those of openapi.json: generation goes to one of " +
-      'them, calls about weights and state to all.',
+    'them, calls about weights and state to all.',
   tags: [{ name: 'workers', description: 'The engines, and the health of the gateway.' }]
 }
 
@@ -44,9 +45,10 @@ export async function createGateway (options: GatewayServerOptions): Promise<Gat
   const context = registerGateway(app, ALL_DIALECTS, options, app.log)
   app.get('/openapi.json', { config: { auth: 'public' }, schema: { hide: true } }, async () => app.swagger())
   await app.register(workers, { context })
-  const { fleet, health } = context
+  await app.register(health, { context })
+  const { fleet } = context
   // One after another, so that the first engine of the list decides which weights are current.
-  for (const url of options.engines) await health.watch(fleet.add(url))
+  for (const url of options.engines) await context.health.watch(fleet.add(url))
   return Object.assign(app as unknown as FastifyInstance, { gateway: context })
 }
 

@@ -36,7 +36,7 @@ t.test('when an engine is killed under load, requests without any output succeed
   t.equal((await gateway.get('/health')).status, 503)
 })
 
-t.test('an engine that fails or is not ready is skipped; a reply that breaks off breaks off for the client', async t => {
+t.test('an engine that fails or is not ready is skipped; a broken reply is broken for the client', async t => {
   const folder = modelFolder(t)
   const good = await engineServer(t, folder)
   let behave: RequestListener = (_, response) => {

@@ -1,6 +1,7 @@
 import { RefitError } from '../../errors.ts'
 import { GROUP_NAME, updateFromDistributed } from '../../updates/distributed-update.ts'
 import { adapterRefusal } from '../../http/adapters.ts'
+import { memoize } from '../memoize.ts'
 import type { RouteContext } from '../../http/context.ts'
 import type { UpdateOutcome } from '../../updates/run-update.ts'
 
@@ -73,6 +74,8 @@ export class ArealBuckets {
     return arealAdapterRefusal(body, note)
   }
 }
+
+export const arealBucketsOf = memoize((context: RouteContext) => new ArealBuckets(context))
 
 /** The refusal of an adapter, with AReaL's own option. `note`: what became of its tensors. */
 export function arealAdapterRefusal (body: unknown, note?: string): RefitError {

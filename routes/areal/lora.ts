@@ -1,0 +1,37 @@
+import { Type } from 'typebox'
+import { arealAdapterRefusal, arealBucketsOf } from '../../src/dialects/areal/areal.ts'
+import type { Routes } from '../../src/http/context.ts'
+import { config, schema } from './reply.ts'
+
+const Adapter = Type.Any({ description: 'Any body that AReaL sends for an adapter.' })
+
+/** AReaL's routes for LoRA adapters, which are refused. */
+const arealLora: Routes = async (app, { context }) => {
+  const buckets = arealBucketsOf(context)
+
+  for (
+    const [path, operationId] of [['/areal_set_update_weight_meta_lora', 'arealSetUpdateWeightMetaLora'], [
+      '/areal_update_weights_lora_xccl',
+      'arealUpdateWeightsLoraXccl'
+    ], ['/areal_update_weights_lora', 'arealUpdateWeightsLora']] as const
+  ) {
+    const isAnnounced = path === '/areal_set_update_weight_meta_lora'
+    app.post(path, {
+      config,
+      schema: {
+        ...schema,
+        operationId,
+        summary: 'Not supported: LoRA adapters',
+        description: isAnnounced
+          ? 'The broadcast tensors are received and dropped before the refusal.'
+          : 'Always refused.',
+        body: Adapter
+      }
+    }, async request => {
+      const body = (request.body as Record<string, unknown> | null) ?? {}
+      throw isAnnounced ? await buckets.refuseAdapter(body) : arealAdapterRefusal(body)
+    })
+  }
+}
+
+export default arealLora

@@ -1,0 +1,95 @@
+import { Type } from 'typebox'
+import { arealBucketsOf } from '../../src/dialects/areal/areal.ts'
+import { RefitError, withPrefix } from '../../src/errors.ts'
+import { GROUP_NAME } from '../../src/updates/distributed-update.ts'
+import type { Routes } from '../../src/http/context.ts'
+import { expectUpdate } from '../../src/http/updates/expect-update.ts'
+import { config, done, Empty, schema } from './reply.ts'
+
+const InitBody = Type.Object({
+  master_address: Type.String({ minLength: 1, description: "Where the trainer's rank 0 listens. See --allow-master." }),
+  master_port: Type.Integer({ minimum: 1, maximum: 65535, description: 'A number; AReaL sends it as text.' }),
+  rank_offset: Type.Integer({ minimum: 0 }),
+  world_size: Type.Integer({ minimum: 1, maximum: 65535 }),
+  backend: Type.Optional(Type.String({ description: '"nccl" (default) or "gloo".' })),
+  group_name: Type.String({ minLength: 1 })
+}, { title: 'ArealInitGroupRequest' })
+
+const MetaBody = Type.Object({
+  names: Type.Array(Type.String()),
+  dtypes: Type.Array(Type.String()),
+  shapes: Type.Array(Type.Array(Type.Integer({ minimum: 0 }))),
+  group_name: Type.String()
+}, { title: 'ArealWeightMeta' })
+
+/** Broadcasts of AReaL's vLLM mode: join the group, announce a bucket, receive it. */
+const arealDistributed: Routes = async (app, { context }) => {
+  const { engine, groups, distributed } = context
+  const buckets = arealBucketsOf(context)
+
+  app.post('/areal_init_weights_update_group', {
+    config,
+    schema: {
+      ...schema,
+      operationId: 'arealInitWeightsUpdateGroup',
+      summary: "Join AReaL's process group",
+      description: 'Same as /init_weights_update_group.',
+      body: InitBody
+    }
+  }, async request => {
+    const {
+      master_address: address,
+      master_port: port,
+      rank_offset: rankOffset,
+      world_size: worldSize,
+      group_name: name,
+      backend = 'nccl'
+    } = request.body
+    await groups.init({ name, backend, address, port, rankOffset, worldSize, barrier: false }).catch(
+      (error: unknown) => {
+        throw withPrefix('Failed to init group! ', error)
+      }
+    )
+    return done(engine.info.ranks)
+  })
+
+  app.post('/areal_set_update_weight_meta', {
+    config,
+    // AReaL broadcasts at the same time, even if a field is invalid, so the broadcast must be dropped before the
+    // refusal.
+    attachValidation: true,
+    schema: {
+      ...schema,
+      operationId: 'arealSetUpdateWeightMeta',
+      summary: 'Announce the next bucket',
+      description: 'Counts for one /areal_update_weights_xccl.',
+      body: MetaBody
+    }
+  }, async request => {
+    const { validationError } = request
+    if (validationError !== undefined) {
+      const note = await distributed.refuse((request.body as Record<string, unknown> | null) ?? {}, GROUP_NAME)
+      if (note === undefined) throw validationError
+      throw new RefitError('INVALID_REQUEST', `${validationError.message}. ${note}`)
+    }
+    buckets.announce(request.body)
+    return done(engine.info.ranks)
+  })
+
+  app.post('/areal_update_weights_xccl', {
+    preParsing: expectUpdate(context),
+    config,
+    schema: {
+      ...schema,
+      operationId: 'arealUpdateWeightsXccl',
+      summary: 'Receive the announced bucket',
+      description: 'Ends running requests and drops the caches. A refused bucket is received and dropped first.',
+      body: Empty
+    }
+  }, async () => {
+    await buckets.update()
+    return done(engine.info.ranks)
+  })
+}
+
+export default arealDistributed
