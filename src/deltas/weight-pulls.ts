@@ -25,7 +25,7 @@ export interface WeightPullsOptions {
 }
 
 /** A host's checkpoint that SkyRL's deltas change, and the checkpoint they begin from. */
-export type DeltaHost = Pick<FetchRequest, 'localFolder' | 'baseFolder' | 'baseName' | 'isOwn'>
+export type DeltaCheckpoint = Pick<FetchRequest, 'localFolder' | 'baseFolder' | 'baseName' | 'isOwn'>
 
 /**
  * The place of a published version of SkyRL's: a folder of its own (`uri`) inside the folder of all versions
@@ -69,7 +69,7 @@ export class WeightPulls {
    * Prepares the folder for SkyRL's deltas. A name of the Hugging Face Hub means the server's own checkpoint. Throws
    * CHECKPOINT_PATH.
    */
-  async host (localFolder: string, baseModel: string): Promise<DeltaHost> {
+  async host (localFolder: string, baseModel: string): Promise<DeltaCheckpoint> {
     const jail = await PathJail.of(this.#options.roots)
     const baseFolder = await this.#base(jail, baseModel)
     const local = await this.#made(jail, localFolder)
@@ -79,7 +79,7 @@ export class WeightPulls {
   }
 
   /** For SkyRL. Throws what `pull` throws, and CONFLICT if the checkpoint is ahead. */
-  async fetch (host: DeltaHost, { targetVersion, syncDir, uri }: DeltaVersion): Promise<Fetched> {
+  async fetch (host: DeltaCheckpoint, { targetVersion, syncDir, uri }: DeltaVersion): Promise<Fetched> {
     const jail = await PathJail.of(this.#options.roots)
     const folder = async (path: string | null, name: string): Promise<string | null> => {
       if (path === null) return null
@@ -102,7 +102,7 @@ export class WeightPulls {
   }
 
   /** The folder to load as that version. Throws CONFLICT. */
-  async fetched ({ localFolder }: DeltaHost, version: number): Promise<string> {
+  async fetched ({ localFolder }: DeltaCheckpoint, version: number): Promise<string> {
     return await fetchedFolder(localFolder, version)
   }
 

@@ -13,7 +13,7 @@ import type { FleetInfo, Receiver, Route } from './fleet-info.ts'
 import { localAddress } from '../process-groups/local-address.ts'
 import { isLater, LOAD_FROM, Peer } from './peer.ts'
 import type { SendGroupRequest, PeerOptionNames, SendReply } from './peer.ts'
-import { joinLinks, leave } from './remote-link.ts'
+import { joinLinks, leaveLinks } from './remote-link.ts'
 import type { Link, LinkOptions } from './remote-link.ts'
 import { hostStores } from './remote-stores.ts'
 import type { OpenStores } from './remote-stores.ts'
@@ -180,7 +180,7 @@ async function transfer (
           send().catch(() => {})
         },
         settle: async () => {
-          await leave(links, timeoutMs)
+          await leaveLinks(links, timeoutMs)
           const timer = setTimeout(() => {
             stop.abort(
               new RefitError(

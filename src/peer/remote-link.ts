@@ -166,7 +166,7 @@ export async function joinLinks (
 }
 
 /** A barrier on all links. After it nothing can be refused any more, and bytes flow. */
-export async function meet (links: readonly Link[], timeoutMs: number): Promise<void> {
+export async function meetLinks (links: readonly Link[], timeoutMs: number): Promise<void> {
   await allOf(
     links.map(async link => {
       await link.meet(timeoutMs)
@@ -182,7 +182,7 @@ export async function meet (links: readonly Link[], timeoutMs: number): Promise<
  * leaves. The end of the second barrier may be lost in the same way. That is harmless: a rank that enters it knows that
  * all ranks have passed the first.
  */
-export async function leave (links: readonly Link[], timeoutMs: number): Promise<void> {
+export async function leaveLinks (links: readonly Link[], timeoutMs: number): Promise<void> {
   const nccl = links.filter(({ backend }) => backend === 'nccl')
   await allOf(nccl.map(async link => {
     await link.meet(timeoutMs)

@@ -5,7 +5,7 @@ import type { WeightSource, WriteReport } from '../contract/weight-source.ts'
 import type { WeightStore } from '../weights/weight-store.ts'
 import { allOf } from './all-of.ts'
 import { PieceStream } from './piece-stream.ts'
-import { meet } from './remote-link.ts'
+import { meetLinks } from './remote-link.ts'
 import type { Link } from './remote-link.ts'
 import type { SendOptions } from './weight-sender.ts'
 
@@ -63,7 +63,7 @@ async function receiveParameters (
     needsGate: links.some(({ onGpus }) => onGpus),
     ready: async () => {
       begin?.()
-      await meet(links, timeoutMs)
+      await meetLinks(links, timeoutMs)
     }
   })
   const ms = performance.now() - started
@@ -104,7 +104,7 @@ async function receiveTensors (
       timeoutMs,
       begin: async () => {
         begin?.()
-        await meet([link], timeoutMs)
+        await meetLinks([link], timeoutMs)
       },
       onProgress: bytes => {
         onProgress?.(bytes, layout.bytes)

@@ -4,7 +4,7 @@ import { gatherRows } from '../weights/gather.ts'
 import { readWeightsInTurn } from '../weights/exclusive-access.ts'
 import type { WeightStore } from '../weights/weight-store.ts'
 import { allOf } from './all-of.ts'
-import { leave, meet } from './remote-link.ts'
+import { leaveLinks, meetLinks } from './remote-link.ts'
 import type { Link } from './remote-link.ts'
 
 /**
@@ -47,11 +47,11 @@ export async function sendWeights (
   { layout, pieceBytes, timeoutMs, barrier }: SenderOptions
 ): Promise<SentWeights> {
   const send = async (): Promise<number> => {
-    if (barrier) await meet(links, timeoutMs)
+    if (barrier) await meetLinks(links, timeoutMs)
     const bytes = layout === 'parameters'
       ? await sendParameters(store, links, timeoutMs)
       : await sendTensors(store, links[0]!, pieceBytes, timeoutMs)
-    await leave(links, timeoutMs)
+    await leaveLinks(links, timeoutMs)
     return bytes
   }
   return await readWeightsInTurn(store, async still => {

@@ -3,7 +3,7 @@ import type { WriteJob } from '../native/write-job.ts'
 import type { Places } from './direct-places.ts'
 import type { Reception, Target } from './reception.ts'
 import type { WeightGroup } from './weight-group.ts'
-import { joinPieces, slotOf } from './pieces.ts'
+import { bytesIn, joinPieces, slotOf } from './pieces.ts'
 import type { Piece } from './pieces.ts'
 import { errorMessage } from '../errors.ts'
 
@@ -203,7 +203,7 @@ export class BroadcastStream implements WeightStream {
         if (incoming === undefined) break
         await incoming.arrive()
         this.#remove(incoming)
-        this.#group.counts.bytesDropped += bytesOf(incoming.piece)
+        this.#group.counts.bytesDropped += bytesIn(incoming.piece)
       }
       if (count > 0) this.dropped = 'The announced broadcasts were received and dropped, and the group stays in step'
     } catch (error) {
@@ -272,10 +272,4 @@ export class BroadcastStream implements WeightStream {
     this.#group.left(this)
     this.#end()
   }
-}
-
-export function bytesOf ({ parts }: Piece): number {
-  let bytes = 0
-  for (let at = 1; at < parts.length; at += 2) bytes += parts[at]!
-  return bytes
 }

@@ -4,7 +4,7 @@ import { resolveMaster } from '../rendezvous/resolve-master.ts'
 import { StoreServer } from '../rendezvous/server.ts'
 import type { Deadline } from '../rendezvous/deadline.ts'
 import type { GroupSpec } from './group-spec.ts'
-import type { GroupStore } from './weight-group.ts'
+import type { GroupStore } from './weight-group-options.ts'
 
 const ANY: readonly string[] = ['0.0.0.0', '::']
 

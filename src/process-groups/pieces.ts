@@ -65,3 +65,10 @@ export function joinPieces (pieces: readonly Piece[]): Piece {
 export function slotOf (index: number): 0 | 1 {
   return index % 2 === 0 ? 0 : 1
 }
+
+/** The bytes of its broadcasts, without the gaps between them. */
+export function bytesIn ({ parts }: Piece): number {
+  let bytes = 0
+  for (let at = 1; at < parts.length; at += 2) bytes += parts[at]!
+  return bytes
+}

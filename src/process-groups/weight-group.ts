@@ -1,4 +1,3 @@
-import type { GroupHost } from '../contract/group-host.ts'
 import { RefitError } from '../errors.ts'
 import type { WriteJob } from '../native/write-job.ts'
 import type { StoreClient } from '../rendezvous/client.ts'
@@ -9,44 +8,14 @@ import type { GroupSpec } from './group-spec.ts'
 import { DirectPlaces } from './direct-places.ts'
 import type { Places } from './direct-places.ts'
 import type { GroupLink } from './link.ts'
-import { bytesOf, BroadcastStream } from './broadcast-stream.ts'
+import { BroadcastStream } from './broadcast-stream.ts'
+import { bytesIn } from './pieces.ts'
 import type { Piece } from './pieces.ts'
 import type { ReceiveRequest, Reception } from './reception.ts'
 import { StoreWatch } from './store-watch.ts'
+import type { GroupCounts, GroupStore, WeightGroupOptions } from './weight-group-options.ts'
 
 export type GroupState = 'joining' | 'joined' | 'connected' | 'failed' | 'ended'
-
-/** Totals of all groups since the start. */
-export interface GroupCounts {
-  joined: number
-  failed: number
-  bytesReceived: number
-  bytesDropped: number
-}
-
-/** A connection to the rendezvous; `close` also ends the store if this process runs it. */
-export interface GroupStore {
-  client: StoreClient
-  close: () => void
-}
-
-export interface WeightGroupOptions {
-  spec: GroupSpec
-  host: GroupHost
-  counts: GroupCounts
-  /** The limit of each phase. */
-  timeoutMs: number
-  /** Nothing is received straight into the weights. */
-  staged: boolean
-  /** Connects to the rendezvous, or hosts it, and counts our ranks in it. */
-  openStore: (deadline: Deadline) => Promise<GroupStore>
-  /**
-   * Makes the link of a backend that can be checked before the store is contacted; else `late` makes it, with the
-   * store.
-   */
-  early: () => GroupLink | undefined
-  late: (store: StoreClient) => Promise<GroupLink>
-}
 
 /** Bytes that slots grow by. */
 const GRAIN = 1 << 20
@@ -263,7 +232,7 @@ export class WeightGroup {
           await native.groupArrive(this.handle, timeoutMs)
         })
       }
-      this.counts.bytesReceived += bytesOf(piece)
+      this.counts.bytesReceived += bytesIn(piece)
     }
     return { begun, arrive }
   }

@@ -10,7 +10,8 @@ import { localAddress } from './local-address.ts'
 import { NcclLink } from './nccl-link.ts'
 import { UNIQUE_ID_FORMS } from '../rendezvous/unique-id-forms.ts'
 import { WeightGroup } from './weight-group.ts'
-import type { GroupCounts, GroupState } from './weight-group.ts'
+import type { GroupCounts } from './weight-group-options.ts'
+import type { GroupState } from './weight-group.ts'
 
 export interface WeightGroupsOptions {
   /** Undefined for remote engines. */

@@ -1,8 +1,7 @@
 import t from 'tap'
 import assert from 'node:assert/strict'
 import fc from 'fast-check'
-import { layOutPieces } from '../../src/process-groups/pieces.ts'
-import { bytesOf } from '../../src/process-groups/broadcast-stream.ts'
+import { bytesIn, layOutPieces } from '../../src/process-groups/pieces.ts'
 
 t.test('pieces contain every broadcast once, in order, aligned, and none is larger than necessary', async () => {
   await fc.assert(
@@ -20,7 +19,7 @@ t.test('pieces contain every broadcast once, in order, aligned, and none is larg
           assert.ok(piece.end > piece.first)
           assert.ok(piece.parts.length === 2 * (piece.end - piece.first))
           const sum = sizes.slice(piece.first, piece.end).reduce((a, b) => a + b, 0)
-          assert.equal(bytesOf(piece), sum)
+          assert.equal(bytesIn(piece), sum)
           for (let index = piece.first; index < piece.end; index++) {
             const [offset, bytes] = [
               piece.parts[2 * (index - piece.first)]!,

@@ -6,7 +6,7 @@ import { updateFromDisk } from '../../updates/disk-update.ts'
 import type { Packing } from '../../sources/distributed/broadcasts.ts'
 import type { Fetched } from '../../deltas/delta-store.ts'
 import { PackedOffers } from '../../sources/tensor/packed-offers.ts'
-import type { DeltaHost, DeltaVersion } from '../../deltas/weight-pulls.ts'
+import type { DeltaCheckpoint, DeltaVersion } from '../../deltas/weight-pulls.ts'
 import { CallJoiner } from '../../weights/call-joiner.ts'
 import type { WriteReport } from '../../contract/weight-source.ts'
 import type { Offer } from '../../wire/torch/offer.ts'
@@ -36,7 +36,7 @@ export class WeightTransfer {
   #group: string | null = null
   #packing: PackingFields = {}
   /** The checkpoint that SkyRL's deltas change. */
-  #deltas: DeltaHost | null = null
+  #deltas: DeltaCheckpoint | null = null
   /** A start without a finish so far. */
   #isStarted = false
 
@@ -167,7 +167,7 @@ export class WeightTransfer {
     return this.#group
   }
 
-  #deltaHost (): DeltaHost {
+  #deltaHost (): DeltaCheckpoint {
     if (this.#deltas === null) {
       throw new RefitError(
         'CONFLICT',
