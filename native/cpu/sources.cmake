@@ -1,5 +1,5 @@
-# The CPU's sources (REFIT_CPU_SOURCES), and the flags of the sources that use one instruction set each (cpu/isa/isa.h says
-# why). The end of a file's name is the instruction set. Both CMake projects include this file.
+# The CPU's sources (REFIT_CPU_SOURCES), and the flags of the sources that use one instruction set each (cpu/isa/isa.h
+# says why). The end of a file's name is the instruction set. Both CMake projects include this file.
 file(GLOB_RECURSE REFIT_CPU_SOURCES CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/*.cc)
 
 # Contraction would fuse multiply and add here and not there.

@@ -5,7 +5,7 @@ import os
 import models
 from distributed_group import Group, trainer
 from server import Server
-from tensors import MODELS, Model, checksum, coded
+from tensors import MODELS, Model, coded_checksum
 
 # Seconds that a server waits for a peer before it gives up the group, in tests that wait for it. It is more than a busy
 # machine keeps a trainer from running.
@@ -31,7 +31,7 @@ class Hollow:
         self.shapes = dict(models.tensors(WIDE))
 
     def checksums(self, variant):
-        return {name: checksum(coded(variant, name, shape)) for name, shape in self.shapes.items()}
+        return {name: coded_checksum(variant, name, tuple(shape)) for name, shape in self.shapes.items()}
 
 
 class Party:

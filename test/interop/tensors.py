@@ -2,6 +2,7 @@
 
 import base64
 import dataclasses
+import functools
 import glob
 import io
 import json
@@ -81,6 +82,12 @@ def checksum(tensor):
     return code["checksum"](tensor.to(torch.bfloat16).contiguous().view(torch.int16).numpy())
 
 
+@functools.cache
+def coded_checksum(variant, name, shape):
+    """The checksum of `coded`, computed once. `shape`: a tuple."""
+    return checksum(coded(variant, name, shape))
+
+
 COMMON = dict(
     hidden_size=64,
     intermediate_size=128,
@@ -120,7 +127,7 @@ class Model:
         return [(name, coded(variant, name, shape)) for name, shape in self.shapes.items()]
 
     def checksums(self, variant):
-        return {name: checksum(coded(variant, name, shape)) for name, shape in self.shapes.items()}
+        return {name: coded_checksum(variant, name, tuple(shape)) for name, shape in self.shapes.items()}
 
 
 class Refused(Exception):

@@ -1,5 +1,4 @@
-"""/update_weights_from_tensor with wrong or hostile requests, and senders that die: refusals change and leak nothing.
-"""
+"""/update_weights_from_tensor with wrong or hostile requests and dying senders: refusals change and leak nothing."""
 
 import base64
 import gc
