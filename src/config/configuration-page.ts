@@ -42,9 +42,11 @@ ${rows(GATEWAY_OPTIONS, 'gateway')}
 ## The model
 
 MODEL is a folder, or \`org/name\` as \`hf download org/name\` left it in the local Hugging Face cache:
-\`$HF_HUB_CACHE\`, else \`$HF_HOME/hub\`, else \`~/.cache/huggingface/hub\`. Nothing is ever downloaded. Weights that are loaded by request
-must lie inside the folders of \`--model-root\`. Without that option they must lie inside the folder that holds the
-model's folder (inside the model's folder if the former is \`/\`), or inside the model's part of the Hugging Face cache.
+\`$HF_HUB_CACHE\`, else \`$HF_HOME/hub\`, else \`~/.cache/huggingface/hub\`. Nothing is ever downloaded.
+
+Weights that are loaded by request must lie inside the folders of \`--model-root\`. Without that option they must lie
+inside the folder that holds the model's folder (inside the model's folder if the former is \`/\`), or inside the
+model's part of the Hugging Face cache.
 
 ## GPUs
 

@@ -3,7 +3,7 @@ import { createServer } from 'node:net'
 import type { AddressInfo } from 'node:net'
 import { checkPort, listenError } from '../../src/cli/check-port.ts'
 
-t.test('a port in use is refused before anything is loaded, with what to do', async t => {
+t.test('a port in use is refused before anything is loaded, with the cure', async t => {
   const server = createServer()
   await new Promise<void>(resolve => server.listen(0, '127.0.0.1', resolve))
   const { port } = server.address() as AddressInfo
@@ -21,7 +21,7 @@ t.test('an address that is not ours is refused', async t => {
   await t.rejects(checkPort('192.0.2.1', 0), { code: 'CONFIG', param: '--host', message: /no network interface/ })
 })
 
-t.test('what the system says stays where nothing better is known', async t => {
+t.test("an unknown error keeps the system's message", async t => {
   const error = Object.assign(new Error('odd'), { code: 'EODD' })
   t.equal(listenError(error, 'h', 1), error)
 })

@@ -28,7 +28,7 @@ const FOUND: CudaGpus = {
   }]
 }
 
-t.test('cards, their reach, driver and libraries are told in words', async t => {
+t.test('GPUs, their peer access, driver and libraries are listed', async t => {
   t.equal(
     describeDevices(FOUND),
     `GPU 0: NVIDIA H200
@@ -65,15 +65,16 @@ t.test('if every GPU reaches every other, one line reports it; one GPU needs non
   t.notMatch(describeDevices({ ...FOUND, gpus: FOUND.gpus.slice(0, 1) }), /reach/)
 })
 
-t.test('where cards do not reach each other, the NCCL that would connect them is named', async t => {
+t.test('if GPUs do not reach each other, the NCCL that would connect them is named', async t => {
   const libraries: CudaGpus['libraries'] = [{ name: 'NCCL', path: '/opt/libnccl.so.2', version: '2.28.9' }]
   t.match(
     describeDevices({ ...FOUND, libraries }),
-    /\nGPU 2 reaches the memory of no other\nranks of --tp on GPUs that all reach each other exchange by peer access, others by NCCL 2\.28\.9\n/
+    'GPU 2 reaches the memory of no other\n' +
+      'ranks of --tp on GPUs that all reach each other exchange by peer access, others by NCCL 2.28.9\n'
   )
 })
 
-t.test('without cards the reason comes first', async t => {
+t.test('without GPUs the reason comes first', async t => {
   const none: CudaGpus = {
     driverCuda: '',
     runtimeCuda: '',
@@ -86,6 +87,7 @@ t.test('without cards the reason comes first', async t => {
   }
   t.equal(
     describeDevices(none),
-    "no GPU can be used: there is no driver\n\ndriver not found (CUDA unknown), refit's library: CUDA not opened, kernels for none\n"
+    'no GPU can be used: there is no driver\n\n' +
+      "driver not found (CUDA unknown), refit's library: CUDA not opened, kernels for none\n"
   )
 })

@@ -23,7 +23,7 @@ t.test('a lost device is one fatal line, and the process is ended with 70 once r
   ]])
 })
 
-t.test('any other failure is thrown where nothing catches it, which is what shuts a server down', async t => {
+t.test('any other failure becomes an uncaught exception, which shuts the server down', async t => {
   const thrown = new Promise<unknown>(resolve => {
     const listeners = process.listeners('uncaughtException')
     process.removeAllListeners('uncaughtException')

@@ -65,7 +65,7 @@ t.test('a running request may end within the grace, and new ones are refused', a
   t.same(events, ['close'])
 })
 
-t.test('a request that does not end is aborted after the grace, and its client gets what there is', async t => {
+t.test('a request that does not end is aborted after the grace period, and its client gets its tokens', async t => {
   const { app, engine, url, events, started } = await setup(t)
   const running = fetch(url).then(async reply => await reply.text())
   await started
@@ -74,7 +74,7 @@ t.test('a request that does not end is aborted after the grace, and its client g
   t.same(events, ['abort', 'close'])
 })
 
-t.test('an idle server closes at once, whoever keeps a connection open', async t => {
+t.test('an idle server closes at once, even with open connections', async t => {
   const { app, engine, url, events } = await setup(t)
   await (await fetch(url + '/none')).text()
   await shutDown(app, engine, 60_000, log as never)

@@ -20,7 +20,7 @@ const idle: EngineStats = {
   tokensPerSecond: 0
 }
 
-t.test('the line tells what happened between two readings, per second', async t => {
+t.test('the line shows the changes between two readings, per second', async t => {
   const after = {
     ...idle,
     running: 3,

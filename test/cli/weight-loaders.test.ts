@@ -18,7 +18,7 @@ t.test('modules are imported relative to the folder, under the names given', asy
   t.same(await loadWeightLoaders([], folder), {})
 })
 
-t.test('what cannot be loaded is said in words, with the flag', async t => {
+t.test('a module that cannot be loaded is an error that names the flag', async t => {
   const folder = t.testdir({
     'empty.mjs': '',
     'named.mjs': 'export function load () {}',

@@ -15,7 +15,7 @@ const refused = (param: string, message: RegExp): { code: string, param: string,
   message
 })
 
-t.test('defaults stand where nothing is set', async t => {
+t.test('options that are not set have their defaults', async t => {
   const { config, sources, warnings } = loadConfig([], {})
   t.match(config, {
     model: null,
@@ -183,7 +183,7 @@ t.test('a flag without its value is refused, and a negative number is a value', 
   t.throws(() => loadConfig(['--port', '-1'], {}), refused('--port', /from 0 to 65535, got -1/))
 })
 
-t.test('wrong types and ranges say what was expected and what came', async t => {
+t.test('errors for wrong types and ranges name the expected and the given value', async t => {
   const cases: [string[], string, RegExp][] = [
     [['--port', 'abc'], '--port', /expected an integer from 0 to 65535, got "abc"/],
     [['--port', '1.5'], '--port', /got 1.5/],

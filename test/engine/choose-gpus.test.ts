@@ -26,7 +26,7 @@ const found = (gpus: CudaGpu[], error?: string): CudaGpus => ({
   ...error === undefined ? {} : { error }
 })
 
-t.test('the first card is the one that either option names', async (t) => {
+t.test('either option can name the first GPU', async (t) => {
   t.equal(firstGpu('cpu', null), null)
   t.equal(firstGpu('cuda', null), 0)
   t.equal(firstGpu('cuda', 3), 3)
@@ -36,13 +36,13 @@ t.test('the first card is the one that either option names', async (t) => {
     code: 'CONFIG',
     message: '--device cuda:2 and --base-gpu-id 1 name different GPUs; leave one out'
   })
-  t.throws(() => firstGpu('cpu', 1), { code: 'CONFIG', message: /--base-gpu-id: the CPU has no cards/ })
+  t.throws(() => firstGpu('cpu', 1), { code: 'CONFIG', message: /--base-gpu-id: the CPU has no GPUs/ })
   for (const device of ['cuda:', 'cuda:x', 'cudas', 'tpu', '']) {
     t.throws(() => firstGpu(device, null), { code: 'CONFIG', message: /expected cpu, cuda or cuda:N/ })
   }
 })
 
-t.test('ranks stand on neighbouring cards, and what is missing is said with what there is', async (t) => {
+t.test('ranks use neighbouring GPUs, and an error lists the missing and the visible ones', async (t) => {
   const four = found([0, 1, 2, 3].map((ordinal) => gpu(ordinal)))
   t.same(chooseGpus(four, 1, 2).map(({ ordinal }) => ordinal), [1, 2])
   t.equal(fullest(chooseGpus(four, 1, 2)).gpu.ordinal, 2)
@@ -66,7 +66,7 @@ t.test('ranks stand on neighbouring cards, and what is missing is said with what
   })
 })
 
-t.test('a card that cannot compute stands against ranks on it, and not against others', async (t) => {
+t.test('a GPU that cannot compute is refused only if a rank would use it', async (t) => {
   const mixed = found([gpu(0), gpu(1, { name: 'Tesla V100', error: 'compute capability 7.0 is too old' })])
   t.equal(chooseGpus(mixed, 0, 1).length, 1)
   t.throws(() => chooseGpus(mixed, 0, 2), {
@@ -75,7 +75,7 @@ t.test('a card that cannot compute stands against ranks on it, and not against o
   })
 })
 
-t.test('where ranks may share a card they take turns on those that there are, and divide its memory', async (t) => {
+t.test('ranks that may share GPUs take turns on them and divide their memory', async (t) => {
   const chosen = chooseGpus(found([gpu(0), gpu(1)]), 1, 2, true)
   t.same(chosen.map(({ ordinal }) => ordinal), [1, 1])
   t.equal(fullest(chosen).freeBytes, Math.floor(gpu(1).freeBytes / 2))

@@ -2,7 +2,7 @@ import t from 'tap'
 import { serve, until } from '../helpers/load-from.ts'
 import { rolloutRequest } from '../helpers/rollout.ts'
 
-t.test('what was held by a pause in place, and has been ended, keeps no memory from going', async t => {
+t.test('a request that a pause in place held and that has ended does not prevent a release of memory', async t => {
   const { engine } = await serve(t, 'adder-base')
   const request = rolloutRequest([3, 4, 5, 6], { maxNewTokens: 100 })
   const events = engine.generate(request)[Symbol.asyncIterator]()

@@ -4,7 +4,8 @@ import { IdleTracker } from '../../src/engine/idle-tracker.ts'
 import type { ToWorker } from '../../src/engine/messages.ts'
 import { Harness, makeRequest } from '../helpers/scheduler-harness.ts'
 
-// Two threads by hand: what the main one sends is read later, and what comes back is heard later, in every order that two queues allow.
+// Two threads by hand: what the main one sends is read later, and what comes back is heard later, in every order that
+// two queues allow.
 
 type Heard = { id: number } | { call: number, done: boolean, holds: () => void }
 
@@ -191,7 +192,7 @@ const command = fc.oneof(
   }
 )
 
-t.test('no step runs between a gate that is shut without an answer and its opening, in whatever order messages are read', async t => {
+t.test('no step runs between a gate that is shut without an answer and its opening', async t => {
   let relied = 0
   let steps = 0
   fc.assert(
@@ -206,7 +207,7 @@ t.test('no step runs between a gate that is shut without an answer and its openi
   t.ok(relied > 500 && steps > 2000, `${relied} gates, ${steps} steps`)
 })
 
-t.test('idle, paused and asleep are known; a request whose reader has left counts until it has ended', async t => {
+t.test('the tracker knows idle, paused and asleep; a request without a reader counts until it has ended', async t => {
   const tracker = new IdleTracker()
   t.equal(tracker.gateAsked(false), true, 'nothing was ever sent')
   t.equal(tracker.gateAsked(false), false, 'another gate is shut')

@@ -50,7 +50,7 @@ const engine = await start(t, {
   onProgress: (done, total) => loads.push([done, total])
 })
 
-t.test('an engine says what it is, generates, and draws seeds from its own', async (t) => {
+t.test('an engine reports its info, generates, and draws seeds from its own', async (t) => {
   t.match(engine.info, {
     modelPath: MODEL,
     servedModelName: 'tiny',
@@ -73,7 +73,7 @@ t.test('an engine says what it is, generates, and draws seeds from its own', asy
   t.ok(logprobs(events).every((logprob) => logprob <= 0 && Number.isFinite(logprob)))
 })
 
-t.test('tokens and logprobs are the same bits alone or in a batch, in chunks or whole, hit or not, retracted or not, with one thread or two', async (t) => {
+t.test('tokens and logprobs do not depend on batch, chunks, cache hits, retraction or threads', async (t) => {
   const wanted: Array<Parameters<typeof makeRequest>> = [
     [prompt(70), { ...SHORT, maxNewTokens: 40 }, { startLen: 40, top: 1 }],
     [prompt(70), { ...SHORT, maxNewTokens: 40, temperature: 0 }, {}],
@@ -133,7 +133,7 @@ t.test('tokens and logprobs are the same bits alone or in a batch, in chunks or 
   )
 })
 
-t.test('numbers that float32 does not hold end their own request, not the ones beside it; the least that are taken give finite logprobs', async (t) => {
+t.test('numbers beyond float32 fail only their own request, and the smallest ones give finite logprobs', async (t) => {
   const beside = collect(engine.generate(request(prompt(30), { ...SHORT, maxNewTokens: 30 })))
   for (
     const sampling of [{ temperature: 1e39 }, { repetitionPenalty: 1e-40 }, { repetitionPenalty: 1e39 }, {
@@ -168,7 +168,7 @@ t.test('scores of a prompt are the logprobs that its tokens had when they were g
   t.same(scored[0]!.input!.logprobs, events.map((event) => event.logprobs[0]))
 })
 
-t.test('scrambled weights are torn: nothing is generated until an update heals them, then everything is as before', async (t) => {
+t.test('scrambled weights are torn until an update cures them, and then everything is as before', async (t) => {
   const before = await engine.checksums()
   const expected = tokens(await collect(engine.generate(request(prompt(40), SHORT))))
   await engine.scrambleWeights()
@@ -190,7 +190,7 @@ t.test('scrambled weights are torn: nothing is generated until an update heals t
   t.equal(engine.weightVersion, 'again')
 })
 
-t.test('a Hugging Face cache, whose files are links, is loaded', async (t) => {
+t.test('a model in a Hugging Face cache, whose files are links, is loaded', async (t) => {
   const folder = mkdtempSync(join(tmpdir(), 'refit-engine-'))
   t.teardown(() => {
     rmSync(folder, { recursive: true })
@@ -211,7 +211,7 @@ t.test('a Hugging Face cache, whose files are links, is loaded', async (t) => {
   await t.rejects(collect(engine.generate(request([1]))), { code: 'ENGINE_CLOSED' })
 })
 
-t.test('what cannot be loaded is refused in words, and no thread stays behind', async (t) => {
+t.test('a model that cannot be loaded is refused with the reason, and no thread is left', async (t) => {
   const folder = mkdtempSync(join(tmpdir(), 'refit-engine-'))
   t.teardown(() => {
     rmSync(folder, { recursive: true })

@@ -11,14 +11,14 @@ function sequence (maxNewTokens: number, generated = 0): Sequence {
   return seq
 }
 
-t.test('of what a request may still generate, seven tenths are counted at first, and of at most 4096 tokens', async (t) => {
+t.test('seven tenths of the tokens that a request may still generate count at first, of at most 4096', async (t) => {
   const ratio = new NewTokenRatio()
   t.equal(ratio.estimate(sequence(100)), 70)
   t.equal(ratio.estimate(sequence(100, 40)), 0.7 * 60)
   t.equal(ratio.estimate(sequence(90_000)), 0.7 * 4096)
 })
 
-t.test('the share falls with steps to a least value and starts anew when nothing runs', async (t) => {
+t.test('the ratio falls with steps to a minimum and is reset when nothing runs', async (t) => {
   const ratio = new NewTokenRatio()
   ratio.decay()
   t.ok(ratio.value < 0.7)
@@ -28,7 +28,7 @@ t.test('the share falls with steps to a least value and starts anew when nothing
   t.equal(ratio.value, 0.7)
 })
 
-t.test('a retraction lifts the share to what those who still run have shown, never above all', async (t) => {
+t.test('a retraction raises the ratio to the progress of the running requests, at most to 1', async (t) => {
   const ratio = new NewTokenRatio()
   for (let i = 0; i < 600; i++) ratio.decay()
   ratio.retracted([sequence(100, 30), sequence(100, 10)])

@@ -2,7 +2,7 @@ import t from 'tap'
 import fc from 'fast-check'
 import { PageAllocator } from '../../src/engine/pages.ts'
 
-t.test('every page is handed out once, and again only after its last holder released it', async (t) => {
+t.test('every page is allocated once, and again only after its last holder released it', async (t) => {
   const pages = new PageAllocator(3)
   t.same([pages.allocate(), pages.allocate(), pages.allocate()], [0, 1, 2])
   t.throws(() => pages.allocate(), /no free KV page/)

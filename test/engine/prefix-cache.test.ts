@@ -45,7 +45,7 @@ t.test('only whole pages below the limit are matched', async (t) => {
   t.same(lookup(cache, [3, 4]), [], 'a page is found only behind its own beginning')
 })
 
-t.test('salts see only their own entries, and an idle salt leaves nothing behind', async (t) => {
+t.test('salts share no entries, and an unused salt leaves no memory', async (t) => {
   const pages = new PageAllocator(4)
   const cache = new PrefixCache(pages, SIZE)
   const held = insert(pages, cache, [1, 2], 'a')
@@ -86,7 +86,7 @@ t.test('the least recently used leaf goes first, a locked path never', async (t)
   cache.check(() => {})
 })
 
-t.test('pages whose hashes collide are told apart, and each can be evicted', async (t) => {
+t.test('pages with equal hashes are distinguished, and each can be evicted', async (t) => {
   const pages = new PageAllocator(8)
   const cache = new PrefixCache(pages, SIZE)
   const root = cache.root('')

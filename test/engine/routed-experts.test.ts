@@ -11,7 +11,7 @@ import { tinyArchitecture } from '../helpers/tiny-config.ts'
 
 const range = (n: number, from = 1): number[] => Array.from({ length: n }, (_, i) => from + i)
 
-t.test('pages give back what was stored last in each slot, over slabs, pages and cuts of any size', async t => {
+t.test('pages return the last stored value of each slot, over slabs, pages and cuts of any size', async t => {
   fc.assert(
     fc.property(
       fc.constantFrom([4, 3], [16, 1], [2, 20_000], [1, 5]),
@@ -69,7 +69,7 @@ t.test('samples of one prompt have its experts, which were computed once, and ea
   t.same(new Set(experts.map(list => list.slice(41 * 3).join())).size, 6)
 })
 
-t.test('a request that is aborted while it waits to be computed again has the experts of the weights that made its tokens', async t => {
+t.test('a request that is aborted while retracted has the experts of the weights that made its tokens', async t => {
   const h = new Harness()
   const id = h.add(makeRequest(range(10), { maxNewTokens: 50, ignoreEos: true }, null, undefined, 2))
   for (let i = 0; i < 6; i++) h.scheduler.step()
@@ -85,7 +85,7 @@ t.test('a request that is aborted while it waits to be computed again has the ex
   t.notOk([...experts!].some((value, i) => i % 3 === 2 && value === 7))
 })
 
-t.test('where nothing is recorded, requests for it fail, and others go on', async t => {
+t.test('if no experts are recorded, requests for them fail and others continue', async t => {
   const h = new Harness({ recorded: 0 })
   const [asks, goesOn] = [0, undefined].map(from =>
     h.add(makeRequest(range(5), { maxNewTokens: 2 }, null, undefined, from))
@@ -97,7 +97,7 @@ t.test('where nothing is recorded, requests for it fail, and others go on', asyn
 
 const MOE = tinyArchitecture('Qwen3MoeForCausalLM')
 
-t.test('the plan: memory for experts beside the KV cache, and refusals of models and machines that do not fit', async t => {
+t.test('sizes: memory for experts next to the KV cache, and refusals of unfit models and machines', async t => {
   const layout = recordedLayout(MOE, true)!
   t.equal(recordedBytes(layout), layout.sparse.length * layout.perToken * 2)
   t.equal(recordedLayout(MOE, false), null)

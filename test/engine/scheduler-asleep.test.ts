@@ -41,7 +41,7 @@ t.test('asleep: no step runs, new requests are refused, held ones wait, whatever
   for (const id of ids) h.verify(id)
 })
 
-t.test('a release that nobody paused for waits for running requests; what came meanwhile waits through it', async (t) => {
+t.test('a release without a pause waits for running requests; later requests wait for the resume', async (t) => {
   const h = new Harness({ maxRunningRequests: 1 })
   const running = h.add(makeRequest([1, 2, 3], LONG))
   h.scheduler.step()
@@ -58,7 +58,7 @@ t.test('a release that nobody paused for waits for running requests; what came m
   t.equal(h.tokens(waiting).length, 12)
 })
 
-t.test('weights that came back empty fail what waits once nothing holds it any more', async (t) => {
+t.test('weights that came back empty fail waiting requests once no pause holds them', async (t) => {
   const h = new Harness()
   const id = h.add(makeRequest([1, 2, 3], LONG))
   h.scheduler.step()
@@ -90,7 +90,7 @@ t.test('the prefix cache is dropped with the memory of the KV cache', async (t) 
   h.verify(again)
 })
 
-t.test('in place, weights alone may go: running requests keep their KV and go on under what is written then', async (t) => {
+t.test('after a release of weights in a pause in place, running requests continue with the new weights', async (t) => {
   const h = new Harness()
   const id = h.add(makeRequest([1, 2, 3, 4, 5], LONG))
   for (let i = 0; i < 4; i++) h.scheduler.step()
@@ -127,7 +127,7 @@ t.test('a lost device ends the scheduler with the requests of its step; other fa
   t.same(ids.map((id) => h.outcomes.get(id)!.error?.code), ['INTERNAL', 'INTERNAL', undefined])
 })
 
-t.test('a heartbeat shows the step under way and its requests to who shares its memory', async (t) => {
+t.test('a heartbeat shows the step under way and its requests to other threads', async (t) => {
   const memory = Heartbeat.allocate(3)
   const [ours, theirs] = [new Heartbeat(memory), new Heartbeat(memory)]
   t.equal(theirs.step, null)

@@ -126,7 +126,7 @@ t.test('events that crossed the threads are those that the scheduler gave', asyn
   })
 })
 
-t.test('a view of a large buffer is sent as what it shows', async (t) => {
+t.test('a view of a large buffer is sent without the rest of the buffer', async (t) => {
   const ids = new Int32Array(1000).subarray(500, 503)
   ids.set([7, 8, 9])
   const seen = await collect(client.generate({ ...request('a', []), inputIds: ids }))
@@ -165,7 +165,7 @@ t.test('a refused request throws its code at the first read, and others go on', 
   t.equal((await other).length, 5)
 })
 
-t.test('abort and abortAll end requests with what they have', async (t) => {
+t.test('abort and abortAll end requests with the tokens that they have', async (t) => {
   const a = collect(client.generate(request('a', [1], LONG)))
   const b = client.generate(request('b', [2], LONG))
   const c = collect(client.generate(request('c', [3], LONG)))
@@ -213,7 +213,7 @@ t.test('a flush with time waits until the engine is idle', async (t) => {
   t.equal(client.stats.cachedTokens, 0)
 })
 
-t.test('the gate: shut after what runs, DEADLINE where that takes too long, open with a new label', async (t) => {
+t.test('the gate shuts after running requests, fails with DEADLINE, and opens with a new label', async (t) => {
   const events = client.generate(request('a', [1, 2], { maxNewTokens: 8000, ignoreEos: true }))
   await events.next()
   await t.rejects(client.shut({ abort: false, deadlineMs: 5 }), { code: 'DEADLINE', message: /within 5 ms/ })
@@ -289,7 +289,7 @@ for (
     ]
   ] as const
 ) {
-  t.test(`a step that ${how} fails every request and call with DEVICE_LOST, once, and names its requests`, async (t) => {
+  t.test(`a step that ${how} fails every request and call with DEVICE_LOST and names its requests`, async (t) => {
     const { client, failures } = await start(t, { watchdogMs })
     // So that all of them are there when the first step is planned.
     await client.pause('in_place')
@@ -311,7 +311,7 @@ for (
   })
 }
 
-t.test('a device that is lost in a write fails what runs too', async (t) => {
+t.test('a device that is lost in a write also fails running requests', async (t) => {
   const { client, failures } = await start(t, { watchdogMs: 60_000 })
   const running = collect(client.generate(request('a', [1], LONG)))
   await client.pause('in_place')
@@ -320,7 +320,7 @@ t.test('a device that is lost in a write fails what runs too', async (t) => {
   t.match(failures, [{ code: 'DEVICE_LOST' }])
 })
 
-t.test('the gate tells how many requests hold KV behind it', async (t) => {
+t.test('the gate reports how many requests hold KV', async (t) => {
   const events = client.generate(request('a', [1, 2], { maxNewTokens: 50, ignoreEos: true }))
   await pauseAmid(events)
   const gate = await client.shut({ abort: false, deadlineMs: 60_000 })
@@ -338,7 +338,7 @@ t.test('the gate tells how many requests hold KV behind it', async (t) => {
   t.equal(tokens(await collect(events)).length, 49)
 })
 
-t.test('close fails what runs, ends the thread and may be called twice', async (t) => {
+t.test('close fails running requests, ends the thread and may be called twice', async (t) => {
   const { client, failures } = await start(t)
   const events = client.generate(request('a', [1], LONG))
   await events.next()

@@ -5,7 +5,7 @@ import { Harness, makeRequest } from '../helpers/scheduler-harness.ts'
 const LONG = { maxNewTokens: 12, ignoreEos: true }
 const PROMPT = [1, 2, 3, 4, 5, 6, 7, 8]
 
-t.test('a drain finishes what runs, begins nothing, and pauses then', async (t) => {
+t.test('a drain finishes running requests, begins none, and then pauses', async (t) => {
   const h = new Harness({ maxRunningRequests: 1 })
   const running = h.add(makeRequest(PROMPT, LONG))
   h.scheduler.step()
@@ -59,7 +59,7 @@ t.test('an idle engine, a paused one and one that sleeps are drained at once', a
   t.equal(asleep.replies.get(2), true)
 })
 
-t.test('a drain is given up by a resume, ended by an abort, and granted by a pause', async (t) => {
+t.test('a resume cancels a drain, an abort ends it, and a pause completes it', async (t) => {
   const begin = () => {
     const h = new Harness()
     const id = h.add(makeRequest(PROMPT, LONG))
@@ -103,7 +103,7 @@ t.test('a drain and a write that waits for the same requests are both granted', 
   t.equal(h.scheduler.stats().paused, 'in_place')
 })
 
-t.test('dropping the cache takes nothing from running requests, and nobody else finds their pages', async (t) => {
+t.test('dropping the cache takes nothing from running requests, and no other request finds their pages', async (t) => {
   const h = new Harness()
   const done = h.add(makeRequest(PROMPT, { maxNewTokens: 1, ignoreEos: true }))
   h.drain()
@@ -119,7 +119,7 @@ t.test('dropping the cache takes nothing from running requests, and nobody else 
   for (const id of [done, running, again]) h.verify(id)
 })
 
-t.test('with retraction running requests are computed again, with the same tokens, also while the gate is shut or a pause holds them', async (t) => {
+t.test('retracted requests are computed again with the same tokens, also behind a gate or a pause', async (t) => {
   for (const how of ['runs', 'paused', 'shut'] as const) {
     const h = new Harness()
     const id = h.add(makeRequest(PROMPT, LONG))
@@ -139,7 +139,7 @@ t.test('with retraction running requests are computed again, with the same token
   }
 })
 
-t.test('in any order of calls every drain is answered once, and requests have the tokens of an undisturbed run', async () => {
+t.test('in any order of calls every drain is answered once, and tokens are those of an undisturbed run', async () => {
   fc.assert(
     fc.property(
       fc.array(fc.constantFrom('add', 'step', 'step', 'step', 'drain', 'resume', 'drop', 'retract', 'pause'), {

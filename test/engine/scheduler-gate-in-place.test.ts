@@ -4,7 +4,7 @@ import { Harness, makeRequest } from '../helpers/scheduler-harness.ts'
 const LONG = { maxNewTokens: 12, ignoreEos: true }
 const SAME = { epoch: 0, version: '0', flushCache: false, torn: null, asleep: null }
 
-t.test('a shut in place stands still at once, and running requests go on behind it as if nothing had been', async t => {
+t.test('a shut in place stops steps at once, and running requests continue unchanged after it', async t => {
   const h = new Harness({ maxRunningRequests: 3 })
   const running = [1, 2].map(n => h.add(makeRequest([n, 2, 3, 4, 5, 6], { ...LONG, seed: BigInt(n) })))
   for (let i = 0; i < 4; i++) h.scheduler.step()

@@ -96,7 +96,7 @@ t.test('shuts are granted one after another, and a cancelled one leaves the engi
   for (const id of ids) h.verify(id)
 })
 
-t.test('in_place: running requests keep their KV, their labels change with the weights, and nobody hits their pages', async (t) => {
+t.test('in_place: running requests keep their KV, and no other request hits their pages', async (t) => {
   const h = new Harness()
   const ids = started(h, 4)
   h.scheduler.pause('in_place')
@@ -133,7 +133,7 @@ t.test('in_place: pages of two epochs are not kept, those computed again after a
   t.equal(h.scheduler.stats().cachedTokens, 16)
 })
 
-t.test('in_place: a prefill under way begins again, so that its tokens and scores are of one kind of weights', async (t) => {
+t.test('in_place: a prefill under way begins again, so its tokens and scores use the same weights', async (t) => {
   const h = new Harness({ maxBatchTokens: 12, maxRunningRequests: 8 })
   const prompt = Array.from({ length: 30 }, (_, i) => i + 1)
   const ids = [
@@ -154,7 +154,7 @@ t.test('in_place: a prefill under way begins again, so that its tokens and score
   }
 })
 
-t.test('retract: running requests are computed again under the new weights and keep the tokens they have', async (t) => {
+t.test('retract: running requests are computed again with the new weights and keep their tokens', async (t) => {
   const h = new Harness()
   const ids = started(h, 4)
   h.scheduler.pause('retract')
@@ -184,7 +184,7 @@ t.test('retract and resume without an update gives the tokens of an undisturbed 
   t.same(ids.map((id) => h.tokens(id)), expected)
 })
 
-t.test('abort: everything ends, and what comes while paused waits', async (t) => {
+t.test('abort: all requests end, and later ones wait', async (t) => {
   const h = new Harness({ maxRunningRequests: 1 })
   const ids = started(h, 2)
   h.scheduler.pause('abort')
@@ -221,7 +221,7 @@ t.test('a pause during the wait for running requests shuts the gate at once', as
   h.verify(id!)
 })
 
-t.test('torn weights fail what runs, what waits and what comes, until an update heals them', async (t) => {
+t.test('torn weights fail running, waiting and new requests until an update cures them', async (t) => {
   const h = new Harness({ maxRunningRequests: 1 })
   const ids = started(h, 2)
   h.scheduler.pause('in_place')
@@ -246,7 +246,7 @@ t.test('an engine that starts torn takes no request before its first weights', a
   t.equal(h.outcomes.get(h.add(makeRequest([1])))!.error!.code, 'ENGINE_TORN')
 })
 
-t.test('flush waits for an idle engine and drops what was cached', async (t) => {
+t.test('flush waits for an idle engine and drops the cache', async (t) => {
   const h = new Harness()
   const [id] = started(h, 2, 1)
   h.scheduler.flush(1)
@@ -268,7 +268,7 @@ t.test('flush waits for an idle engine and drops what was cached', async (t) => 
   t.equal(h.replies.get(3), true)
 })
 
-t.test('after a pause that ends all requests, those that have come since do not stand against a flush', async (t) => {
+t.test('after a pause that ends all requests, later requests do not prevent a flush', async (t) => {
   const h = new Harness()
   started(h, 2, 1)
   h.scheduler.pause('abort')

@@ -2,8 +2,8 @@ import t from 'tap'
 import fc from 'fast-check'
 import { Harness, makeRequest } from '../helpers/scheduler-harness.ts'
 
-// Random programs on tiny page pools. Whatever happens, every token and logprob is the oracle's (which reads tokens and weights of
-// every KV slot), every request ends once, pages add up after every command, and nothing stays behind.
+// Random programs on tiny page pools. Whatever happens, every token and logprob is the oracle's (which reads tokens and
+// weights of every KV slot), every request ends once, pages add up after every command, and nothing stays behind.
 
 const sampling = fc.record({
   maxNewTokens: fc.nat(14),
@@ -209,7 +209,7 @@ class Program {
   }
 }
 
-t.test('whatever is asked in whatever order, tokens are right and nothing leaks', async () => {
+t.test('in every random order of calls the tokens are right and nothing leaks', async () => {
   fc.assert(
     fc.property(setup, fc.array(fc.oneof(...wild), { maxLength: 60, size: 'max' }), (s, commands) => {
       const program = new Program(s)

@@ -86,7 +86,7 @@ t.test('no more prompts are begun than a step has tokens for', async (t) => {
   h.drain()
 })
 
-t.test('a request is not begun where what the running ones may yet generate would not fit', async (t) => {
+t.test('a request does not begin if the expected output of the running ones would not fit', async (t) => {
   const h = new Harness({ pages: 12, pageSize: 4, maxBatchTokens: 64 })
   for (let n = 1; n <= 2; n++) h.add(makeRequest([n, n], { maxNewTokens: 40, ignoreEos: true }))
   h.scheduler.step()
@@ -95,7 +95,7 @@ t.test('a request is not begun where what the running ones may yet generate woul
   for (const id of h.outcomes.keys()) h.verify(id)
 })
 
-t.test('prompts whose first pages have one hash do not wait for each other', async (t) => {
+t.test('prompts whose first pages have the same hash do not wait for each other', async (t) => {
   const h = new Harness({ pageSize: 2, vocabSize: 2 ** 31 - 1, maxBatchTokens: 64 })
   const cache = new PrefixCache(new PageAllocator(1), 2)
   const root = cache.root('')
@@ -115,7 +115,7 @@ t.test('prompts whose first pages have one hash do not wait for each other', asy
   }
 })
 
-t.test('when the leader of a shared prefill is aborted, those who wait go on', async (t) => {
+t.test('when the leader of a shared prefill is aborted, its waiters continue', async (t) => {
   const h = new Harness({ maxBatchTokens: 12, maxRunningRequests: 8 })
   const ids = range(4).map((seed) =>
     h.add(makeRequest(range(30), { seed: BigInt(seed), maxNewTokens: 2, ignoreEos: true }))
@@ -261,7 +261,7 @@ t.test('an idle engine takes as many at once as can run, whatever its queue: the
   }
 })
 
-t.test('when pages run out, the request with least progress is computed again and goes on with the same tokens', async (t) => {
+t.test('when pages run out, the request with least progress is computed again with the same tokens', async (t) => {
   const h = new Harness({ pages: 16, pageSize: 4, maxBatchTokens: 64 })
   const ids = [1, 2, 3, 4].map((seed) =>
     h.add(makeRequest(range(5, seed * 10), { seed: BigInt(seed), maxNewTokens: 30, ignoreEos: true }, { top: 1 }))
@@ -308,7 +308,7 @@ t.test('a device that throws fails the requests of that step and no other', asyn
   h.verify(again)
 })
 
-t.test('abort ends queued and running requests with what they have, and their pages come back', async (t) => {
+t.test('abort ends queued and running requests with the tokens that they have, and frees their pages', async (t) => {
   const h = new Harness({ maxRunningRequests: 1 })
   const [running, queued, last] = [1, 2, 3].map((n) =>
     h.add(makeRequest([n, n], { maxNewTokens: 9, ignoreEos: true }))
@@ -328,7 +328,7 @@ t.test('abort ends queued and running requests with what they have, and their pa
   t.equal(stats.usedTokens, 0)
 })
 
-t.test('seeds are echoed, and drawn where a request has none', async (t) => {
+t.test('seeds are echoed, and drawn for a request without one', async (t) => {
   const h = new Harness()
   const drawn = h.add(makeRequest([1], { seed: null }))
   const large = h.add(makeRequest([1], { seed: 0xffffffffffffffffn }))
@@ -337,7 +337,7 @@ t.test('seeds are echoed, and drawn where a request has none', async (t) => {
   t.equal(h.outcomes.get(large)!.events[0]!.seed, 0xffffffffffffffffn)
 })
 
-t.test('tokens in use are those of pages that running requests hold; what only the cache holds is not', async (t) => {
+t.test('tokens in use are those in pages of running requests, not those only in the cache', async (t) => {
   const h = new Harness({ pages: 64 })
   const used = (): number[] => [h.scheduler.stats().usedTokens, h.scheduler.stats().cachedTokens]
   h.add(makeRequest(range(23), { maxNewTokens: 6, ignoreEos: true }))
@@ -358,7 +358,7 @@ t.test('tokens in use are those of pages that running requests hold; what only t
   t.same(used(), [0, 0])
 })
 
-t.test('the first token of a request, and no other event, says how long it waited and was prefilled', async (t) => {
+t.test('the first token of a request, and no other event, reports its waiting and prefill times', async (t) => {
   let now = 100
   const h = new Harness({ maxRunningRequests: 1, maxBatchTokens: 4, now: () => now })
   const [first, scored, queued] = [

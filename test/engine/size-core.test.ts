@@ -46,7 +46,7 @@ function addon () {
   }
 }
 
-t.test('cards: the KV cache is what the fullest one has room for beside weights and buffers', async (t) => {
+t.test('GPUs: the KV cache has the room that the fullest one has next to weights and buffers', async (t) => {
   const native = addon()
   const plan = await sizeCore(ARCH, buildModelTable(ARCH, 2), { device: 'cuda:1', tp: 2 }, native, found(1, 40e6, 30e6))
   t.same(plan.core.gpus, [1, 2])
@@ -70,7 +70,7 @@ t.test('cards: the KV cache is what the fullest one has room for beside weights 
   t.equal(plan.core.watchdogSeconds, undefined)
 })
 
-t.test('cards: no more than running requests can fill, or exactly what was asked for', async (t) => {
+t.test('GPUs: the KV cache has no more than running requests need, or exactly the requested size', async (t) => {
   const table = buildModelTable(ARCH, 1)
   const wide = await sizeCore(
     ARCH,
@@ -92,15 +92,15 @@ t.test('cards: no more than running requests can fill, or exactly what was asked
   t.match(small, { contextLength: 96, core: { maxContext: 96, gpus: [1] } })
 })
 
-t.test('cards: one that is full is refused with its numbers', async (t) => {
+t.test('GPUs: a full one is refused with its numbers', async (t) => {
   await t.rejects(sizeCore(ARCH, buildModelTable(ARCH, 1), { device: 'cuda' }, addon(), found(9e6)), {
     code: 'CONFIG',
     message:
-      /0\.85 of 9\.0 MB free memory of GPU 0 \(NVIDIA H200\) holds no KV cache beside 5\.0 MB of weights and 3\.0 MB of buffers/
+      /0\.85 of 9\.0 MB free memory of GPU 0 \(NVIDIA H200\) holds no KV cache beside 5\.0 MB of weights and 3\.0/
   })
 })
 
-t.test('cards: buffers that grow with the longest sequence have their room, whatever fits', async (t) => {
+t.test('GPUs: buffers that grow with the longest sequence always have room', async (t) => {
   const arch = tinyArchitecture('Qwen3ForCausalLM', { max_position_embeddings: 1_000_000 })
   // The RoPE table, and partial results of attention from the second chunk of keys on.
   const cudaMemoryNeeds = ({ pages, pageSize, maxContext }: CoreConfig) => {
@@ -127,7 +127,7 @@ t.test('cards: buffers that grow with the longest sequence have their room, what
   }
 })
 
-t.test('cards: a model that they cannot compute is refused in words, as a wrong option is', async (t) => {
+t.test('GPUs: a model that they cannot compute is refused with a message, as a wrong option is', async (t) => {
   const cudaMemoryNeeds = (): never => {
     throw new Error('bad configuration: head_dim 4 is not a multiple of 8 up to 256, which cards need')
   }
@@ -138,7 +138,7 @@ t.test('cards: a model that they cannot compute is refused in words, as a wrong 
   })
 })
 
-t.test('a checkpoint in float32 computes in bfloat16 on cards and in float32 on a CPU', async (t) => {
+t.test('a checkpoint in float32 computes in bfloat16 on GPUs and in float32 on a CPU', async (t) => {
   const arch = tinyArchitecture('Qwen3ForCausalLM', { dtype: 'float32' })
   const table = buildModelTable(arch, 1)
   t.equal((await sizeCore(arch, table, { device: 'cuda' }, addon(), found(1e9))).core.dtype, 'bfloat16')

@@ -20,13 +20,13 @@ const OPTIONS: KvBudgetOptions = {
   otherBytes: 0
 }
 
-t.test('the KV cache holds keys and values of every layer, and heads twice where ranks outnumber them', async (t) => {
+t.test('the KV cache repeats a head on several ranks if there are more ranks than heads', async (t) => {
   t.equal(kvBytesPerToken(ARCH, 1, 2), 2 * 3 * 2 * 8 * 2)
   t.equal(kvBytesPerToken(ARCH, 2, 2), 2 * 3 * 2 * 8 * 2)
   t.equal(kvBytesPerToken(ARCH, 4, 4), 2 * 3 * 4 * 8 * 4)
 })
 
-t.test('KV pages: what running requests can fill, less where memory is short, or as told', async (t) => {
+t.test('KV pages: as many as running requests need, fewer if memory is short, or as configured', async (t) => {
   t.equal(kvPages(OPTIONS), 4 * 7)
   t.equal(
     kvPages({ ...OPTIONS, availableBytes: 2 * (5 * PAGE + 100), weightBytes: 100 }),
@@ -57,7 +57,7 @@ t.test('KV pages: what running requests can fill, less where memory is short, or
   )
 })
 
-t.test('a rate counts about the last second and forgets what came before', async (t) => {
+t.test('a rate counts about the last second and forgets earlier events', async (t) => {
   let now = 12_345
   const meter = new RateMeter(() => now)
   meter.add(5)

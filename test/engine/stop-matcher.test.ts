@@ -20,7 +20,7 @@ t.test('a stop string is found across pieces, and trimmed unless it is to be kep
   t.same(run(['aab'], ['aa', 'ab']), { text: 'a', matched: 'aab' }, 'a match that begins inside a failed one')
 })
 
-t.test('only text that may yet become a stop string is held back', async (t) => {
+t.test('only text that may become a stop string is held back', async (t) => {
   const matcher = new StopMatcher(['END', 'NDX'], false)
   t.same(matcher.push('the E'), { text: 'the ', matched: null })
   t.same(matcher.push('N'), { text: '', matched: null })
@@ -38,7 +38,7 @@ t.test('a long repetitive stop string takes linear time', async (t) => {
   t.same(run([stop], Array.from({ length: 30_000 }, () => 'a')).text.length, 30_000)
 })
 
-t.test('thousands of samples with one long stop string share what is made of it', async (t) => {
+t.test('thousands of samples with one long stop string share its tables', async (t) => {
   const stops = ['a'.repeat(1 << 20)]
   const before = process.memoryUsage().arrayBuffers
   const matchers = Array.from({ length: 100 }, () => new StopMatcher(stops, false))

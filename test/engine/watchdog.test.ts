@@ -18,7 +18,7 @@ async function pass (ms: number): Promise<void> {
   await new Promise((resolve) => setTimeout(resolve, ms))
 }
 
-t.test('a step that does not end is told once', async (t) => {
+t.test('a step that does not end is reported once', async (t) => {
   let calls = 0
   await new Promise<void>((resolve) => {
     startWatchdog(heartbeat(() => 5), 40, () => {
@@ -30,7 +30,7 @@ t.test('a step that does not end is told once', async (t) => {
   t.equal(calls, 1)
 })
 
-t.test('steps that follow each other, and pauses between them, are never told', async (t) => {
+t.test('consecutive steps and pauses between them are never reported', async (t) => {
   let calls = 0
   const enough = new Promise<void>((resolve) => {
     let reads = 0

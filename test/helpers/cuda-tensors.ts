@@ -24,8 +24,8 @@ import { assemble, bin, global, PROTO4, str, u64 } from './pickles.ts'
 import { contiguous, int, pickledTensor, tuple } from './shared-tensors.ts'
 import type { SharedTensor } from './shared-tensors.ts'
 
-// Tensors of cards without a card: what torch pickles for them, with handles that the stand-in library opens (native/test/ipc_stand_in.cc),
-// and counter files as torch makes them.
+// Tensors of cards without a card: what torch pickles for them, with handles that the stand-in library opens
+// (native/test/ipc_stand_in.cc), and counter files as torch makes them.
 
 /** Call it before the addon is loaded. */
 export function useStandIn (): void {
@@ -205,7 +205,10 @@ export function cudaEntry (tensors: Array<CudaTensor | SharedTensor>): string {
   return assemble(PROTO4, ']', '(', ...items, 'e', '.').toString('base64')
 }
 
-/** What reduce_tensor returned, by the UUID of the card, as vLLM's senders pickle it: (function, arguments), or newer the arguments alone. */
+/**
+ * What reduce_tensor returned, by the UUID of the card, as vLLM's senders pickle it: (function, arguments), or newer
+ * the arguments alone.
+ */
 export type GpuOffer = Readonly<Record<string, CudaTensor>>
 
 /** `ipc_handles_pickled` for a list of tensors, or for one packed tensor. */

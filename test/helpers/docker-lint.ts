@@ -11,7 +11,9 @@ interface Stage {
   instructions: Instruction[]
 }
 
-/** What is wrong with the Dockerfile, .dockerignore and docker-compose.yml of a folder, as far as reading them tells. */
+/**
+ * What is wrong with the Dockerfile, .dockerignore and docker-compose.yml of a folder, as far as reading them tells.
+ */
 export function lintDocker (folder: string): string[] {
   const read = (name: string): string => readFileSync(join(folder, name), 'utf8')
   const stages = stagesOf(read('Dockerfile'))

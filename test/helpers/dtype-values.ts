@@ -28,7 +28,8 @@ export function toF16 (value: number): number {
   let units = Math.floor(abs / ulp)
   const rest = abs / ulp - units
   if (rest > 0.5 || (rest === 0.5 && units % 2 === 1)) units++
-  // For normal numbers `units` carries the implicit 1 (1024), which adds one to the exponent field; a carry does the same.
+  // For normal numbers `units` carries the implicit 1 (1024), which adds one to the exponent field; a carry does the
+  // same.
   return sign | Math.min((exponent + 14) * 1024 + units, 0x7c00)
 }
 

@@ -1,8 +1,8 @@
 const LONGEST_MS = 60_000
 
 /**
- * What `call` gives as soon as `is` holds for it: for outcomes that a machine which halts at the wrong moment puts off. Where none comes
- * for a minute, the last one, so that the test says what it was.
+ * What `call` gives as soon as `is` holds for it: for outcomes that a machine which halts at the wrong moment puts off.
+ * Where none comes for a minute, the last one, so that the test says what it was.
  */
 export async function eventually<T> (call: () => Promise<T> | T, is: (value: T) => boolean): Promise<T> {
   const end = performance.now() + LONGEST_MS

@@ -2,9 +2,9 @@ import { ROW_FLOATS, ROW_INTS } from '../../src/native/step.ts'
 import type { StepBatch, StepResult } from '../../src/native/step.ts'
 import type { StepDevice } from '../../src/engine/step-device.ts'
 
-// A device that keeps the contract of `StepBatch` without a model: its «KV cache» holds (token, position, weights) per slot of a page,
-// and the next token is a hash of everything that the row reads back through its page table. A wrong page, a page freed too
-// early, stale KV, a wrong position or a row under a wrong sequence gives a wrong token.
+// A device that keeps the contract of `StepBatch` without a model: its «KV cache» holds (token, position, weights) per
+// slot of a page, and the next token is a hash of everything that the row reads back through its page table. A wrong
+// page, a page freed too early, stale KV, a wrong position or a row under a wrong sequence gives a wrong token.
 
 export interface Row {
   topK: number

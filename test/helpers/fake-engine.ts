@@ -45,8 +45,9 @@ export function fakeExperts ({ sparse, perToken, experts }: ExpertLayout, from: 
 }
 
 /**
- * A RolloutEngine without a model: token i of the output is token i of the prompt, over and over, and the end token when
- * the prompt's last token was the end token. Logprob of token t is -t / 100. It keeps the contract's promises on abort, pause, versions.
+ * A RolloutEngine without a model: token i of the output is token i of the prompt, over and over, and the end token
+ * when the prompt's last token was the end token. Logprob of token t is -t / 100. It keeps the contract's promises on
+ * abort, pause, versions.
  */
 export class FakeEngine implements RolloutEngine {
   readonly info: EngineInfo

@@ -10,8 +10,9 @@ export interface Received {
 }
 
 /**
- * NativeGroups without a network: every receive waits until the test lets it come, and it is noted whether the gate was shut. Breaks where
- * the contract is: a call that wants the gate and has it not, two receives at once, a slot that is too small.
+ * NativeGroups without a network: every receive waits until the test lets it come, and it is noted whether the gate was
+ * shut. Breaks where the contract is: a call that wants the gate and has it not, two receives at once, a slot that is
+ * too small.
  */
 export class FakeGroups {
   readonly log: string[] = []

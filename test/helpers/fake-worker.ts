@@ -4,7 +4,8 @@ import type { FromWorker, WorkerData } from '../../src/engine/messages.ts'
 import { WorkerLoop } from '../../src/engine/worker-loop.ts'
 import { FakeDevice } from './fake-device.ts'
 
-// The scheduler's worker with the fake device instead of a native core. A request with a magic seed brings the thread down.
+// The scheduler's worker with the fake device instead of a native core. A request with a magic seed brings the thread
+// down.
 
 /** Whoever starts the worker can hold it in a step: [steps that it may begin; -1: any number]. */
 export interface Held {

@@ -19,7 +19,10 @@ export interface GoldenCase {
   gaps: number[]
   /** Of tokens 1.. of prompt + greedy. */
   logprobs: { '1.0': number[], 0.7: number[] }
-  /** Of mixtures of experts: [tokens of prompt + greedy, sparse layers, experts per token], best first, computed in float32. */
+  /**
+   * Of mixtures of experts: [tokens of prompt + greedy, sparse layers, experts per token], best first, computed in
+   * float32.
+   */
   experts?: Uint8Array
 }
 

@@ -4,7 +4,10 @@ import type { AnnouncedTensor, StoredSource } from '../../src/contract/weight-so
 const coded = new Map<string, Uint16Array>()
 const checksums = new Map<string, string>()
 
-/** Position-coded bf16 bits of a whole tensor: finite values that depend on the checkpoint variant, the name and the flat index. */
+/**
+ * Position-coded bf16 bits of a whole tensor: finite values that depend on the checkpoint variant, the name and the
+ * flat index.
+ */
 export function codedTensor (variant: number, name: string, count: number): Uint16Array {
   const key = `${variant} ${name} ${count}`
   let bits = coded.get(key)

@@ -27,8 +27,8 @@ async function shared (t: Test): Promise<LocalEngine> {
 }
 
 /**
- * A library with NCCL's interface whose ranks are threads of this process (native/test/nccl_loop.cc), and simulated GPUs.
- * Call it before the addon is loaded.
+ * A library with NCCL's interface whose ranks are threads of this process (native/test/nccl_loop.cc), and simulated
+ * GPUs. Call it before the addon is loaded.
  */
 export function useLoop (): string {
   process.env.REFIT_NATIVE = join(packageRoot, 'build/faults/refit.node')
@@ -47,7 +47,10 @@ export interface NcclTrainerOptions {
   warmUp?: boolean
 }
 
-/** A trainer as vLLM's NCCLTrainer: a store, a pickled id, a communicator with a first sum, and broadcasts from its rank. */
+/**
+ * A trainer as vLLM's NCCLTrainer: a store, a pickled id, a communicator with a first sum, and broadcasts from its
+ * rank.
+ */
 export class NcclTrainer {
   readonly #host: GroupHost
   readonly #options: Required<Omit<NcclTrainerOptions, 'port'>>

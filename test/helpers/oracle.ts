@@ -7,9 +7,9 @@ import { toDType } from '../../src/wire/safetensors/dtypes.ts'
 import type { CheckpointTensor } from './make-checkpoint.ts'
 import { decodeValues } from './dtype-values.ts'
 
-// A second implementation of every model: the forward pass in float64, written for reading, with no cache, batch, shard or fused
-// weight. Formulas as in transformers' modeling_{llama,mistral,olmo2,qwen2,qwen3,qwen3_moe}.py; goldens.test.ts checks it against
-// transformers itself.
+// A second implementation of every model: the forward pass in float64, written for reading, with no cache, batch, shard
+// or fused weight. Formulas as in transformers' modeling_{llama,mistral,olmo2,qwen2,qwen3,qwen3_moe}.py;
+// goldens.test.ts checks it against transformers itself.
 
 /** Checkpoint name to elements, row-major. */
 export type OracleWeights = Map<string, Float64Array>
@@ -64,7 +64,9 @@ export class Oracle {
     return states.map(x => multiply(head, this.#norm(x, 'model.norm.weight'), vocabSize))
   }
 
-  /** The `count` most likely tokens one after another, lowest id on ties, and how far each was ahead of the next best. */
+  /**
+   * The `count` most likely tokens one after another, lowest id on ties, and how far each was ahead of the next best.
+   */
   greedy (prompt: readonly number[], count: number): { tokens: number[], gaps: number[] } {
     const tokens: number[] = []
     const gaps: number[] = []

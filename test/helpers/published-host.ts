@@ -4,7 +4,10 @@ import type { Test } from 'tap'
 import { changed, makeBase, weightsOf } from './published-deltas.ts'
 import type { Weights } from './published-deltas.ts'
 
-/** A host with a base checkpoint, a local one, and a folder where versions are published; `versions` is what each of them must hold. */
+/**
+ * A host with a base checkpoint, a local one, and a folder where versions are published; `versions` is what each of
+ * them must hold.
+ */
 export class PublishedHost {
   readonly root: string
   readonly base: string

@@ -2,7 +2,10 @@ import { createServer as createHttpServer } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import type { Test } from 'tap'
 
-/** An engine of SGLang's dialect that keeps what it is sent: what the native core cannot do here, groups over cards, ends at the wire. */
+/**
+ * An engine of SGLang's dialect that keeps what it is sent: what the native core cannot do here, groups over cards,
+ * ends at the wire.
+ */
 export async function recorder (
   t: Test,
   ranks: number,

@@ -15,7 +15,10 @@ export interface RouteApp {
 
 const ajv = new Ajv({ strict: false })
 
-/** The plugin in a bare app, listening on a free port. Every JSON reply is held against the schema that its route declares. */
+/**
+ * The plugin in a bare app, listening on a free port. Every JSON reply is held against the schema that its route
+ * declares.
+ */
 export async function routeApp (
   t: Test,
   options: Partial<RefitPluginOptions> & { engine?: FakeEngine, prefix?: string } = {}

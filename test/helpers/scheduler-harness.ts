@@ -61,7 +61,10 @@ export type HarnessOptions = Partial<
   >
 >
 
-/** A scheduler on a fake device, with all that it emits collected by request and call. Weight labels are the numbers of the weights. */
+/**
+ * A scheduler on a fake device, with all that it emits collected by request and call. Weight labels are the numbers of
+ * the weights.
+ */
 export class Harness {
   readonly device: FakeDevice
   readonly scheduler: Scheduler
@@ -153,8 +156,9 @@ export class Harness {
   }
 
   /**
-   * Throws unless everything that came for a request is what the fake device's own function gives for it. Which weights the KV of each
-   * token came from follows from the events: a first prefill, or one after a retraction, is all of the weights of its event.
+   * Throws unless everything that came for a request is what the fake device's own function gives for it. Which weights
+   * the KV of each token came from follows from the events: a first prefill, or one after a retraction, is all of the
+   * weights of its event.
    */
   verify (id: number): void {
     const { request, events } = this.outcomes.get(id)!

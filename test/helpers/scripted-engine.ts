@@ -6,7 +6,10 @@ import type { Test } from 'tap'
 export interface ScriptedEngine {
   url: string
   port: number
-  /** How it behaves, by path without the query; it may be changed at any time. Bodies are read before, but those of `early`. */
+  /**
+   * How it behaves, by path without the query; it may be changed at any time. Bodies are read before, but those of
+   * `early`.
+   */
   on: Record<string, RequestListener>
   early: Set<string>
   /** Requests that came, by path. */

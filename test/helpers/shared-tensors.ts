@@ -63,7 +63,10 @@ export interface SharedTensor {
 
 const REDUCTIONS = 'torch.multiprocessing.reductions'
 
-/** An element of `serialized_named_tensors`: a list of (name, tensor) as ForkingPickler writes it under the file_system strategy. */
+/**
+ * An element of `serialized_named_tensors`: a list of (name, tensor) as ForkingPickler writes it under the file_system
+ * strategy.
+ */
 export function tensorEntry (tensors: SharedTensor[]): string {
   const items = tensors.map(tensor => assemble(str(tensor.name), pickledTensor(tensor), '\x86'))
   return assemble(PROTO4, ']', '(', ...items, 'e', '.').toString('base64')

@@ -11,7 +11,10 @@ export interface TcpScript {
   received: Buffer[]
 }
 
-/** A server on the loopback that does what the test says with each connection, and with all bytes that it has had so far. */
+/**
+ * A server on the loopback that does what the test says with each connection, and with all bytes that it has had so
+ * far.
+ */
 export async function tcpScript (
   t: Test,
   data: (socket: Socket, bytes: Buffer, connection: number) => void,
@@ -52,7 +55,10 @@ export async function until (is: () => boolean): Promise<void> {
   while (!is()) await new Promise(resolve => setTimeout(resolve, 2))
 }
 
-/** Resolves when no socket and no timer keeps the process alive; one that is left for good ends the test by its time limit. */
+/**
+ * Resolves when no socket and no timer keeps the process alive; one that is left for good ends the test by its time
+ * limit.
+ */
 export async function nothingOpen (): Promise<void> {
   await until(() => !process.getActiveResourcesInfo().some(type => type === 'Timeout' || type.startsWith('TCPSocket')))
 }

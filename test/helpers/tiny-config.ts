@@ -73,8 +73,9 @@ const OWN: Record<ArchitectureName, Json> = {
 }
 
 /**
- * config.json of a tiny model, as transformers 5 writes it: hidden 64, 4 heads over 2 KV heads, vocabulary 320; Llama with
- * llama3 RoPE, Qwen2 tied, Qwen3 with heads wider than hidden / heads, Qwen3-MoE with 8 experts and a dense layer. `undefined` removes a field.
+ * config.json of a tiny model, as transformers 5 writes it: hidden 64, 4 heads over 2 KV heads, vocabulary 320; Llama
+ * with llama3 RoPE, Qwen2 tied, Qwen3 with heads wider than hidden / heads, Qwen3-MoE with 8 experts and a dense layer.
+ * `undefined` removes a field.
  */
 export function tinyConfig (name: ArchitectureName, overrides: Json = {}): Json {
   const config = { architectures: [name], ...COMMON, ...OWN[name], ...overrides }

@@ -33,7 +33,9 @@ export interface UploadServer {
   generate: () => Promise<Reply>
   /** Sends bytes as octet-stream. */
   send: (bytes: Uint8Array, query?: string) => Promise<Reply>
-  /** The same until it is taken, where the deadline is so short that a machine which halts has a sender look stalled. */
+  /**
+   * The same until it is taken, where the deadline is so short that a machine which halts has a sender look stalled.
+   */
   sendUntilTaken: (bytes: Uint8Array, query?: string) => Promise<Reply>
   form: (parts: FormParts, query?: string) => Promise<Reply>
   /** Throws where memory, descriptors or files of uploads are left. */
@@ -135,7 +137,9 @@ export function layout (file: Buffer): { dataStart: number, tensors: Safetensors
   return { dataStart: 8 + length, tensors: parseHeader(file.subarray(8, 8 + length), file.length, 'file').tensors }
 }
 
-/** A request whose body is up to the caller: its reply comes when there is one, null where the connection ends without. */
+/**
+ * A request whose body is up to the caller: its reply comes when there is one, null where the connection ends without.
+ */
 export function post (
   url: string,
   headers: OutgoingHttpHeaders

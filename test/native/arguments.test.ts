@@ -12,7 +12,7 @@ t.test('the product build has no fault points', async t => {
   t.equal(addon.armFault, undefined)
 })
 
-t.test('a configuration is refused with the field, what was expected and what came', async t => {
+t.test('a configuration is refused with the field, the expected and the given value', async t => {
   const { config } = plainModel()
   const cases: Array<[Record<string, unknown>, RegExp]> = [
     [{ device: 'tpu' }, /^config.device: expected "cpu" or "cuda", got "tpu"$/],
@@ -68,7 +68,7 @@ t.test('a configuration is refused with the field, what was expected and what ca
   t.throws(() => addon.createCore({ ...config, ranks: 1024 }), Error)
 })
 
-t.test('too little memory is said, with sizes', async t => {
+t.test('too little memory is an error with the sizes', async t => {
   const vocab = 2 ** 31 - 64
   const { config } = plainModel({ hidden: 2 ** 20, vocab })
   t.throws(() => addon.createCore(config), {

@@ -10,8 +10,8 @@ import { packageRoot } from '../../src/root.ts'
 import { plainModel } from './helpers/plain-core.ts'
 import { configSource, runAlone } from './helpers/run-script.ts'
 
-// The boundary between the addon and the library with the cards' device. What crosses it is tried with a library whose device gives
-// back what it was given; the real one is tried as far as it goes without a card.
+// The boundary between the addon and the library with the cards' device. What crosses it is tried with a library whose
+// device gives back what it was given; the real one is tried as far as it goes without a card.
 
 const addon = native()
 const real = cudaLibraryPath()
@@ -19,7 +19,8 @@ const folder = t.testdir()
 const { config: plain } = plainModel()
 const config: CoreConfig = { ...plain, device: 'cuda', pages: 64 }
 const cure =
-  'build it with "node scripts/build-native.js --cuda" (it needs nvcc of CUDA 12.8 or newer and CMake), or name one in REFIT_CUDA_LIBRARY'
+  'build it with "node scripts/build-native.js --cuda" (it needs nvcc of CUDA 12.8 or newer and CMake), ' +
+  'or name one in REFIT_CUDA_LIBRARY'
 
 function compile (name: string, flags: string[] = []): string {
   const to = join(folder, name)
@@ -100,14 +101,14 @@ t.test('a library that is missing, none, or of another build is an error with it
   t.end()
 })
 
-t.test('the library stands beside the addon unless another is named', t => {
+t.test('the library lies next to the addon unless another is named', t => {
   delete process.env.REFIT_CUDA_LIBRARY
   t.equal(cudaLibraryPath(), join(packageRoot, `prebuilds/linux-${process.arch}/librefit_cuda.so`))
   if (!existsSync(cudaLibraryPath())) t.match(addon.cudaGpus().error, `CUDA: ${cudaLibraryPath()} does not exist`)
   t.end()
 })
 
-t.test('all that crosses the boundary arrives', async t => {
+t.test('all data crosses the boundary unchanged', async t => {
   process.env.REFIT_CUDA_LIBRARY = compile('echo.so')
   t.strictSame(addon.cudaGpus(), {
     driverCuda: '13.0',
@@ -257,7 +258,7 @@ t.test('every failure of the library is an error of its kind', async t => {
   addon.closeCore(core)
 })
 
-t.test('fields of cards are checked before the library sees them', t => {
+t.test('fields of GPUs are checked before the library sees them', t => {
   const bad: Array<[Record<string, unknown>, string]> = [
     [{ device: 'tpu' }, 'config.device: expected "cpu" or "cuda", got "tpu"'],
     [{ gpus: 1 }, 'config.gpus: expected an array, got 1'],
@@ -292,7 +293,7 @@ t.test('the process can be ended without anything being waited for', t => {
   t.end()
 })
 
-t.test('the real library needs no library of CUDA to open, and says what is missing', {
+t.test('the real library opens without CUDA libraries, and reports the missing ones', {
   skip: !existsSync(real) && 'not built (scripts/build-native.js --cuda)'
 }, t => {
   const script = `const { error, ...found } = require(${

@@ -9,7 +9,7 @@ const before = Buffer.from('0123456789')
 const after = Buffer.from('012x4567y9')
 const change = zstdFrame(xorOf(before.subarray(2), after.subarray(2)))
 
-t.test('a row is read as whole numbers, and what is none is refused before a byte changes', async t => {
+t.test('a row holds whole numbers, and anything else is refused before a byte changes', async t => {
   const path = join(t.testdir({ file: before }), 'file')
   const fd = openSync(path, 'r+')
   t.teardown(() => {

@@ -7,8 +7,8 @@ import { codedJob, expectedParams } from './helpers/coded.ts'
 import { plainModel, readAll } from './helpers/plain-core.ts'
 import { FAULTY, runAlone } from './helpers/run-script.ts'
 
-// gloo groups whose members are all of this process: each group is as another process would have it. That torch's gloo is met so,
-// test/interop/test_gloo.py shows.
+// gloo groups whose members are all of this process: each group is as another process would have it. That torch's gloo
+// is met so, test/interop/test_gloo.py shows.
 const addon = faultyAddon()
 const model = plainModel({ ranks: 2, hidden: 128 })
 const MS = 60_000
@@ -142,12 +142,12 @@ t.test('bad arguments are refused before anything is sent', async t => {
   await end([trainer!, engine!])
 })
 
-t.test('a peer that does not come in time, an abort and an end are told apart by their codes', async t => {
+t.test('a late peer, an abort and an end have different error codes', async t => {
   const [trainer, engine] = await connect([0], [1])
   await t.rejects(addon.groupBarrier(engine!, 50), {
     code: 'GROUP_TIMEOUT',
     message:
-      /^gloo group of 2 \(here: rank 1\): barrier: the deadline has passed; barrier 0 waited for rank 0 at 127\.0\.0\.1:\d+ \(.*\), after \d+\.\d s$/
+      /^gloo group of 2 \(here: rank 1\): barrier: the deadline has passed; barrier 0 waited for rank 0 at .* s$/
   })
   await t.rejects(addon.groupBarrier(engine!, 50), {
     code: 'GROUP_BROKEN',

@@ -23,7 +23,8 @@ async function untilPassed (): Promise<void> {
 
 /** A write of the last parameter, in scripts. */
 const NORM =
-  '{ sources: [{ buffer: new Uint8Array(256) }], tensors: Float64Array.of(0, 0, 0, 128, 1, 2, 2), rects: Float64Array.of(0, 0, 7, 0, 0, 128, 1, 0, 0) }'
+  '{ sources: [{ buffer: new Uint8Array(256) }], tensors: Float64Array.of(0, 0, 0, 128, 1, 2, 2), ' +
+  'rects: Float64Array.of(0, 0, 7, 0, 0, 128, 1, 0, 0) }'
 
 t.test('closing waits for writes under way, and they end well', async t => {
   const core = addon.createCore(model.config)
@@ -102,17 +103,22 @@ t.test('a core belongs to the process: a worker creates it, main writes it, and 
   addon.closeCore(core)
 })
 
-/** Above 32 MiB every allocation is a mapping of its own: memory that is touched after it was freed crashes, it can't pass unseen. */
+/**
+ * Above 32 MiB every allocation is a mapping of its own: memory that is touched after it was freed crashes, it can't
+ * pass unseen.
+ */
 const MAPPED = 64 << 20
 
-t.test('a worker that ends with a write under way takes the write with it, and waits until its memory is free', async t => {
+t.test('a worker that ends with a write under way ends the write and waits until its memory is free', async t => {
   const core = addon.createCore(model.config)
   addon.armFault!({ point: 'copy', at: 1, action: 'stall', stallMs: 600_000 })
   const worker = new Worker(
     `
     const { parentPort, workerData } = require('node:worker_threads')
     const addon = require(${JSON.stringify(FAULTY)})
-    addon.write(workerData, { sources: [{ buffer: new Uint8Array(${MAPPED}).fill(7) }], tensors: Float64Array.of(0, 0, 0, 128, 1, 2, 2), rects: Float64Array.of(0, 0, 7, 0, 0, 128, 1, 0, 0) })
+    const tensors = Float64Array.of(0, 0, 0, 128, 1, 2, 2)
+    const rects = Float64Array.of(0, 0, 7, 0, 0, 128, 1, 0, 0)
+    addon.write(workerData, { sources: [{ buffer: new Uint8Array(${MAPPED}).fill(7) }], tensors, rects })
     addon.write(workerData, ${NORM})
     parentPort.postMessage('under way')
     setInterval(() => {}, 1000)`,
@@ -134,10 +140,11 @@ t.test('a worker that ends with a write under way takes the write with it, and w
   addon.closeCore(core)
 })
 
-t.test('what a worker had queued when it ended does not touch its memory any more', async t => {
+t.test('calls that a worker queued before it ended do not touch its memory afterwards', async t => {
   const core = addon.createCore(plainModel({ hidden: 512, vocab: MAPPED / 1024 }).config)
   addon.armFault!({ point: 'copy', at: 1, action: 'stall', stallMs: 600_000 })
-  // Main's own write holds the thread, so the worker's reads, each into 64 MiB of the worker's, are all queued behind it.
+  // Main's own write holds the thread, so the worker's reads, each into 64 MiB of the worker's, are all queued behind
+  // it.
   const writing = addon.write(core, {
     sources: [{ buffer: new Uint8Array(2) }],
     tensors: Float64Array.of(0, 0, 0, 1, 1, 2, 2),
@@ -233,7 +240,8 @@ t.test('memory, descriptors and threads stay flat over 300 writes', async t => {
   const core = addon.createCore(model.config)
   const file = codedJob(model.tensors, { folder: t.testdir(), dtype: 'float32' })
   const coded = codedJob(model.tensors)
-  // What leaks must cost: every memory write brings a buffer of its own (0.3 MB), every checksum 8000 rectangles (0.6 MB).
+  // What leaks must cost: every memory write brings a buffer of its own (0.3 MB), every checksum 8000 rectangles (0.6
+  // MB).
   const rects = Float64Array.from({ length: 8000 * 9 }, (_, i) => i % 9 === 5 || i % 9 === 6 ? 1 : 0)
   const round = async (n: number): Promise<number> => {
     for (let i = 0; i < n; i++) {

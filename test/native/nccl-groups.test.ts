@@ -110,7 +110,7 @@ t.test('pieces are received into alternating slots and written by every rank fro
   t.throws(() => addon.ncclLibrary(to), /no group has handle/)
 })
 
-t.test('broadcasts are received into the weights of every rank where they go there as they come', async t => {
+t.test('broadcasts that match the layout of the weights are received straight into every rank', async t => {
   const sender = engine(t, 1, [0])
   const receiver = engine(t, 2, [0, 1])
   const [from, to] = await meet(t, sender, receiver)
@@ -187,7 +187,7 @@ t.test('parameters go from engine to engine, all ranks at once', async t => {
   await t.rejects(addon.groupParams(links[0]![0], receiver.core, 0, 0, SECONDS), /of another core/)
 })
 
-t.test('what cannot be is refused before anything is joined, and what never comes ends in time', async t => {
+t.test('impossible groups are refused before anything is joined, and a missing peer ends the wait in time', async t => {
   const cpu = addon.createCore(plainModel().config)
   t.teardown(() => {
     addon.closeCore(cpu)
@@ -233,7 +233,7 @@ t.test('what cannot be is refused before anything is joined, and what never come
   await addon.endGroup(group, false)
 })
 
-t.test('a write of a slot that has failed holds the slot no longer, also where nobody hears of it any more', t => {
+t.test('a failed write of a slot releases the slot, even if nobody awaits it', t => {
   // The thread that is to hear of it is ending the group, and waits until no write reads its slots.
   const { config } = plainModel()
   const ran = runAlone(`
@@ -247,7 +247,9 @@ t.test('a write of a slot that has failed holds the slot no longer, also where n
         const group = addon.ncclGroup(core, { size: 1, firstRank: 0, library })
         await addon.ncclConnect(group, addon.ncclUniqueId(library), 10000)
         await addon.stageGroup(group, 128, 1)
-        const write = source => { addon.write(core, { sources: [source], tensors: Float64Array.of(0, 0, 0, 64, 1, 2, 2), rects: Float64Array.of(0, 0, 7, 0, 0, 64, 1, 0, 0) }) }
+        const tensors = Float64Array.of(0, 0, 0, 64, 1, 2, 2)
+        const rects = Float64Array.of(0, 0, 7, 0, 0, 64, 1, 0, 0)
+        const write = source => { addon.write(core, { sources: [source], tensors, rects }) }
         addon.armFault({ point: 'copy', at: 1, action: 'stall', stallMs: 1000 })
         write({ fd: require('node:fs').openSync('/dev/zero', 'r') })
         addon.release(core, 1, false)

@@ -3,8 +3,8 @@ import { join } from 'node:path'
 import t from 'tap'
 import { compile, LIBRARY, SANITIZED } from './helpers/compile.ts'
 
-// NCCL itself needs cards. What is tried here is how it is opened, and that whoever waits in it can give up: against a library with its
-// interface that answers as it is told. native/test/gpu/nccl_test.cu has the rest.
+// NCCL itself needs cards. What is tried here is how it is opened, and that whoever waits in it can give up: against a
+// library with its interface that answers as it is told. native/test/gpu/nccl_test.cu has the rest.
 
 const folder = t.testdir()
 const standIn = (name: string, ...flags: string[]): string =>
@@ -26,7 +26,7 @@ function run (library: string, env: NodeJS.ProcessEnv = {}): { status: number | 
   return { status, said: stdout + stderr }
 }
 
-t.test('a communicator is joined, waited for, given up and ended', async t => {
+t.test('a communicator can be joined, awaited, aborted and ended', async t => {
   for (const [version, name] of [[22809, '2.28.9'], [21703, '2.17.3'], [21405, '2.14.5']] as const) {
     const library = standIn(`nccl-${version}.so`, `-DVERSION=${version}`)
     const { status, said } = run(library)
@@ -46,7 +46,7 @@ t.test('a library that is missing, too old, too new or lacks a function is refus
   const cases: Array<[string, string | RegExp]> = [
     [
       '/nowhere/libnccl.so.2',
-      /NCCL was not found: install it or torch, or name its file in REFIT_NCCL; tried\n\/nowhere\/libnccl\.so\.2: cannot open/
+      /NCCL was not found: install it or torch, or name its file in \w+; tried\n\/nowhere\/libnccl\.so\.2: cannot open/
     ],
     [
       standIn('old.so', '-DVERSION=21212'),

@@ -8,8 +8,8 @@ import type { CudaSegment, WriteJob, WriteOutcome } from '../../src/native/write
 import { packageRoot } from '../../src/root.ts'
 import { plainModel, readAll } from './helpers/plain-core.ts'
 
-// Memory of other processes in a write, through the addon and a CUDA library that opens shared-memory files in place of cards
-// (native/test/ipc_stand_in.cc); all above its driver is the code that serves cards.
+// Memory of other processes in a write, through the addon and a CUDA library that opens shared-memory files in place of
+// cards (native/test/ipc_stand_in.cc); all above its driver is the code that serves cards.
 
 process.env.REFIT_CUDA_LIBRARY = join(packageRoot, 'build/stand-in/librefit_cuda.so')
 const addon = createRequire(import.meta.url)(join(packageRoot, 'build/faults/refit.node')) as NativeAddon
@@ -78,7 +78,7 @@ function mappings (): number {
 const ALL = 2 * model.tensors.length
 const states = (outcome: WriteOutcome): number[] => [...new Set(outcome.states)]
 
-t.test("tensors in other processes' segments arrive on every rank, and all that was opened is closed", async t => {
+t.test("tensors in other processes' segments arrive on every rank, and all mappings are closed", async t => {
   const core = addon.createCore(config)
   for (const [seed, skip] of [[1, 0], [2, 6], [1, 512]] as const) {
     const outcome = await addon.write(core, jobOf(seed, undefined, skip))
@@ -90,7 +90,7 @@ t.test("tensors in other processes' segments arrive on every rank, and all that 
   addon.closeCore(core)
 })
 
-t.test('kept segments are found open, show what was written meanwhile, and are closed by their name or with the core', async t => {
+t.test('kept segments stay open, show later writes, and are closed by their name or with the core', async t => {
   const core = addon.createCore(config)
   const keep = (segment: CudaSegment): void => {
     segment.keep = 'pool'
@@ -137,7 +137,7 @@ t.test('a fault at any opening or event leaves every weight as it was, and nothi
   addon.closeCore(core)
 })
 
-t.test('a closing that fails is told, and made up for by the next write', async t => {
+t.test('a closing that fails is reported, and the next write repeats it', async t => {
   const core = addon.createCore(config)
   addon.armFault!({ point: 'close', at: 3, action: 'fail' })
   const outcome = await addon.write(core, jobOf(8))
@@ -233,7 +233,7 @@ t.test('every refusal names its tensor and the cure', async t => {
   addon.closeCore(cpu)
 })
 
-t.test('expandable segments are mapped block by block, and known again by the files behind their descriptors', async t => {
+t.test("expandable segments are mapped block by block, and recognised by their descriptors' files", async t => {
   const core = addon.createCore(config)
   const BLOCK = 4096
   const tensor = model.tensors[0]!

@@ -123,7 +123,7 @@ t.test('a read gives any rectangle of a parameter', async t => {
   addon.closeCore(core)
 })
 
-t.test('a file that ends early is named with both positions, and what arrived before it counts', async t => {
+t.test('a file that ends early is named with both positions, and earlier tensors count as written', async t => {
   const model = plainModel({ ranks: 2 })
   const core = addon.createCore(model.config)
   const coded = codedJob(model.tensors, { folder: t.testdir() })
@@ -160,7 +160,7 @@ t.test('a file descriptor may be closed, and its number given to another file, w
   addon.closeCore(core)
 })
 
-t.test('malformed jobs throw, name what is wrong and change nothing', async t => {
+t.test('malformed jobs throw, name the mistake and change nothing', async t => {
   const model = plainModel({ ranks: 2 })
   const core = addon.createCore(model.config)
   await addon.scramble(core, 1n)
@@ -257,7 +257,7 @@ t.test('malformed jobs throw, name what is wrong and change nothing', async t =>
     [
       'rectangles that overlap',
       changed('rects', 9 * 8 + 7, 31),
-      /^rectangle 8 \(tensor 4\): overlaps rectangle \d \(tensor \d\) in parameter layers.0.qkv of rank 0$|^rectangle \d \(tensor \d\): overlaps rectangle 8/
+      /^rectangle \d \(tensor \d\): overlaps rectangle (\d \(tensor \d\) in parameter layers.0.qkv of rank 0$|8)/
     ]
   ]
   for (const [what, job, message] of cases) t.throws(writing(job), { message }, what)

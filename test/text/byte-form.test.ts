@@ -43,7 +43,7 @@ t.test('the decoders of today do, also nested', async t => {
   t.same(byteForm({ type: 'Metaspace', replacement: '_', add_prefix_space: false })?.strip, null)
 })
 
-t.test('a byte token is its byte, and only where it is spelt exactly', async t => {
+t.test('a byte token is its byte only if it is spelt exactly', async t => {
   const { bytesOf } = byteForm(sequence(replace, fallback, fuse))!
   t.same([...bytesOf('<0xe2>', false)], [0xe2])
   t.same([...bytesOf('<0xE2>', false)], [0xe2])

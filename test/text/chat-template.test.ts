@@ -9,7 +9,10 @@ import { loadTokenizer } from '../../src/text/tokenizer.ts'
 const FOLDER = join(packageRoot, 'test/fixtures/text/qwen-like')
 const USER = [{ role: 'user', content: 'Hi' }]
 
-/** A tokenizer with other templates: `config` is the chat_template of tokenizer_config.json, `files` are more files of the folder. */
+/**
+ * A tokenizer with other templates: `config` is the chat_template of tokenizer_config.json, `files` are more files of
+ * the folder.
+ */
 async function withTemplates (config: unknown, files: Record<string, string> = {}): Promise<Tokenizer> {
   const dir = await mkdtemp(join(tmpdir(), 'refit-chat-'))
   await mkdir(join(dir, 'chat_templates'))
@@ -72,7 +75,7 @@ t.test('templates come from the configuration by name, from chat_template.jinja 
   })
 })
 
-t.test('the tokens of the model are there by name, and what it does not have is undefined', async t => {
+t.test("templates can use the model's special tokens by name, and others are undefined", async t => {
   const tokenizer = await withTemplates(
     '{{ bos_token }}|{{ eos_token }}|{{ pad_token is defined }}|{{ tools is none }}'
   )
@@ -90,7 +93,7 @@ t.test('a template can refuse: the message is passed on as a 400', async t => {
   })
 })
 
-t.test('a template that fails or cannot be parsed gives a 400 that says why, and the tokenizer lives on', async t => {
+t.test('a template that fails or cannot be parsed gives a 400, and the tokenizer still works', async t => {
   const failing = await withTemplates('{{ messages[0].content.absent.more() }}')
   t.throws(() => failing.applyChatTemplate(USER), { code: 'INVALID_REQUEST', message: /does not take these messages/ })
   const broken = await withTemplates('{% if %}')
@@ -115,7 +118,7 @@ t.test('kwargs become variables, but cannot take the place of the messages', asy
   }
 })
 
-t.test('text parts become one string, except where the template walks through parts', async t => {
+t.test('text parts become one string, unless the template loops over parts', async t => {
   const parts = [{ role: 'user', content: [{ type: 'text', text: 'a' }, { type: 'text', text: 'b' }] }]
   const plain = await withTemplates('{% for message in messages %}{{ message.content }}{% endfor %}')
   t.equal(plain.applyChatTemplate(parts), 'a\nb')
@@ -131,9 +134,10 @@ t.test('text parts become one string, except where the template walks through pa
   })
 })
 
-t.test('arguments of tool calls can be walked through, and what is no JSON stays a string', async t => {
+t.test('arguments of tool calls are objects, and text that is no JSON stays a string', async t => {
   const tokenizer = await withTemplates(
-    '{% for call in messages[0].tool_calls %}{% if call.function.arguments is mapping %}{{ call.function.arguments.a }}{% else %}{{ call.function.arguments }}{% endif %};{% endfor %}'
+    '{% for call in messages[0].tool_calls %}{% if call.function.arguments is mapping %}' +
+      '{{ call.function.arguments.a }}{% else %}{{ call.function.arguments }}{% endif %};{% endfor %}'
   )
   const call = (text: string) => ({ type: 'function', function: { name: 'f', arguments: text } })
   const messages: ChatMessage[] = [{
@@ -151,7 +155,8 @@ t.test('arguments of tool calls can be walked through, and what is no JSON stays
 
 t.test('the last message can be left open', async t => {
   const turns =
-    '{% for message in messages %}<{{ message.role }}>{{ message.content }}</>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}'
+    '{% for message in messages %}<{{ message.role }}>{{ message.content }}</>{% endfor %}' +
+      '{% if add_generation_prompt %}<assistant>{% endif %}'
   const messages = [...USER, { role: 'assistant', content: 'So, ' }]
   const kept = await withTemplates(turns)
   t.equal(kept.applyChatTemplate(messages, { continueFinalMessage: true }), '<user>Hi</><assistant>So, ')

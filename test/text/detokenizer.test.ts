@@ -12,7 +12,10 @@ function stream (tokenizer: Tokenizer, parts: readonly (readonly number[])[], op
   return parts.map(part => detokenizer.push(part)).join('') + detokenizer.flush()
 }
 
-/** Ids cut into pieces anywhere: all of the vocabulary, unknown ones, special ones, texts, and mostly single bytes, so that characters break. */
+/**
+ * Ids cut into pieces anywhere: all of the vocabulary, unknown ones, special ones, texts, and mostly single bytes, so
+ * that characters break.
+ */
 function pieces (tokenizer: Tokenizer): fc.Arbitrary<number[][]> {
   const any = fc.integer({ min: 0, max: tokenizer.vocabSize + 3 })
   const bytes = fc.integer({ min: 0, max: 260 })
@@ -50,7 +53,7 @@ for (const name of ['qwen-like', 'llama3-like', 'llama2-like', 'metaspace-like',
     )
   })
 
-  t.test(`${name}: with the prompt as context, what is pushed is what the whole text has more than the prompt's`, async t => {
+  t.test(`${name}: with the prompt as context, the pushed text is the rest of the whole text`, async t => {
     const tokenizer = await open(name)
     const words = fc.array(fc.constantFrom('the', ' rollout', '  weights', 'ing', ' 1234', '.', ' größer', '\n'), {
       minLength: 1,
@@ -105,7 +108,7 @@ t.test('special tokens that are left out do not part the bytes of a character', 
   t.notOk(stream(tokenizer, mixed.map(id => [id]), {}).includes('🦑'))
 })
 
-t.test('a first space that belongs to the marks of the first word stays where the text goes on from a prompt', async t => {
+t.test('the space before the first word stays if the text continues a prompt', async t => {
   for (const name of ['llama2-like', 'metaspace-like']) {
     const tokenizer = await open(name)
     const ids = tokenizer.encode('the rollout', { addSpecialTokens: false })

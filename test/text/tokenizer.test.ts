@@ -83,7 +83,7 @@ t.test('typed arrays of ids decode as arrays do', async t => {
   t.equal(qwen.decode(Int32Array.from(ids)), 'größer 🚀')
 })
 
-t.test('spaces before punctuation stay, whatever clean_up_tokenization_spaces says', async t => {
+t.test('spaces before punctuation stay, whatever the value of clean_up_tokenization_spaces', async t => {
   const dir = await mkdtemp(join(tmpdir(), 'refit-text-'))
   await writeFile(join(dir, 'tokenizer.json'), await readFile(join(FIXTURES, 'metaspace-like/tokenizer.json')))
   await writeFile(join(dir, 'tokenizer_config.json'), '{"clean_up_tokenization_spaces": true}')

@@ -4,7 +4,7 @@ import { completeLength } from '../../src/text/utf8.ts'
 
 const decode = (bytes: Uint8Array) => new TextDecoder('utf-8', { ignoreBOM: true }).decode(bytes)
 
-t.test('cutting where characters are complete never changes what any bytes decode to', async t => {
+t.test('cutting at complete characters never changes the decoded text', async t => {
   // Lead and continuation bytes are drawn often: the boundaries of what UTF-8 allows lie between them.
   const byte = fc.oneof(
     fc.integer({ min: 0, max: 255 }),

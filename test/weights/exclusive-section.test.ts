@@ -39,7 +39,7 @@ t.test('a full queue is a CONFLICT and an expired wait a DEADLINE, and both leav
   ;(await last)()
 })
 
-t.test('names that differ are let in together, and nobody passes one who waits for the same', async t => {
+t.test('holders with different names are inside together, and none overtakes a waiter with the same name', async t => {
   const section = new ExclusiveSection(10)
   const order: string[] = []
   const enter = (names: string): Promise<() => void> =>
@@ -68,7 +68,7 @@ t.test('names that differ are let in together, and nobody passes one who waits f
   t.same(order.slice(5), ['*', 'g'])
 })
 
-t.test('one whose wait expires, or who is turned away, lets those pass that waited behind it', async t => {
+t.test('a waiter that expires or is refused admits those that waited behind it', async t => {
   const section = new ExclusiveSection(10)
   const leave = await section.enter(60_000, new Set('a'))
   const expiring = section.enter(20, new Set('ab'))

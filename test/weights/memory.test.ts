@@ -30,7 +30,7 @@ function setup (t: Test, options: Partial<WeightStoreOptions> = {}) {
   return { ...made, names, write }
 }
 
-t.test('released weights come back torn at their addresses, and an update makes them what they were', async t => {
+t.test('released weights come back torn at their addresses, and an update restores them', async t => {
   const { store, gates, names, write } = setup(t)
   await write(1)
   const before = await store.checksums()
@@ -137,7 +137,7 @@ t.test('an update while the KV cache alone is released is an update like any oth
   t.same(store.state, { state: 'current' })
 })
 
-t.test('a pause in place that holds requests stands against a release of their KV, and not of weights', async t => {
+t.test('requests held by a pause in place prevent a release of their KV, but not of weights', async t => {
   const { store, gates, write } = setup(t)
   await write(1)
   gates.holders = 3
@@ -181,7 +181,7 @@ t.test('a release waits for reads under way, and none begins after it', async t 
   await t.rejects(store.checksums(), { code: 'CONFLICT' })
 })
 
-t.test('memory that cannot be had: a copy is refused before anything changes, a resume leaves all released and can be repeated', async t => {
+t.test('without memory a copy is refused before anything changes, and a resume can be repeated', async t => {
   const { store, gates, write } = setup(t, { keepWeights: true })
   await write(1)
   const before = await store.checksums()
@@ -208,7 +208,7 @@ t.test('memory that cannot be had: a copy is refused before anything changes, a 
   t.same(await store.checksums(), before)
 })
 
-t.test('where the system has less than the weights need, nothing is touched, and the numbers are told', async t => {
+t.test('with too little memory for the weights nothing changes, and the error has the numbers', async t => {
   let free = 1e12
   const { store, write } = setup(t, { keepWeights: true, availableBytes: () => free })
   await write(1)
@@ -228,7 +228,7 @@ t.test('where the system has less than the weights need, nothing is touched, and
   t.same(store.state, { state: 'current' })
 })
 
-t.test('where a card cannot release its memory, a release is refused and the weights stay what they are', async t => {
+t.test('on a GPU that cannot release memory, a release is refused and the weights do not change', async t => {
   const { store, gates, write } = setup(t, { releasable: false })
   await write(1)
   const before = await store.checksums()
@@ -244,7 +244,7 @@ t.test('where a card cannot release its memory, a release is refused and the wei
   t.same(await store.checksums(), before)
 })
 
-t.test('mappings are closed between two steps: nobody waits for running requests, nor for whose turn it is', async t => {
+t.test('mappings are closed between two steps, without waiting for running requests or other updates', async t => {
   const closed: string[] = []
   const { store, gates, write } = setup(t, {
     addon: {
@@ -268,7 +268,7 @@ t.test('mappings are closed between two steps: nobody waits for running requests
   t.equal(gates.shutCount, gates.openCount)
 })
 
-t.test('a device that is lost in a write, a read, a release or while mappings are closed is told once to whoever runs the engine', async t => {
+t.test('a device that is lost in a write, a read, a release or a closing of mappings is reported once', async t => {
   const lost = Object.assign(new Error('rank 0, card 2 (H200): the copy of a write failed'), { code: 'DEVICE_LOST' })
   for (const operation of ['write', 'checksum', 'release', 'resume', 'closeMappings'] as const) {
     const broken = {
@@ -294,7 +294,7 @@ t.test('a device that is lost in a write, a read, a release or while mappings ar
   }
 })
 
-t.test('a release says by itself whether weights keep a copy, whatever the engine was started with', async t => {
+t.test("a release can override the engine's setting for a copy of the weights", async t => {
   for (const keepWeights of [true, false]) {
     const { store, write } = setup(t, { keepWeights: !keepWeights })
     await write(1)

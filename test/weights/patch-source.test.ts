@@ -88,7 +88,7 @@ async function holds (store: WeightStore, table: ModelTable, variantOf: (name: s
 for (const architecture of ['Qwen2ForCausalLM', 'Qwen3MoeForCausalLM'] as const) {
   for (const ranks of [1, 2]) {
     for (const dtype of ['bfloat16', 'float32'] as const) {
-      t.test(`${architecture} on ${ranks} ranks in ${dtype}: changes in any two halves make one variant of another, and nothing else moves`, async t => {
+      t.test(`${architecture} on ${ranks} ranks in ${dtype}: deltas turn one variant into another`, async t => {
         // Pieces of some rows, and of several tensors.
         const { store, table, close, gates } = storeOf(addon, tinyArchitecture(architecture), ranks, dtype, {
           patchBytes: 700
@@ -131,7 +131,7 @@ for (const architecture of ['Qwen2ForCausalLM', 'Qwen3MoeForCausalLM'] as const)
   }
 }
 
-t.test('what is wrong is refused before the gate shuts', async t => {
+t.test('an invalid patch is refused before the gate shuts', async t => {
   const { store, table, close, gates } = storeOf(addon, tinyArchitecture('Qwen3ForCausalLM'), 2)
   t.teardown(close)
   const names = missingNames(table, new Set())
@@ -193,7 +193,7 @@ t.test("bits of another dtype than the engine's are refused", async t => {
   })
 })
 
-t.test('a write that breaks off tears what it had begun, a delta of that is refused by name, and whole tensors heal it', async t => {
+t.test('a write that breaks off tears its tensors; a delta of them is refused, whole tensors cure them', async t => {
   const { store, table, close } = storeOf(addon, tinyArchitecture('Qwen3ForCausalLM'), 2)
   t.teardown(close)
   t.teardown(() => {

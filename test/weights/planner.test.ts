@@ -42,7 +42,7 @@ function listOf (
   }))
 }
 
-t.test('whatever came before, a plan is what it would be alone', async t => {
+t.test('a plan does not depend on earlier plans', async t => {
   const list = fc.record({
     first: fc.constantFrom(0, 0, 1),
     count: fc.constantFrom(1, 5, 5, 6, plans.length),
@@ -87,7 +87,7 @@ t.test('whatever came before, a plan is what it would be alone', async t => {
   )
 })
 
-t.test('one list that is swapped for another of the same names in another order is planned anew', async t => {
+t.test('a list with the same names in another order gets a new plan', async t => {
   const planner = new Planner(table, coverage)
   const tensors = listOf(0, 6, 1)
   planner.plan(sourceOf(tensors), true)

@@ -69,7 +69,7 @@ async function apply (store: WeightStore, source: WeightSource): Promise<void> {
 
 for (const architecture of ['Qwen2ForCausalLM', 'Qwen3MoeForCausalLM'] as const) {
   for (const ranks of [1, 2]) {
-    t.test(`${architecture} on ${ranks} ranks: bytes cut anywhere into pieces end where whole ones do`, async t => {
+    t.test(`${architecture} on ${ranks} ranks: bytes in pieces of any size end up in the same place`, async t => {
       const { store, table, close, gates } = storeOf(addon, tinyArchitecture(architecture), ranks)
       t.teardown(close)
       const names = missingNames(table, new Set())
@@ -92,7 +92,7 @@ for (const architecture of ['Qwen2ForCausalLM', 'Qwen3MoeForCausalLM'] as const)
   }
 }
 
-t.test('pieces of a few bytes, and cuts at and around every border of a tensor, bring the same', async t => {
+t.test('pieces of a few bytes, and cuts at and around every border of a tensor, give the same result', async t => {
   const { store, table, close } = storeOf(addon, tinyArchitecture('Qwen3ForCausalLM'), 2)
   t.teardown(close)
   const names = missingNames(table, new Set()).filter(name => /norm|bias|k_proj/.test(name))
@@ -119,7 +119,7 @@ t.test('pieces of a few bytes, and cuts at and around every border of a tensor, 
   }
 })
 
-t.test('where the pieces break off, what came whole is new, the rest is named as torn, and the label stays', async t => {
+t.test('if the pieces break off, whole tensors are new, the rest is torn by name, and the label stays', async t => {
   const { store, table, close, gates } = storeOf(addon, tinyArchitecture('Qwen3ForCausalLM'), 2)
   t.teardown(close)
   const names = missingNames(table, new Set())
@@ -161,7 +161,7 @@ t.test('where the pieces break off, what came whole is new, the rest is named as
   t.equal(store.state.state, 'current')
 })
 
-t.test('pieces that break off before the first is written change nothing, and nothing stands still for them', async t => {
+t.test('pieces that break off before the first write change nothing and stop no step', async t => {
   const { store, table, close, gates } = storeOf(addon, tinyArchitecture('Qwen3ForCausalLM'), 1)
   t.teardown(close)
   const names = missingNames(table, new Set())
@@ -186,7 +186,7 @@ t.test('pieces that break off before the first is written change nothing, and no
   t.equal(store.state.state, 'current')
 })
 
-t.test('a piece that cannot be written tears what is not whole', async t => {
+t.test('a piece that cannot be written leaves incomplete tensors torn', async t => {
   const { store, table, close } = storeOf(addon, tinyArchitecture('Qwen3ForCausalLM'), 2)
   t.teardown(close)
   t.teardown(() => {

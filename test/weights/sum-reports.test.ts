@@ -14,7 +14,7 @@ const report = (fields: Partial<WriteReport>): WriteReport => ({
   ...fields
 })
 
-t.test('counts and milliseconds add up, and what is missing is what the last write says', async t => {
+t.test('counts and milliseconds add up, and the last report has the missing tensors', async t => {
   t.strictSame(
     sumReports([
       report({ ignored: ['tied', 'rotary'], transaction: 'x', warning: 'y' }),

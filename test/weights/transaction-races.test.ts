@@ -9,7 +9,7 @@ import type { StoredSource, StreamedSource } from '../../src/contract/weight-sou
 const addon = faultyAddon()
 
 for (let ticks = 0; ticks < 10; ticks++) {
-  t.test(`an update that comes ${ticks} turns of the microtasks after a scope belongs to it, or goes before it`, async t => {
+  t.test(`an update ${ticks} microtask turns after a scope either belongs to it or precedes it`, async t => {
     const { store, close } = storeOf(addon, tinyArchitecture('Qwen3ForCausalLM'), 1, 'bfloat16', { deadlineMs: 1500 })
     t.teardown(close)
     const opening = store.transactions.open({ owner: 'trainer', scope: true })

@@ -2,32 +2,26 @@ import t from 'tap'
 import assert from 'node:assert/strict'
 import { setImmediate as turn } from 'node:timers/promises'
 import fc from 'fast-check'
-import { faultyAddon, storeOf } from '../helpers/core.ts'
+import { storeOf } from '../helpers/core.ts'
 import { ManualClock } from '../helpers/manual-clock.ts'
 import { codedChecksum, memorySource } from '../helpers/memory-source.ts'
 import { tinyArchitecture } from '../helpers/tiny-config.ts'
 import { RefitError } from '../../src/errors.ts'
-import { missingNames } from '../../src/weights/plan.ts'
 import type { WeightSource } from '../../src/contract/weight-source.ts'
+import type { Open } from './transaction-model.ts'
+import { addon, ALL, DEADLINE_MS, Model } from './transaction-model.ts'
 
-// Random programs on a real store and on a model of it that a page holds: whom it lets in, what it answers, which bytes there are,
-// which are torn, what they are called, and whether anything may be generated.
+// Random programs on a real store and on a model of it that a page holds: whom it lets in, what it answers, which bytes
+// there are, which are torn, what they are called, and whether anything may be generated.
 
-const addon = faultyAddon()
-const DEADLINE_MS = 10_000
-const ALL = missingNames(storeNames(), new Set())
-
-function storeNames () {
-  const { table, close } = storeOf(addon, tinyArchitecture('Qwen3ForCausalLM'), 2)
-  close()
-  return table
-}
 
 const owner = fc.constantFrom('a', 'b')
 const names = fc.subarray(ALL, { minLength: 1 })
 const variant = fc.integer({ min: 1, max: 3 })
 const version = fc.option(fc.constantFrom('v1', 'v2', 'v3'), { nil: undefined })
-/** Which transaction an update names: none, the one that is open, the last one that was opened, or one that never was. */
+/**
+ * Which transaction an update names: none, the one that is open, the last one that was opened, or one that never was.
+ */
 const ticket = fc.constantFrom('none', 'none', 'open', 'open', 'last', 'wrong')
 const command = fc.oneof(
   { weight: 3, arbitrary: fc.record({ do: fc.constant('begin' as const), version }) },
@@ -64,85 +58,6 @@ const command = fc.oneof(
 )
 type Command = typeof command extends fc.Arbitrary<infer C> ? C : never
 
-interface Open {
-  id: string
-  owner: string
-  scope: boolean
-  expected: Set<string> | null
-  written: Set<string>
-  failed: Set<string>
-  touched: boolean
-  version: string | undefined
-  until: number
-}
-
-/** What ought to be. Null as a value: torn. */
-class Model {
-  values = new Map<string, number | null>(ALL.map(name => [name, 1]))
-  label = 'default'
-  now = 0
-  open: Open | null = null
-  ended = new Map<string, 'committed' | 'aborted'>()
-  lastScope: 'committed' | 'aborted' | null = null
-  last = 'none yet'
-  paused = false
-  since: Set<string> | null = null
-
-  end (how: 'committed' | 'aborted'): 'old' | 'new' | 'torn' {
-    const { id, scope, expected, written, failed, touched } = this.open!
-    const isWhole = failed.size === 0 && [...expected ?? ALL].every(name => written.has(name))
-    if (how === 'aborted' && !isWhole) { for (const name of written) this.values.set(name, null) }
-    this.ended.set(id, how)
-    if (scope) this.lastScope = how
-    this.open = null
-    return !touched ? 'old' : how === 'committed' || isWhole ? 'new' : 'torn'
-  }
-
-  /** The code of the refusal of an update that names a transaction, or null. */
-  door (id: string | undefined): string | null {
-    if (this.open !== null && (id === undefined ? this.open.scope : id === this.open.id)) return null
-    if (id !== undefined) return this.ended.has(id) ? 'TRANSACTION_ENDED' : 'NOT_FOUND'
-    return this.open === null ? null : 'TRANSACTION_OPEN'
-  }
-
-  markWritten (some: readonly string[], value: number | null): void {
-    for (const name of some) {
-      this.values.set(name, value)
-      if (value !== null) this.since?.add(name)
-      else this.since?.delete(name)
-    }
-    if (this.open === null) return
-    this.open.touched = true
-    for (const name of some) {
-      this.open.written[value === null ? 'delete' : 'add'](name)
-      this.open.failed[value === null ? 'add' : 'delete'](name)
-    }
-    this.heard()
-  }
-
-  /** A scope's time begins anew. */
-  heard (): void {
-    if (this.open?.scope === true) this.open.until = this.now + DEADLINE_MS
-  }
-
-  wait (ms: number): void {
-    this.now += ms
-    if (this.open !== null && this.open.until <= this.now) this.end('aborted')
-  }
-
-  commit (version: string | undefined): string | null {
-    const { open } = this
-    if (open === null) throw new Error('none is open')
-    this.heard()
-    if (open.failed.size > 0 || [...open.expected ?? []].some(name => !open.written.has(name))) {
-      return 'TRANSACTION_INCOMPLETE'
-    }
-    this.label = version ?? open.version ?? this.label
-    this.end('committed')
-    return null
-  }
-}
-
 async function code (run: () => Promise<unknown>): Promise<string | null> {
   return await run().then(() => null, (error: unknown) => {
     if (error instanceof RefitError) return error.code
@@ -150,7 +65,7 @@ async function code (run: () => Promise<unknown>): Promise<string | null> {
   })
 }
 
-t.test('whatever is begun, written, broken, refused, committed, aborted, left alone or tried by strangers, the store is as its model', async t => {
+t.test('the store behaves as its model in every random program of updates and transactions', async t => {
   const counts = new Map<string, number>()
   await fc.assert(
     fc.asyncProperty(fc.array(command, { minLength: 5, maxLength: 30 }), async program => {

@@ -75,7 +75,7 @@ t.test('a tensor is read back whole and by rows, gathered from its ranks', async
   await t.rejects(store.readTensor('model.layers.9.mlp.down_proj.weight'), { code: 'NOT_FOUND' })
 })
 
-t.test('what is wrong is refused before the gate is shut and before anything is written', async t => {
+t.test('an invalid source is refused before the gate is shut and before anything is written', async t => {
   const { store, table, gates, close } = storeOf(addon, tinyArchitecture('Qwen3ForCausalLM'), 2)
   t.teardown(close)
   const names = primary(table)
@@ -131,7 +131,7 @@ t.test('a source that changes while it waits for the gate is refused, and nothin
   )
 })
 
-t.test('a source that changes while it is written tears all that it brought', async t => {
+t.test('a source that changes while it is written tears all its tensors', async t => {
   const { store, table, close } = storeOf(addon, tinyArchitecture('Qwen3ForCausalLM'), 2)
   t.teardown(close)
   const names = primary(table)
@@ -149,7 +149,7 @@ t.test('a source that changes while it is written tears all that it brought', as
   t.match(store.state, { state: 'torn', tensors: names.slice(2, 5).sort() })
 })
 
-t.test('a copy that fails at any tensor leaves it and what follows torn, never the label moved, and a repeat heals', async t => {
+t.test('a copy that fails at any tensor tears the rest, leaves the label, and a repeat cures it', async t => {
   const { store, table, gates, close } = storeOf(addon, tinyArchitecture('LlamaForCausalLM'), 2)
   t.teardown(() => {
     addon.armFault!(null)
@@ -202,7 +202,7 @@ t.test('a copy that fails at any tensor leaves it and what follows torn, never t
   }
 })
 
-t.test('an update that is given up while torn opens the gate with the reason, and names what is torn', async t => {
+t.test('an update that is aborted while torn opens the gate with the reason and lists the torn tensors', async t => {
   const { store, table, gates, close } = storeOf(addon, tinyArchitecture('Qwen2ForCausalLM'), 1)
   t.teardown(() => {
     addon.armFault!(null)
@@ -278,7 +278,7 @@ t.test('scrambled weights are torn until all of them have been written', async t
   )
 })
 
-t.test('random programs of whole, partial and failing updates agree with a reference that keeps one variant per name', async t => {
+t.test('random programs of whole, partial and failing updates agree with a reference', async t => {
   const { store, table, gates, close } = storeOf(addon, tinyArchitecture('Qwen3ForCausalLM'), 2)
   t.teardown(() => {
     addon.armFault!(null)
