@@ -2,7 +2,7 @@ import t from 'tap'
 import { serve } from '../../src/cli/serve.ts'
 
 t.test('a dialect that there is not is refused before anything is loaded', async t => {
-  // Nothing in it can be loaded.
+  // No model can be loaded from it.
   const folder = t.testdir({ 'config.json': '{}' })
   await t.rejects(
     serve([folder, '--port', '0', '--log-level', 'silent', '--skip-tokenizer-init', '--dialects', 'vlmm']),

@@ -59,7 +59,7 @@ t.test('nothing is logged while the engine idles, and a short burst is not misse
     told = resolve
   })
   engine.stats = { ...idle, steps: 6 }
-  // The timer itself keeps no process alive.
+  // The timer does not keep the process alive.
   const alive = setInterval(() => {}, 1000)
   await burst
   clearInterval(alive)

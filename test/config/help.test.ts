@@ -18,7 +18,7 @@ t.test('--help and the configuration page name every flag and every alias', asyn
 
 t.test('--help keeps to its width', async t => {
   for (const width of [60, 80, 120]) {
-    // The names of flags with their values are never broken.
+    // Names of flags with their values are never wrapped.
     const lines = serveHelp(width).split('\n').filter(line => !line.startsWith('  --'))
     t.ok(lines.every(line => line.length <= width), String(width))
   }

@@ -5,7 +5,7 @@ import { eventually } from '../helpers/eventually.ts'
 
 t.test('keeps the event loop running for the requested time, lets timers run meanwhile, and then sleeps', async t => {
   const spinner = new EventLoopSpinner(8)
-  // Where the machine halts for longer than that, once more.
+  // Repeated if the machine halts for longer than that.
   const seen = await eventually(async () => {
     spinner.stay(30)
     spinner.stay(10)

@@ -4,8 +4,7 @@ import { IdleTracker } from '../../src/engine/idle-tracker.ts'
 import type { ToWorker } from '../../src/engine/messages.ts'
 import { Harness, makeRequest } from '../helpers/scheduler-harness.ts'
 
-// Two threads by hand: what the main one sends is read later, and what comes back is heard later, in every order that
-// two queues allow.
+// Two threads simulated by hand: messages of either side are read later, in every order that two queues allow.
 
 type Heard = { id: number } | { call: number, done: boolean, holds: () => void }
 
@@ -24,7 +23,7 @@ class Threads {
   readonly #told = new Set<number>()
   readonly #pauses = new Map<number, () => void>()
   readonly #live = new Set<number>()
-  /** Between a gate that the message alone shuts and the message that opens it. */
+  /** True from the message that shuts the gate without an answer until the message that opens it. */
   #mayRely = false
   #asked = 0
   #gate: { call: number, isShut: boolean } | null = null
@@ -44,7 +43,7 @@ class Threads {
     })
   }
 
-  /** Its reader leaves; nobody waits for what it was. */
+  /** Its reader leaves and nobody waits for its events. */
   leave (n: number): void {
     const id = [...this.#live][n % Math.max(1, this.#live.size)]
     if (id === undefined) return
@@ -98,7 +97,7 @@ class Threads {
     this.#tell()
   }
 
-  /** Throws where a step runs although the main thread relies on there being none. */
+  /** Throws if a step runs although the main thread relies on there being none. */
   step (): void {
     if (!this.h.scheduler.busy) return
     if (this.#mayRely) throw new Error('a step runs while the gate counts as shut')

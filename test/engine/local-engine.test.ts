@@ -41,7 +41,7 @@ const logprobs = (events: TokenEvent[]): number[] =>
 const prompt = (n: number, from = 1): number[] => Array.from({ length: n }, (_, i) => (from + i * 7) % 250)
 const SHORT = { maxNewTokens: 12, ignoreEos: true }
 
-// Starting a worker from sources takes a second: most tests share an engine.
+// A worker takes a second to start from sources, so most tests share an engine.
 const loads: [number, number][] = []
 const engine = await start(t, {
   servedModelName: 'tiny',
@@ -105,7 +105,7 @@ t.test('tokens and logprobs do not depend on batch, chunks, cache hits, retracti
   )
   t.ok(engine.stats.prefixHitTokens > 0)
 
-  // They may have ended before they could be retracted.
+  // The requests may have ended before they could be retracted.
   for (let turn = 0; turn < 50 && engine.stats.retractions === 0; turn++) {
     const running = requests().map((r) => engine.generate(r)[Symbol.asyncIterator]())
     const first = await Promise.all(running.map(async (stream) => (await stream.next()).value as TokenEvent))

@@ -146,7 +146,7 @@ t.test('sizes: memory for experts next to the KV cache, and refusals of unfit mo
   )
 })
 
-// Token n of the prompt 1 is the letter n; its experts are the position, twice.
+// Token n of prompt 1 is the letter n; its experts are the position, twice.
 class Letters {
   readonly aborted: string[] = []
   async *generate ({ inputIds, expertsFrom = 0 }: GenerateRequest): AsyncGenerator<TokenEvent> {

@@ -26,7 +26,8 @@ t.test('asleep: no step runs, new requests are refused, held ones wait, whatever
   t.same(h.scheduler.stats().queued, 2)
   h.scheduler.check()
 
-  // The weights come back empty, are written, and then the rest comes back: none of it is the end of what is held.
+  // The weights are resumed empty, then written, then the other memory is resumed. None of these steps ends held
+  // requests.
   for (const [weights, state] of [[1, { torn: 'empty', asleep: ASLEEP }], [2, { asleep: ASLEEP }]] as const) {
     h.scheduler.shut(weights + 1, false)
     t.equal(h.replies.get(weights + 1), true, 'at once, although nothing is paused')

@@ -10,7 +10,7 @@ import { EXIT_SEED, LOST_SEED, STUCK_SEED, THROW_SEED } from '../helpers/fake-wo
 import type { Held } from '../helpers/fake-worker.ts'
 import { Harness, makeRequest } from '../helpers/scheduler-harness.ts'
 
-// The real client and worker loop over real threads; the device behind them is the fake one.
+// The real client and worker loop on real threads, with the fake device.
 
 const mayBegin = new Int32Array(new SharedArrayBuffer(4)).fill(-1)
 
@@ -60,7 +60,7 @@ const DATA: StartData & Held = {
   mayBegin
 }
 
-/** Pauses in the midst of a request's steps, which wait for that: it cannot come to its end before. */
+/** Pauses in the middle of a request's steps; the steps wait for the pause, so the request cannot end before. */
 async function pauseAmid (events: AsyncIterator<TokenEvent>): Promise<void> {
   mayBegin[0] = 2
   await events.next()
@@ -86,7 +86,7 @@ async function start (
   return { client, failures }
 }
 
-// Starting a worker from sources takes a second: tests that leave it alive share one.
+// A worker takes a second to start from sources, so tests that leave it alive share one.
 const { client } = await start(t)
 
 function request (rid: string, ...rest: Parameters<typeof makeRequest>): GenerateRequest {
@@ -100,7 +100,7 @@ async function collect (stream: AsyncIterable<TokenEvent>): Promise<TokenEvent[]
 }
 
 const tokens = (events: TokenEvent[]): number[] => events.flatMap((event) => event.tokens)
-// Longer than any test waits.
+// Longer than any test runs.
 const LONG = { maxNewTokens: 8000, ignoreEos: true }
 
 t.test('events that crossed the threads are those that the scheduler gave', async (t) => {
@@ -291,7 +291,7 @@ for (
 ) {
   t.test(`a step that ${how} fails every request and call with DEVICE_LOST and names its requests`, async (t) => {
     const { client, failures } = await start(t, { watchdogMs })
-    // So that all of them are there when the first step is planned.
+    // All of them are queued before the first step.
     await client.pause('in_place')
     const other = collect(client.generate(request('a', [1], LONG)))
     const flush = client.flush(60_000)

@@ -2,8 +2,8 @@ import t from 'tap'
 import fc from 'fast-check'
 import { Harness, makeRequest } from '../helpers/scheduler-harness.ts'
 
-// Random programs on tiny page pools. Whatever happens, every token and logprob is the oracle's (which reads tokens and
-// weights of every KV slot), every request ends once, pages add up after every command, and nothing stays behind.
+// Random programs on tiny page pools. In each of them every token and logprob is the oracle's (which reads tokens and
+// weights of every KV slot), every request ends once, pages are consistent after every command, and nothing leaks.
 
 const sampling = fc.record({
   maxNewTokens: fc.nat(14),
@@ -166,7 +166,7 @@ class Program {
     h.scheduler.check()
   }
 
-  /** Aborts a live request, or now and then one that has ended. */
+  /** Aborts a live request, or sometimes one that has ended. */
   abort (n: number): void {
     const { h } = this
     const live = [...h.outcomes.keys()].filter((id) => !h.ended(id))
@@ -187,7 +187,7 @@ class Program {
     return true
   }
 
-  /** Lets everything come to its end and checks what is left. */
+  /** Lets all requests end and checks the final state. */
   finish (): void {
     const { h } = this
     h.scheduler.resume()

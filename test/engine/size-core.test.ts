@@ -6,7 +6,7 @@ import type { CoreConfig } from '../../src/native/core-config.ts'
 import type { CudaGpu, CudaGpus } from '../../src/native/devices.ts'
 import { tinyArchitecture } from '../helpers/tiny-config.ts'
 
-// What is laid on which device. Cards are told of here, and none is touched.
+// Memory sizes for each device. GPUs are only described here; none is used.
 
 const ARCH = tinyArchitecture('Qwen3ForCausalLM')
 /** 2 layers, K and V, one KV head of 32 in bf16 on each of two ranks, 16 tokens. */

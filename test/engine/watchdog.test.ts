@@ -8,7 +8,7 @@ const heartbeat = (read: () => number | null) =>
     }
   }) as Parameters<typeof startWatchdog>[0]
 
-// The watchdog's own timer keeps nobody alive.
+// The watchdog's own timer does not keep the process alive.
 const alive = setInterval(() => {}, 1000)
 t.teardown(() => {
   clearInterval(alive)

@@ -16,11 +16,11 @@ export function faultyAddon (): NativeAddon {
   return createRequire(import.meta.url)(path) as NativeAddon
 }
 
-/** Gates with nobody behind them: they count, and remember how they were opened. */
+/** Gates without a scheduler: they count, and remember how they were opened. */
 export class CountingGates implements GateKeeper {
   shutCount = 0
   openCount = 0
-  /** How it was asked for last. */
+  /** Options of the last request. */
   asked: Parameters<GateKeeper['shut']>[0] | undefined
   last: Parameters<Gate['open']>[0] | undefined
   labels: string[] = []
@@ -49,7 +49,7 @@ export class CountingGates implements GateKeeper {
   }
 }
 
-/** A real core with a real store, no scheduler. */
+/** A real core with a real store, without a scheduler. */
 export function storeOf (
   addon: NativeAddon,
   arch: Architecture,

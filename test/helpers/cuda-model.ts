@@ -7,7 +7,7 @@ import type { CudaServer, CudaTensor, Event, Segment } from './cuda-tensors.ts'
 import { tinyArchitecture, tinyConfig } from './tiny-config.ts'
 import { codedChecksum, codedTensor } from './memory-source.ts'
 
-// A whole model of position-coded tensors in a sender's cards, and what must hold after an update from it.
+// A whole model of position-coded tensors on a sender's GPUs, and the checks after an update from it.
 
 export interface Sent {
   tensors: CudaTensor[]
@@ -16,7 +16,7 @@ export interface Sent {
   events: Event[]
 }
 
-/** The whole model: `perSegment` tensors to a segment (Infinity: a pooled sender), each a share of its own. */
+/** The whole model: `perSegment` tensors per segment (Infinity: a pooled sender), each with a handle of its own. */
 export function sendModel (
   t: Test,
   table: ModelTable,
@@ -60,7 +60,7 @@ export async function checkVariant (t: Test, server: CudaServer, table: ModelTab
   t.same(wrong, [], `every tensor is that of variant ${variant}`)
 }
 
-/** Nothing of a sender is open, and it has all references back. */
+/** Nothing of a sender is open, and it has got all references back. */
 export async function checkIdle (t: Test, server: CudaServer, sender?: Sender): Promise<void> {
   t.equal(await server.metric('cuda_segments_opened_total'), await server.metric('cuda_segments_closed_total'))
   t.equal(await server.metric('tensor_files_opened_total'), await server.metric('tensor_files_closed_total'))
@@ -72,7 +72,7 @@ export function mapped (): number {
   return readFileSync('/proc/self/maps', 'utf8').split('\n').filter(line => /refit_(segment|event)_/.test(line)).length
 }
 
-/** A server for what does not depend on the architecture. */
+/** A server for tests that do not depend on the architecture. */
 export async function serve (t: Test, tp = 1): Promise<{ server: CudaServer, table: ModelTable }> {
   return {
     server: await cudaServer(t, tinyConfig('Qwen3ForCausalLM'), { tp }),

@@ -24,7 +24,7 @@ import { assemble, bin, global, PROTO4, str, u64 } from './pickles.ts'
 import { contiguous, int, pickledTensor, tuple } from './shared-tensors.ts'
 import type { SharedTensor } from './shared-tensors.ts'
 
-// Tensors of cards without a card: what torch pickles for them, with handles that the stand-in library opens
+// GPU tensors without a GPU: the pickles that torch makes of them, with handles that the stand-in library opens
 // (native/test/ipc_stand_in.cc), and counter files as torch makes them.
 
 /** Call it before the addon is loaded. */
@@ -36,7 +36,7 @@ export function useStandIn (): void {
   }
 }
 
-/** As the stand-in has them. */
+/** The UUIDs of the stand-in. */
 export const gpuUuid = (gpu: number): string => `00000000-0000-0000-0000-00000000000${gpu}`
 
 const HEADER = 64
@@ -71,11 +71,11 @@ export interface Segment {
   handle: Buffer
   bytes: number
   remove: () => void
-  /** Overwrites what lies from a byte on. */
+  /** Overwrites the data from a byte on. */
   fill: (at: number, data: Uint8Array) => void
 }
 
-/** Memory of a card. */
+/** GPU memory. */
 export function segment (t: Test, data: Uint8Array): Segment {
   const { name, fd, remove } = file(t, 'refit_segment', data)
   return {
@@ -94,7 +94,7 @@ export interface Event {
   remove: () => void
 }
 
-/** An event that is done already, or when it is set. */
+/** An event that is done already, or that becomes done when it is set. */
 export function event (t: Test, done = true): Event {
   const { name, fd, remove } = file(t, 'refit_event', Buffer.from([done ? 1 : 0, 0, 0, 0]))
   return {
@@ -112,7 +112,7 @@ function padded (name: string): Buffer {
   return handle
 }
 
-/** One share of a storage, with a slot of its own. */
+/** One handle of a storage, with a slot of its own. */
 export interface Share {
   counter: string
   slot: number
@@ -137,7 +137,7 @@ export class Sender {
     return { counter: this.name, slot: this.#used++ }
   }
 
-  /** How many of the shares are held still, and of how many a reference was taken that was not there. */
+  /** The number of handles that are still held, and of those whose reference was taken twice. */
   get held (): number {
     const counts = Buffer.alloc(COUNTER_BYTES)
     readSync(this.#fd, counts, 0, COUNTER_BYTES, 0)
@@ -162,7 +162,7 @@ export interface CudaTensor {
   stride?: number[]
   /** Elements from the start of the storage. */
   offset?: number
-  /** Default the UUID of card 0. */
+  /** Default: the UUID of GPU 0. */
   device?: number | string
   blob: Uint8Array
   storageBytes: number
@@ -176,7 +176,7 @@ export function blobOf ({ handle }: Pick<Segment, 'handle'>, version = 2): Buffe
   return version === 0 ? handle : assemble(version, 'c', handle)
 }
 
-/** Of an expandable segment: descriptors of a process, or handles of 64 bytes. */
+/** A blob of an expandable segment: descriptors of a process, or handles of 64 bytes. */
 export function expandableBlob (
   version: 1 | 2 | 3,
   pid: number,
@@ -197,7 +197,7 @@ export function expandableBlob (
   return assemble(version, 'e', head, ...entries)
 }
 
-/** An element of `serialized_named_tensors`: a list of (name, tensor), of cards and of shared memory. */
+/** An element of `serialized_named_tensors`: a list of (name, tensor), on GPUs and in shared memory. */
 export function cudaEntry (tensors: Array<CudaTensor | SharedTensor>): string {
   const items = tensors.map(tensor =>
     assemble(str(tensor.name), 'blob' in tensor ? pickledCuda(tensor) : pickledTensor(tensor), '\x86')
@@ -206,8 +206,8 @@ export function cudaEntry (tensors: Array<CudaTensor | SharedTensor>): string {
 }
 
 /**
- * What reduce_tensor returned, by the UUID of the card, as vLLM's senders pickle it: (function, arguments), or newer
- * the arguments alone.
+ * Results of reduce_tensor by the GPU's UUID, as vLLM's senders pickle them: (function, arguments), or in newer
+ * versions only the arguments.
  */
 export type GpuOffer = Readonly<Record<string, CudaTensor>>
 

@@ -12,7 +12,7 @@ interface Stage {
 }
 
 /**
- * What is wrong with the Dockerfile, .dockerignore and docker-compose.yml of a folder, as far as reading them tells.
+ * Mistakes in the Dockerfile, .dockerignore and docker-compose.yml of a folder, as far as they can be found by reading.
  */
 export function lintDocker (folder: string): string[] {
   const read = (name: string): string => readFileSync(join(folder, name), 'utf8')
@@ -42,7 +42,7 @@ function stagesOf (dockerfile: string): Stage[] {
   return stages
 }
 
-/** What nothing else is built from: the images that users get. */
+/** The stages that no other stage builds on: the images that users get. */
 function finalStages (stages: Stage[]): Stage[] {
   const used = new Set(
     stages.flatMap(({ base, instructions }) => [
@@ -90,7 +90,10 @@ function copyFaults (
   )
 }
 
-/** Docker's rules: patterns from the root, a folder takes all below it, the last match decides, `!` brings back. */
+/**
+ * Docker's rules: patterns start at the root, a folder includes everything below it, the last match decides, `!`
+ * includes a path again.
+ */
 function ignoreRules (text: string): (path: string) => boolean {
   const rules = text
     .split('\n')

@@ -9,7 +9,7 @@ export function toBf16 (value: number): number {
   f32[0] = value
   const bits = u32[0]!
   if ((bits & 0x7fffffff) > 0x7f800000) return (bits >>> 16) | 0x40
-  // The sum may pass 2^32 for no finite input; doubles hold it anyhow.
+  // The sum never exceeds 2^32 for finite input; doubles would hold it in any case.
   return Math.floor((bits + 0x7fff + ((bits >>> 16) & 1)) / 65536) & 0xffff
 }
 
@@ -41,7 +41,7 @@ export function fromF16 (bits: number): number {
   return sign * (exponent === 0 ? mantissa * 2 ** -24 : (1024 + mantissa) * 2 ** (exponent - 25))
 }
 
-/** `count` little-endian elements, element i holding `value(i)`. */
+/** `count` little-endian elements; element i has `value(i)`. */
 export function encodeValues (dtype: DType, count: number, value: (index: number) => number): Buffer {
   const out = Buffer.alloc(count * bytesOf(dtype))
   if (dtype === 'float32') { for (let i = 0; i < count; i++) out.writeFloatLE(value(i), i * 4) }
@@ -52,7 +52,7 @@ export function encodeValues (dtype: DType, count: number, value: (index: number
   return out
 }
 
-/** The elements of little-endian bytes, exactly. */
+/** The exact values of little-endian bytes. */
 export function decodeValues (dtype: DType, bytes: Uint8Array): Float64Array {
   const buffer = Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength)
   const read = dtype === 'float32'

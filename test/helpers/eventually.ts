@@ -1,8 +1,8 @@
 const LONGEST_MS = 60_000
 
 /**
- * What `call` gives as soon as `is` holds for it: for outcomes that a machine which halts at the wrong moment puts off.
- * Where none comes for a minute, the last one, so that the test says what it was.
+ * Calls until `is` accepts the result, for outcomes that a slow machine delays. After a minute it returns the last
+ * result, so the test can show it.
  */
 export async function eventually<T> (call: () => Promise<T> | T, is: (value: T) => boolean): Promise<T> {
   const end = performance.now() + LONGEST_MS
@@ -12,7 +12,7 @@ export async function eventually<T> (call: () => Promise<T> | T, is: (value: T) 
   }
 }
 
-/** The error that it ends with; null where it ends well. */
+/** The error that it rejects with; null if it resolves. */
 export async function failureOf (promise: Promise<unknown>): Promise<Error & { code?: string } | null> {
   return await promise.then(() => null, (error: Error) => error)
 }

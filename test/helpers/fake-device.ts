@@ -2,9 +2,9 @@ import { ROW_FLOATS, ROW_INTS } from '../../src/native/step.ts'
 import type { StepBatch, StepResult } from '../../src/native/step.ts'
 import type { StepDevice } from '../../src/engine/step-device.ts'
 
-// A device that keeps the contract of `StepBatch` without a model: its «KV cache» holds (token, position, weights) per
-// slot of a page, and the next token is a hash of everything that the row reads back through its page table. A wrong
-// page, a page freed too early, stale KV, a wrong position or a row under a wrong sequence gives a wrong token.
+// A device with the contract of `StepBatch` and without a model. Its KV cache stores (token, position, weights) for
+// each slot of a page, and the next token is a hash of everything that the row reads through its page table. A wrong
+// page, a page that was freed too early, stale KV, a wrong position or a row of a wrong sequence gives a wrong token.
 
 export interface Row {
   topK: number
@@ -26,7 +26,7 @@ export const SCORE_ROW: Omit<Row, 'seed'> = {
   bias: []
 }
 
-/** What stands in the slots that a row reads: tokens in order, and under which weights the KV of each was computed. */
+/** Contents of the slots that a row reads: tokens in order, and the weights that computed the KV of each. */
 export interface Context {
   tokens: ArrayLike<number>
   weights: ArrayLike<number>
@@ -51,7 +51,7 @@ function contextHash ({ tokens, weights, current }: Context): number {
   return h
 }
 
-/** The token that the fake samples behind `context`; the same function is the tests' oracle. */
+/** The token that the fake samples after `context`. The tests use the same function as their oracle. */
 export function nextToken (context: Context, row: Row, vocab: number): number {
   let h = contextHash(context)
   h = mix(mix(h, Number(row.seed & 0xffffffffn)), Number(row.seed >> 32n))
@@ -70,25 +70,25 @@ export function nextToken (context: Context, row: Row, vocab: number): number {
   }
 }
 
-/** The logprob that the fake gives to `token` behind `context`. */
+/** The logprob that the fake gives `token` after `context`. */
 export function logprobOf (context: Context, flags: number, token: number): number {
   return -((mix(mix(contextHash(context), flags), token) >>> 0) % 4096) / 64
 }
 
-/** What the fake records of a token: its place, and the weights that it was computed under. */
+/** Values that the fake records for a token: its position, and the weights that computed it. */
 export const RECORDED = 3
 export function expertsOf (token: number, position: number, weights: number): number[] {
   return [token, position, weights]
 }
 
 export class FakeDevice implements StepDevice {
-  /** Number of the weights in use. */
+  /** Number of the current weights. */
   weights = 0
   /** Throws in the next step. */
   fault: Error | null = null
   steps = 0
   maxTokens = 0
-  /** Tokens computed in all. */
+  /** Number of tokens computed. */
   computed = 0
   readonly #vocab: number
   readonly #pageSize: number

@@ -21,9 +21,9 @@ import type { WeightSource, WriteReport } from '../../src/contract/weight-source
 
 export interface FakeOptions {
   info?: Partial<EngineInfo>
-  /** Waits so long before each token. */
+  /** Delay before each token. */
   stepMs?: number
-  /** Tensors of the "model" and how many values each has. */
+  /** Tensors of the "model" and the number of values of each. */
   tensors?: Record<string, number[]>
 }
 
@@ -45,9 +45,9 @@ export function fakeExperts ({ sparse, perToken, experts }: ExpertLayout, from: 
 }
 
 /**
- * A RolloutEngine without a model: token i of the output is token i of the prompt, over and over, and the end token
- * when the prompt's last token was the end token. Logprob of token t is -t / 100. It keeps the contract's promises on
- * abort, pause, versions.
+ * A RolloutEngine without a model: the output repeats the tokens of the prompt, and ends with the end token if the
+ * prompt's last token is the end token. The logprob of token t is -t / 100. It keeps the contract on abort, pause and
+ * versions.
  */
 export class FakeEngine implements RolloutEngine {
   readonly info: EngineInfo
@@ -57,7 +57,7 @@ export class FakeEngine implements RolloutEngine {
   closed = false
   releasedMemory: ReleasedMemory = {}
   coverage: WeightCoverage | null = null
-  /** It has none: routes of transactions are tested on an engine that does. */
+  /** There are none: routes of transactions are tested with another engine. */
   readonly transactions: WeightTransactions = {
     current: null,
     currentId: null,
@@ -73,14 +73,14 @@ export class FakeEngine implements RolloutEngine {
 
   /** Set to make releases and resumes fail. */
   memoryFault: RefitError | null = null
-  /** What was called, in order. */
+  /** The calls, in order. */
   readonly calls: string[] = []
   readonly requests: GenerateRequest[] = []
   /** Set to make the k-th written tensor fail. */
   failWriteAt: number | null = null
   /** Holds every update between its write and its end. */
   holdUpdate: Promise<void> | null = null
-  /** Tokens of one event. */
+  /** Tokens per event. */
   tokensPerEvent = 1
   stepMs: number
   readonly values: Map<string, { shape: number[], values: Float32Array }>

@@ -10,15 +10,15 @@ export interface Received {
 }
 
 /**
- * NativeGroups without a network: every receive waits until the test lets it come, and it is noted whether the gate was
- * shut. Breaks where the contract is: a call that wants the gate and has it not, two receives at once, a slot that is
- * too small.
+ * NativeGroups without a network: every receive waits until the test releases it, and records whether the gate was
+ * shut. Throws on a breach of contract: a call without the gate that it needs, two receives at once, a slot that is too
+ * small.
  */
 export class FakeGroups {
   readonly log: string[] = []
   readonly received: Received[] = []
   readonly made: NcclGroupOptions[] = []
-  /** Broadcasts that have come and wait to be received. */
+  /** Broadcasts that were sent and not received yet. */
   sent = 0
   gateIsShut = false
   shuts = 0
@@ -31,12 +31,12 @@ export class FakeGroups {
   #receiving = false
   #wake: () => void = () => {}
   #fail: ((error: Error) => void) | undefined
-  /** Where in the weights the broadcast goes that begins at a byte of the stream; -1: it is staged. */
+  /** The place in the weights of a broadcast that begins at a byte of the stream; -1: it is staged. */
   placeOf: (begin: number) => number = () => -1
   /** Set to make the next receive fail. */
   fault: Error | null = null
 
-  /** Pieces that nobody has waited for. */
+  /** Pieces that nobody has awaited. */
   get begun (): number {
     return this.#begun.length
   }
@@ -45,7 +45,7 @@ export class FakeGroups {
     this.#isNccl = isNccl
   }
 
-  /** So many broadcasts come. */
+  /** Sends this many broadcasts. */
   send (count = 1): void {
     this.sent += count
     this.#wake()

@@ -4,10 +4,9 @@ import type { FromWorker, WorkerData } from '../../src/engine/messages.ts'
 import { WorkerLoop } from '../../src/engine/worker-loop.ts'
 import { FakeDevice } from './fake-device.ts'
 
-// The scheduler's worker with the fake device instead of a native core. A request with a magic seed brings the thread
-// down.
+// The scheduler's worker with the fake device instead of a native core. A request with a magic seed crashes the thread.
 
-/** Whoever starts the worker can hold it in a step: [steps that it may begin; -1: any number]. */
+/** The owner of the worker can hold it in a step: [steps that it may begin; -1: any number]. */
 export interface Held {
   mayBegin: Int32Array
 }
@@ -42,7 +41,7 @@ if (parentPort !== null) {
           })
         }
         if (batch.rowSeeds.includes(STUCK_SEED)) Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0)
-        // A slow step, so that the other thread can act in the middle of a request.
+        // A slow step, so the other thread can act in the middle of a request.
         Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 1)
         return device.step(batch)
       }

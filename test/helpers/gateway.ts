@@ -45,7 +45,7 @@ export async function engineServer (
   const app = await createServer({ engine, modelRoots: [folder], closeGraceMs: 200, ...options })
   const url = await app.listen({ host: '127.0.0.1', port })
   let ended: Promise<void> | undefined
-  // As if the process died: connections break, replies in the midst of their bytes.
+  // As if the process died: connections break, replies in the middle of their bytes.
   const kill = async (): Promise<void> =>
     await (ended ??= (async () => {
       app.server.closeAllConnections()
@@ -70,7 +70,7 @@ export interface GatewayUnderTest {
   post: (path: string, body?: unknown, headers?: Record<string, string>) => Promise<Reply>
   get: (path: string) => Promise<Reply>
   states: () => Record<string, string>
-  /** Waits until the engine at the address is in that state. */
+  /** Waits until the engine at the address has that state. */
   until: (url: string, state: string) => Promise<void>
 }
 

@@ -3,7 +3,7 @@ import { join } from 'node:path'
 import { packageRoot } from '../../src/root.ts'
 import { decodeValues } from './dtype-values.ts'
 
-/** Where make.py leaves its models. */
+/** The folder of make.py's models. */
 export const goldenRoot = join(packageRoot, 'test/goldens')
 export const goldenNames = readdirSync(goldenRoot, { withFileTypes: true }).filter(entry => entry.isDirectory()).map(
   entry => entry.name
@@ -17,10 +17,10 @@ export interface GoldenCase {
   bf16: Float64Array[]
   greedy: number[]
   gaps: number[]
-  /** Of tokens 1.. of prompt + greedy. */
+  /** Logprobs of tokens 1.. of prompt + greedy. */
   logprobs: { '1.0': number[], 0.7: number[] }
   /**
-   * Of mixtures of experts: [tokens of prompt + greedy, sparse layers, experts per token], best first, computed in
+   * Mixtures of experts: [tokens of prompt + greedy, sparse layers, experts per token], best first, computed in
    * float32.
    */
   experts?: Uint8Array
@@ -32,7 +32,7 @@ export interface Golden {
   cases: GoldenCase[]
 }
 
-/** What transformers computed for one golden model (test/goldens/make.py). */
+/** The results of transformers for one golden model (test/goldens/make.py). */
 export function readGolden (name: string): Golden {
   const folder = join(goldenRoot, name)
   const { rope, cases } = JSON.parse(readFileSync(join(folder, 'golden.json'), 'utf8'))

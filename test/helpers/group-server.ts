@@ -7,10 +7,10 @@ import type { Reply, UploadServer } from './uploads.ts'
 
 export interface GroupServer extends UploadServer {
   post: (path: string, body?: unknown) => Promise<Reply>
-  /** Of a bundled model, as its file has them. */
+  /** The tensors of a bundled model, as in its file. */
   tensors: (model: 'adder' | 'adder-base') => SentTensor[]
   trainer: (options?: Partial<TrainerOptions>) => Promise<GroupTrainer>
-  /** A trainer that has made its group with this engine. */
+  /** A trainer that has joined a group with this engine. */
   joined: (options?: Partial<TrainerOptions>) => Promise<GroupTrainer>
   /** Posts an update while the trainer sends. */
   update: (trainer: GroupTrainer, tensors: readonly SentTensor[], fields?: Record<string, unknown>) => Promise<Reply>

@@ -19,7 +19,7 @@ export interface TrainerOptions {
 
 const DEADLINE_MS = 60_000
 
-/** A trainer's rank 0 over gloo, in this process: it has the store, and sends. */
+/** A trainer's rank 0 over gloo, in this process: it owns the store and sends. */
 export class GroupTrainer {
   readonly name: string
   readonly size: number
@@ -56,7 +56,7 @@ export class GroupTrainer {
     }
   }
 
-  /** As torch's helper: waits until all are counted, then connects with all. */
+  /** As torch's helper: waits until all ranks have registered, then connects to all. */
   async join (): Promise<void> {
     const { size } = this
     await this.store.waitForWorkers(size, { timeoutMs: DEADLINE_MS })
@@ -72,7 +72,7 @@ export class GroupTrainer {
     await native().groupSend(this.#group!, bytes, deadlineMs)
   }
 
-  /** One broadcast for each tensor, or all as a flattened bucket. */
+  /** One broadcast per tensor, or all tensors as a flattened bucket. */
   async send (tensors: readonly SentTensor[], isBucket = false): Promise<void> {
     if (isBucket) return await this.broadcast(Buffer.concat(tensors.map(({ data }) => data)))
     for (const { data } of tensors) await this.broadcast(data)

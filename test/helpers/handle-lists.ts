@@ -7,7 +7,7 @@ import type { HandleLists } from '../../src/wire/torch/handle-lists.ts'
 import type { IpcHandle } from '../../src/wire/torch/ipc-handle.ts'
 import type { AnnouncedTensor } from '../../src/contract/weight-source.ts'
 
-// What lists of handles bring, as the addon's reader has it and as the one of all payloads has it, in one form.
+// The contents of handle lists in one form, from the addon's fast reader and from the reader of all payloads.
 
 interface Described {
   tensors: Array<Omit<AnnouncedTensor, 'source'> & { segment: string }>
@@ -32,7 +32,7 @@ export function describeLists (lists: HandleLists, pickles: number): Described {
   }
 }
 
-/** `pickles`: one for each rank. Throws for what is no list of tensors of GPUs. */
+/** `pickles`: one for each rank. Throws if one is no list of GPU tensors. */
 export function describeBodies (pickles: readonly Uint8Array[]): Described {
   const { ranks, storages } = readTensorBody({ entries: pickles, loadFormat: null, ranks: pickles.length })
   const tensors = announceTensors(ranks, new Map(storages.map((storage, index) => [storage, index])))

@@ -105,7 +105,7 @@ export interface Hand {
   close: () => Promise<void>
 }
 
-/** Joins a sender's group by hand, for tests that stop in the midst of it. */
+/** Joins a sender's group by hand, for tests that stop in the middle of it. */
 export async function joinByHand (
   sender: Member,
   into: LocalEngine,
@@ -186,7 +186,7 @@ export async function until (condition: () => boolean | Promise<boolean>): Promi
   while (!await condition()) await new Promise(resolve => setTimeout(resolve, 5))
 }
 
-/** Resolves when the engine that is to be filled has joined the peer's group, and asks for its own turn. */
+/** Resolves when the loading engine has joined the peer's group and waits for its own turn. */
 export function joined ({ engine }: Pick<Member, 'engine'>): Promise<void> {
   const { store } = engine.held!
   const inTurn = store.inTurn.bind(store)

@@ -14,7 +14,7 @@ import { decodeValues } from './dtype-values.ts'
 /** Checkpoint name to elements, row-major. */
 export type OracleWeights = Map<string, Float64Array>
 
-/** All tensors of the safetensors files of a folder. */
+/** All tensors in the safetensors files of a folder. */
 export function readWeights (folder: string): OracleWeights {
   const weights: OracleWeights = new Map()
   for (const file of readdirSync(folder).filter(name => name.endsWith('.safetensors'))) {
@@ -30,7 +30,7 @@ export function readWeights (folder: string): OracleWeights {
   return weights
 }
 
-/** The same of a checkpoint in memory (make-checkpoint.ts). */
+/** The same for a checkpoint in memory (make-checkpoint.ts). */
 export function weightsOf (tensors: readonly CheckpointTensor[]): OracleWeights {
   return new Map(tensors.map(({ name, dtype, data }) => [name, decodeValues(dtype, data)]))
 }
@@ -65,7 +65,7 @@ export class Oracle {
   }
 
   /**
-   * The `count` most likely tokens one after another, lowest id on ties, and how far each was ahead of the next best.
+   * The `count` most likely tokens one after another, lowest id on ties, and the distance of each to the second best.
    */
   greedy (prompt: readonly number[], count: number): { tokens: number[], gaps: number[] } {
     const tokens: number[] = []
@@ -98,7 +98,7 @@ export class Oracle {
     return x.map((v, i) => v * scale * weight[i]!)
   }
 
-  /** What is done to the inputs of attention and MLP, and to their outputs. */
+  /** The norms before and after attention and MLP. */
   #layerNorms (at: string): [Norms, Norms] {
     const { attention, mlp } = FAMILIES[this.#arch.name].norms
     const norms: Norms = {

@@ -4,13 +4,14 @@ import { join } from 'node:path'
 import { encodeSafetensors } from '../../src/wire/safetensors/encode.ts'
 import { headerLength, parseHeader, PREFIX_BYTES } from '../../src/wire/safetensors/header.ts'
 
-// What trainers publish of a checkpoint's changes. The frames are made by hand (RFC 8878): Node has no Zstandard yet.
+// Deltas of a checkpoint as trainers publish them. The frames are made by hand (RFC 8878), because Node 20 has no
+// Zstandard.
 
 export type Weights = Map<string, Buffer>
 
 const BLOCK = 2 ** 17
 
-/** A frame of blocks that are not compressed. */
+/** A frame of uncompressed blocks. */
 export function zstdFrame (content: Uint8Array): Buffer {
   const parts: Uint8Array[] = [Uint8Array.of(0x28, 0xb5, 0x2f, 0xfd, 0x00, 10 << 3)]
   for (let at = 0; at < content.length; at += BLOCK) {
@@ -22,7 +23,7 @@ export function zstdFrame (content: Uint8Array): Buffer {
   return Buffer.concat([...parts, Uint8Array.of(1, 0, 0)])
 }
 
-/** A few bytes that hold `blocks` times 128 KiB. */
+/** A few bytes that decompress to `blocks` times 128 KiB. */
 export function zstdBomb (byte: number, blocks: number): Buffer {
   const parts = Array.from({ length: blocks }, () => Buffer.concat([blockHead(1, BLOCK), Uint8Array.of(byte)]))
   return Buffer.concat([Uint8Array.of(0x28, 0xb5, 0x2f, 0xfd, 0x00, 10 << 3), ...parts, Uint8Array.of(1, 0, 0)])
@@ -48,7 +49,7 @@ export function sha256 (bytes: Uint8Array): string {
   return createHash('sha256').update(bytes).digest('hex')
 }
 
-/** Some bytes of every third tensor become others. */
+/** Changes some bytes of every third tensor. */
 export function changed (weights: Weights, seed: number): Weights {
   return new Map([...weights].map(([name, old], index) => {
     const now = Buffer.from(old)
@@ -57,7 +58,7 @@ export function changed (weights: Weights, seed: number): Weights {
   }))
 }
 
-/** By hand and apart from the code under test: what files of a folder hold. */
+/** The tensors in files of a folder, read without the code under test. */
 export function weightsOf (folder: string, files: readonly string[]): Weights {
   return new Map(files.flatMap(file => {
     const data = readFileSync(join(folder, file))
@@ -108,7 +109,7 @@ export interface SlimeDelta {
   edit?: (entries: Map<string, Buffer>, sums: Record<string, string>) => void
 }
 
-/** slime's folder of a version, in two files. */
+/** A version's folder as slime publishes it, in two files. */
 export function publishSlime (
   source: string,
   version: number,
@@ -155,7 +156,7 @@ interface Manifest {
   payload_files: string[]
 }
 
-/** SkyRL's. */
+/** A version as SkyRL publishes it. */
 export function publishSkyrl (
   sync: string,
   version: number,
@@ -198,7 +199,7 @@ export function publishSkyrl (
   return folder
 }
 
-/** Tensors of any bytes, in two files and with what else lies in a checkpoint. */
+/** Tensors with arbitrary bytes, in two files, and the other files of a checkpoint. */
 export function makeBase (folder: string): { files: string[], weights: Weights } {
   mkdirSync(folder, { recursive: true })
   const weights: Weights = new Map(

@@ -5,8 +5,8 @@ import { changed, makeBase, weightsOf } from './published-deltas.ts'
 import type { Weights } from './published-deltas.ts'
 
 /**
- * A host with a base checkpoint, a local one, and a folder where versions are published; `versions` is what each of
- * them must hold.
+ * A host with a base checkpoint, a local one, and a folder of published versions; `versions` has the expected tensors
+ * of each.
  */
 export class PublishedHost {
   readonly root: string
@@ -27,7 +27,7 @@ export class PublishedHost {
     mkdirSync(this.source)
   }
 
-  /** The number of one version more. */
+  /** The next version's number. */
   next (): number {
     const version = this.versions.length
     this.versions.push(changed(this.versions.at(-1)!, version))

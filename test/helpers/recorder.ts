@@ -3,8 +3,8 @@ import type { AddressInfo } from 'node:net'
 import type { Test } from 'tap'
 
 /**
- * An engine of SGLang's dialect that keeps what it is sent: what the native core cannot do here, groups over cards,
- * ends at the wire.
+ * An engine of SGLang's dialect that records the requests it gets: groups on GPUs cannot run here, so the test ends at
+ * the wire.
  */
 export async function recorder (
   t: Test,

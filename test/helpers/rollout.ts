@@ -37,7 +37,7 @@ export function rolloutRequest (
   }
 }
 
-/** Everything that one request brought. */
+/** Everything that one request returned. */
 export interface Rollout {
   tokens: number[]
   logprobs: number[]
@@ -70,7 +70,7 @@ export async function rollout (
   return { ...all, last }
 }
 
-/** Position-coded prompts: each its own, in [3, vocabulary). */
+/** Position-coded prompts, all different, with tokens in [3, vocabulary). */
 export function prompt (seed: number, length: number, vocabulary: number): number[] {
   return Array.from({ length }, (_, i) => 3 + ((seed * 7919 + i * 104729 + i * i * 31) % (vocabulary - 3)))
 }

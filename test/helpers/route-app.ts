@@ -16,8 +16,7 @@ export interface RouteApp {
 const ajv = new Ajv({ strict: false })
 
 /**
- * The plugin in a bare app, listening on a free port. Every JSON reply is held against the schema that its route
- * declares.
+ * The plugin in a bare app, listening on a free port. Every JSON reply is validated against the schema of its route.
  */
 export async function routeApp (
   t: Test,
@@ -74,7 +73,7 @@ export async function call (url: string, body?: unknown, init: RequestInit = {})
   return { status: reply.status, headers: reply.headers, text, json }
 }
 
-/** Frames of a server-sent event stream as they stood in it, the end mark as a string. */
+/** Frames of a server-sent event stream as sent; the end mark is a string. */
 export function frames (text: string): any[] {
   return text.split('\n\n').filter(frame => frame !== '').map(frame => {
     const data = frame.replace(/^data: /, '')

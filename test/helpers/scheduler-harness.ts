@@ -37,7 +37,7 @@ export function makeRequest (
   }
 }
 
-/** Everything that came for one request. */
+/** Everything that arrived for one request. */
 export interface Outcome {
   request: GenerateRequest
   events: TokenEvent[]
@@ -62,8 +62,8 @@ export type HarnessOptions = Partial<
 >
 
 /**
- * A scheduler on a fake device, with all that it emits collected by request and call. Weight labels are the numbers of
- * the weights.
+ * A scheduler on a fake device. All its output is collected by request and call. Weight labels are the numbers of the
+ * weights.
  */
 export class Harness {
   readonly device: FakeDevice
@@ -156,9 +156,8 @@ export class Harness {
   }
 
   /**
-   * Throws unless everything that came for a request is what the fake device's own function gives for it. Which weights
-   * the KV of each token came from follows from the events: a first prefill, or one after a retraction, is all of the
-   * weights of its event.
+   * Throws unless everything that arrived for a request matches the fake device's function. The events show which
+   * weights computed each token's KV: a first prefill, or one after a retraction, uses only the weights of its event.
    */
   verify (id: number): void {
     const { request, events } = this.outcomes.get(id)!
@@ -175,7 +174,7 @@ export class Harness {
     for (const event of events) {
       const version = Number(event.weightVersion)
       if (event.tokens.length > 1) fail('more than one token in a step')
-      // A prompt of which neither tokens nor scores are wanted is computed all the same.
+      // A prompt is computed even if neither its tokens nor its scores are requested.
       if (event.tokens.length === 1 || event.input !== null || event.finish?.type === 'length') {
         if (first || event.retractions > retractions) weights.fill(version)
         else weights[weights.length - 1] = version
@@ -226,7 +225,7 @@ export class Harness {
         fail(`cachedTokens is ${event.cachedTokens}`)
       }
       if (s.seed !== null && event.seed !== s.seed) fail('seed is wrong')
-      // Nothing was computed of a request that has ended before its first token (or score).
+      // A request that ended before its first token (or score) has computed nothing.
       const { expertsFrom: from } = request
       const wanted = event.finish === null || from === undefined || first
         ? undefined

@@ -7,16 +7,16 @@ export interface ScriptedEngine {
   url: string
   port: number
   /**
-   * How it behaves, by path without the query; it may be changed at any time. Bodies are read before, but those of
+   * Behaviour by path, without the query; a test may change it at any time. Bodies are read first, except for paths in
    * `early`.
    */
   on: Record<string, RequestListener>
   early: Set<string>
-  /** Requests that came, by path. */
+  /** Number of requests, by path. */
   calls: Record<string, number>
-  /** Connections that are open. */
+  /** Number of open connections. */
   connections: () => Promise<number>
-  /** Nobody new is let in; calls that are under way stay. */
+  /** Accepts no new connections; calls under way stay. */
   stopListening: () => void
   /** As if the process died. */
   kill: () => Promise<void>
@@ -38,7 +38,7 @@ const ANSWERS: Readonly<Record<'sglang' | 'vllm', Readonly<Record<string, object
   }
 }
 
-/** An engine that speaks a dialect as far as a gateway looks, and otherwise does what a test says. */
+/** An engine that implements as much of a dialect as a gateway checks, and otherwise follows the test's script. */
 export async function scriptedEngine (
   t: Test,
   { dialect = 'sglang', port = 0, on = {} }: {
@@ -90,10 +90,10 @@ export function says (body: object, status = 200): RequestListener {
   }
 }
 
-/** It took the call, and never answers. */
+/** Accepts the call and never answers. */
 export const hangs: RequestListener = () => {}
 
-/** It took the call, and the answer is lost. */
+/** Accepts the call, and the answer is lost. */
 export function loses (request: IncomingMessage): void {
   request.socket.destroy()
 }

@@ -2,7 +2,7 @@ import { closeSync, existsSync, ftruncateSync, openSync, readSync, unlinkSync, w
 import type { Test } from 'tap'
 import { assemble, bin, global, PROTO4, str, u32, u64 } from './pickles.ts'
 
-// Tensors in shared memory without torch: files as libshm makes them, and the pickles that name them.
+// Tensors in shared memory without torch: files as libshm makes them, and pickles that name them.
 
 const HEADER = 64
 let made = 0
@@ -12,7 +12,7 @@ export interface SharedMemory {
   name: string
   path: string
   bytes: number
-  /** References, and whether the file is there still. */
+  /** Number of references, and whether the file still exists. */
   count: () => number
   exists: () => boolean
   truncate: (bytes: number) => void

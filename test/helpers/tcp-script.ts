@@ -4,17 +4,14 @@ import type { Test } from 'tap'
 
 export interface TcpScript {
   port: number
-  /** Connections so far, and those that are open. */
+  /** Number of connections so far, and of open ones. */
   count: number
   open: Set<Socket>
-  /** Everything that has come, of all connections. */
+  /** Everything received, of all connections. */
   received: Buffer[]
 }
 
-/**
- * A server on the loopback that does what the test says with each connection, and with all bytes that it has had so
- * far.
- */
+/** A server on the loopback that runs the test's script with each connection and all its bytes so far. */
 export async function tcpScript (
   t: Test,
   data: (socket: Socket, bytes: Buffer, connection: number) => void,
@@ -50,14 +47,13 @@ export async function tcpScript (
   return script
 }
 
-/** Resolves when `is` holds; a test for which it never does ends by its time limit. */
+/** Resolves when `is` returns true; otherwise the test ends at its time limit. */
 export async function until (is: () => boolean): Promise<void> {
   while (!is()) await new Promise(resolve => setTimeout(resolve, 2))
 }
 
 /**
- * Resolves when no socket and no timer keeps the process alive; one that is left for good ends the test by its time
- * limit.
+ * Resolves when no socket and no timer keeps the process alive. If one stays forever, the test ends at its time limit.
  */
 export async function nothingOpen (): Promise<void> {
   await until(() => !process.getActiveResourcesInfo().some(type => type === 'Timeout' || type.startsWith('TCPSocket')))

@@ -11,7 +11,7 @@ import { createServer } from '../../src/app/server.ts'
 import { headerLength, parseHeader } from '../../src/wire/safetensors/header.ts'
 import { encodeSafetensors } from '../../src/wire/safetensors/encode.ts'
 
-/** Parts that a checkpoint is cut into. */
+/** Number of parts of a checkpoint. */
 export const BUCKETS = 3
 export const MODELS = { base: 'adder-base', trained: 'adder' }
 
@@ -93,7 +93,7 @@ export const PROMPTS = readFileSync(join(packageRoot, 'examples/adder/prompts.tx
   .split('\n')
   .slice(0, 16)
   .map(line => line.split('=')[0]! + '=')
-/** A request that goes on until somebody ends it, with slow steps. */
+/** A request that runs, in slow steps, until somebody ends it. */
 export const ENDLESS = {
   input_ids: [49, 43, 49, 61],
   rid: 'endless',

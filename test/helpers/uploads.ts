@@ -25,7 +25,7 @@ export interface UploadServer {
   url: string
   app: FastifyInstance
   engine: LocalEngine
-  /** Where uploads are spooled. */
+  /** Folder for spooled uploads. */
   spool: string
   /** The file of a bundled model. */
   file: (model: 'adder' | 'adder-base') => Buffer
@@ -33,12 +33,10 @@ export interface UploadServer {
   generate: () => Promise<Reply>
   /** Sends bytes as octet-stream. */
   send: (bytes: Uint8Array, query?: string) => Promise<Reply>
-  /**
-   * The same until it is taken, where the deadline is so short that a machine which halts has a sender look stalled.
-   */
+  /** The same, repeated until it is accepted: on a slow machine a sender can look stalled with a short deadline. */
   sendUntilTaken: (bytes: Uint8Array, query?: string) => Promise<Reply>
   form: (parts: FormParts, query?: string) => Promise<Reply>
-  /** Throws where memory, descriptors or files of uploads are left. */
+  /** Throws if memory, descriptors or files of uploads are left. */
   idle: () => Promise<void>
 }
 
@@ -131,15 +129,13 @@ export async function uploadServer (
   }
 }
 
-/** The tensors of a file, and where its data begins. */
+/** The tensors of a file, and the offset of its data. */
 export function layout (file: Buffer): { dataStart: number, tensors: SafetensorsTensor[] } {
   const length = headerLength(file, file.length, 'file')
   return { dataStart: 8 + length, tensors: parseHeader(file.subarray(8, 8 + length), file.length, 'file').tensors }
 }
 
-/**
- * A request whose body is up to the caller: its reply comes when there is one, null where the connection ends without.
- */
+/** A request whose body the caller writes. Resolves to the reply, or null if the connection ends without one. */
 export function post (
   url: string,
   headers: OutgoingHttpHeaders

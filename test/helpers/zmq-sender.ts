@@ -8,7 +8,7 @@ import type { Test } from 'tap'
 import { zmtpGreeting, zmtpMessage, zmtpReady, ZmtpReader } from '../../src/wire/trainers/zmtp.ts'
 import { assemble, PROTO4, str, u32 } from './pickles.ts'
 
-// Parameter servers and verl's workers, as far as an engine sees them: a socket that sends pickles.
+// Parameter servers and verl's workers as an engine sees them: a socket that sends pickles.
 
 /** As a pickle's opcodes. */
 function value (it: unknown): Buffer {
@@ -23,7 +23,7 @@ function value (it: unknown): Buffer {
 
 export const pickle = (it: unknown): Buffer => assemble(PROTO4, value(it), '.')
 
-/** A sender that is asked for nothing but its messages, one after each answer; what it is answered. */
+/** A sender that only sends its messages, one after each answer, and collects the answers. */
 export async function sender (
   t: Test,
   messages: readonly Buffer[]

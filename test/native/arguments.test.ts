@@ -117,7 +117,7 @@ t.test('a step checks types and lengths of its arrays, and gives fresh ones', as
   const again = addon.step(core, batch)
   t.strictSame(again, result)
   t.not(again.tokens.buffer, result.tokens.buffer)
-  // A view into a larger buffer is taken where it lies.
+  // A view of a larger buffer is read in place.
   const wide = new Int32Array(8)
   wide.set(batch.tokens, 4)
   t.strictSame(addon.step(core, { ...batch, tokens: wide.subarray(4, 7) }), result)
@@ -144,7 +144,7 @@ t.test('a step checks types and lengths of its arrays, and gives fresh ones', as
   for (const name of ['historyOffsets', 'biasOffsets', 'idOffsets']) {
     t.throws(changed({ [name]: new Int32Array(3) }), { message: new RegExp(`^batch.${name}: expected 2`) })
   }
-  // What the numbers mean is the device's to check: none of these may crash the process.
+  // The device checks the meaning of the numbers: none of these may crash the process.
   for (
     const change of [
       { tokens: Int32Array.of(1, 2, 128) },

@@ -7,7 +7,7 @@ import type { PlainTensor } from './helpers/plain-core.ts'
 const addon = native()
 const MASK = (1n << 64n) - 1n
 
-/** docs/checksum.md, word by word. */
+/** A literal implementation of docs/checksum.md. */
 function checksum (tensor: PlainTensor, dtype: 'bfloat16' | 'float32'): bigint {
   let sum = 0n
   for (let i = 0; i < tensor.rows * tensor.cols; i++) {
@@ -20,7 +20,7 @@ function checksum (tensor: PlainTensor, dtype: 'bfloat16' | 'float32'): bigint {
   return sum & MASK
 }
 
-/** The checksum of every tensor, by name: copies on several ranks are counted once. */
+/** The checksum of every tensor, by name. A copy on several ranks counts once. */
 async function ofCore (core: number, tensors: PlainTensor[]): Promise<Map<string, bigint>> {
   const rects = tensors.flatMap((tensor, t) => {
     const seen = new Set<string>()

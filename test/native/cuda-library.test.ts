@@ -10,8 +10,8 @@ import { packageRoot } from '../../src/root.ts'
 import { plainModel } from './helpers/plain-core.ts'
 import { configSource, runAlone } from './helpers/run-script.ts'
 
-// The boundary between the addon and the library with the cards' device. What crosses it is tried with a library whose
-// device gives back what it was given; the real one is tried as far as it goes without a card.
+// The boundary between the addon and the CUDA library. Most tests use a library whose device returns its arguments; the
+// real library is tested as far as possible without a GPU.
 
 const addon = native()
 const real = cudaLibraryPath()
@@ -310,7 +310,7 @@ t.test('the real library opens without CUDA libraries, and reports the missing o
   if (found.gpus.length === 0) {
     t.match(found.error, /NVIDIA driver|hides all GPUs|sees no GPU|CUDA cannot be started/)
   }
-  // Sizes and what is wrong with a configuration need no card.
+  // Sizes and errors of a configuration need no GPU.
   const alone = (body: string): string =>
     runAlone(
       `process.env.REFIT_CUDA_LIBRARY = ${JSON.stringify(real)}; const addon = require(${

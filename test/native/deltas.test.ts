@@ -29,7 +29,7 @@ t.test('a row holds whole numbers, and anything else is refused before a byte ch
     }
   }
   t.throws(() => apply(good.with(0, 2 ** 31)), { message: /^table\[0\]\.fd: / }, 'no descriptor of this system')
-  // Each of them a number, together out of what there is.
+  // Every field is a valid number, but the range lies outside the data.
   for (const row of [good.with(4, change.length + 1), good.with(3, 5).with(4, 4), good.with(4, 2 ** 53 - 1)]) {
     t.throws(() => apply(row), { name: 'RangeError', message: /outside of data/ })
   }

@@ -17,8 +17,8 @@ const addon = faultyAddon()
 const arm = addon.armFault!
 
 /**
- * Fails at pass 1, 2, 3 ... of a point until the write ends well; each time compares every parameter with what the
- * states claim.
+ * Fails at pass 1, 2, 3 ... of a point until the write succeeds. Each time it compares every parameter with the
+ * reported states.
  */
 async function sweep (t: Test, point: Fault['point'], dtype: DType, threads: number): Promise<number> {
   const model = plainModel({ ranks: 2, threads, hidden: 256, vocab: 2048, inter: 1024 })
@@ -50,7 +50,7 @@ async function sweep (t: Test, point: Fault['point'], dtype: DType, threads: num
 
   function check (outcome: WriteOutcome, at: number, after: Uint8Array[]): void {
     for (const [i, tensor] of model.tensors.entries()) {
-      // Of the parameters, only what this tensor's rectangles cover.
+      // Compares only the parts of parameters that this tensor's rectangles cover.
       const differs = (from: Uint8Array[]): boolean =>
         tensor.rects.some(([rank, param, , , rows, cols, dstRow, dstCol]) => {
           const index = rank * model.config.params.length + param

@@ -7,8 +7,8 @@ import { codedJob, expectedParams } from './helpers/coded.ts'
 import { plainModel, readAll } from './helpers/plain-core.ts'
 import { FAULTY, runAlone } from './helpers/run-script.ts'
 
-// gloo groups whose members are all of this process: each group is as another process would have it. That torch's gloo
-// is met so, test/interop/test_gloo.py shows.
+// gloo groups with all members in this process, each as another process would have it. test/interop/test_gloo.py tests
+// them against torch's gloo.
 const addon = faultyAddon()
 const model = plainModel({ ranks: 2, hidden: 128 })
 const MS = 60_000
@@ -62,7 +62,7 @@ t.test('received bytes are written out of their slot while the other slot receiv
   const before = await readAll(addon, again, model)
   t.strictSame(await readAll(addon, core, model), expectedParams(model, model.tensors, 'bfloat16', before))
 
-  // The write holds its slot: what is ended under it is not freed under it.
+  // The write holds its slot: an end of the group does not free the slot's memory under it.
   const holding = addon.write(core, staged)
   await end([trainer!, engine!])
   t.equal((await holding).error, undefined)
@@ -137,7 +137,7 @@ t.test('bad arguments are refused before anything is sent', async t => {
   t.throws(() => addon.groupBarrier(12345, 1), {
     message: 'no group has handle 12345: it was never made, or has ended'
   })
-  // None of this has upset the group.
+  // The refused calls have not broken the group.
   await Promise.all([addon.groupBarrier(trainer!, MS), addon.groupBarrier(engine!, MS)])
   await end([trainer!, engine!])
 })

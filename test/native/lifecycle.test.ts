@@ -16,7 +16,7 @@ const collect = runInNewContext('gc') as () => void
 const addon = faultyAddon()
 const model = plainModel({ ranks: 2, hidden: 128 })
 
-/** Until the armed fault has acted: a stall has begun. */
+/** Waits until the armed fault has acted: a stall has begun. */
 async function untilPassed (): Promise<void> {
   while (addon.faultPending!()) await setImmediate()
 }
@@ -30,7 +30,7 @@ t.test('closing waits for writes under way, and they end well', async t => {
   const core = addon.createCore(model.config)
   const before = await readAll(addon, core, model)
   const coded = codedJob(model.tensors, { folder: t.testdir() })
-  // Closing holds this thread, so another one ends the stall, a while after it has begun.
+  // closeCore blocks this thread, so another thread ends the stall a while after it has begun.
   const moment = new Int32Array(new SharedArrayBuffer(4))
   const ender = new Worker(
     `
@@ -103,10 +103,7 @@ t.test('a core belongs to the process: a worker creates it, main writes it, and 
   addon.closeCore(core)
 })
 
-/**
- * Above 32 MiB every allocation is a mapping of its own: memory that is touched after it was freed crashes, it can't
- * pass unseen.
- */
+/** Above 32 MiB every allocation is a mapping of its own, so an access after it is freed crashes. */
 const MAPPED = 64 << 20
 
 t.test('a worker that ends with a write under way ends the write and waits until its memory is free', async t => {
@@ -126,7 +123,7 @@ t.test('a worker that ends with a write under way ends the write and waits until
   )
   await once(worker, 'message')
   await untilPassed()
-  // The stall goes on until the worker's environment ends, and waits.
+  // The stall lasts until the worker's environment begins to end, and waits.
   addon.armFault!({ point: 'end', at: 1, action: 'fail' })
   const terminated = worker.terminate()
   await untilPassed()
@@ -143,8 +140,8 @@ t.test('a worker that ends with a write under way ends the write and waits until
 t.test('calls that a worker queued before it ended do not touch its memory afterwards', async t => {
   const core = addon.createCore(plainModel({ hidden: 512, vocab: MAPPED / 1024 }).config)
   addon.armFault!({ point: 'copy', at: 1, action: 'stall', stallMs: 600_000 })
-  // Main's own write holds the thread, so the worker's reads, each into 64 MiB of the worker's, are all queued behind
-  // it.
+  // Main's own write occupies the thread, so the worker's reads, each into 64 MiB of the worker's memory, are all
+  // queued behind it.
   const writing = addon.write(core, {
     sources: [{ buffer: new Uint8Array(2) }],
     tensors: Float64Array.of(0, 0, 0, 1, 1, 2, 2),
@@ -175,7 +172,8 @@ t.test('workers that only load the addon end, again and again', async t => {
 })
 
 t.test('a worker that alone loaded the addon may end while native threads run its code', t => {
-  // Main never loads it here: without -z nodelete the library would be unmapped under the threads of the core.
+  // The main thread never loads the addon here: without -z nodelete the library would be unmapped while the core's
+  // threads run.
   const ran = runAlone(`
     const { Worker } = require('node:worker_threads')
     const worker = new Worker(\`
@@ -240,8 +238,8 @@ t.test('memory, descriptors and threads stay flat over 300 writes', async t => {
   const core = addon.createCore(model.config)
   const file = codedJob(model.tensors, { folder: t.testdir(), dtype: 'float32' })
   const coded = codedJob(model.tensors)
-  // What leaks must cost: every memory write brings a buffer of its own (0.3 MB), every checksum 8000 rectangles (0.6
-  // MB).
+  // A leak must be large enough to show: every memory write has a buffer of its own (0.3 MB), every checksum 8000
+  // rectangles (0.6 MB).
   const rects = Float64Array.from({ length: 8000 * 9 }, (_, i) => i % 9 === 5 || i % 9 === 6 ? 1 : 0)
   const round = async (n: number): Promise<number> => {
     for (let i = 0; i < n; i++) {

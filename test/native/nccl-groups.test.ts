@@ -86,7 +86,7 @@ t.test('pieces are received into alternating slots and written by every rank fro
     )
   }
   await Promise.all([addon.groupBarrier(from, SECONDS), addon.groupBarrier(to, SECONDS)])
-  // What lies outside of a slot, and a slot of another engine's group.
+  // Parts outside of a slot, and a slot of another engine's group.
   const beyond = {
     ...job,
     sources: [{ staged: { group: to, slot: 0 as const } }],
@@ -146,7 +146,7 @@ t.test('broadcasts that match the layout of the weights are received straight in
     await readAll(addon, receiver.core, receiver.model),
     expectedParams(receiver.model, found, 'bfloat16', before)
   )
-  // What no write may be, what is not there, and what is no such group.
+  // An invalid write, a missing place, and an unknown group.
   const beyond = job.tensors.map((value, i) => i === 1 ? value + bytes : value)
   t.throws(() => addon.groupPlaces(to, parts, beyond, job.rects), /ends at byte/)
   t.throws(() => addon.groupPlaces(to, parts.subarray(1), job.tensors, job.rects), /parts: expected a multiple of 2/)
@@ -225,7 +225,7 @@ t.test('impossible groups are refused before anything is joined, and a missing p
   })
   await t.rejects(addon.groupBarrier(late, 100), { code: 'GROUP_BROKEN' })
   await addon.endGroup(late, true)
-  // From another thread than the one that waits.
+  // From another thread than the waiting one.
   const group = addon.ncclGroup(core, options)
   const connecting = addon.ncclConnect(group, addon.ncclUniqueId(loop), 60_000)
   addon.groupAbort(group, 'destroyed meanwhile')
@@ -234,7 +234,7 @@ t.test('impossible groups are refused before anything is joined, and a missing p
 })
 
 t.test('a failed write of a slot releases the slot, even if nobody awaits it', t => {
-  // The thread that is to hear of it is ending the group, and waits until no write reads its slots.
+  // The thread that awaits it is ending the group, and waits until no write reads its slots.
   const { config } = plainModel()
   const ran = runAlone(`
     const { Worker } = require('node:worker_threads')

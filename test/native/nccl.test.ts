@@ -3,8 +3,8 @@ import { join } from 'node:path'
 import t from 'tap'
 import { compile, LIBRARY, SANITIZED } from './helpers/compile.ts'
 
-// NCCL itself needs cards. What is tried here is how it is opened, and that whoever waits in it can give up: against a
-// library with its interface that answers as it is told. native/test/gpu/nccl_test.cu has the rest.
+// NCCL itself needs GPUs. This tests how the library is opened, and that every wait in it can be ended, with a library
+// that has NCCL's interface and scripted answers. native/test/gpu/nccl_test.cu has the rest.
 
 const folder = t.testdir()
 const standIn = (name: string, ...flags: string[]): string =>

@@ -3,7 +3,7 @@ import { native } from '../../src/native/load-addon.ts'
 import type { ModelRecipe } from '../../src/native/recipe.ts'
 import { tinyArchitecture } from '../helpers/tiny-config.ts'
 
-/** Every field of the interface: the compiler refuses a list that lacks one or has another. */
+/** Every field of the interface: the compiler refuses a list with a missing or an extra field. */
 const FIELDS: Record<keyof ModelRecipe, true> = {
   hiddenSize: true,
   layers: true,

@@ -8,8 +8,8 @@ import type { CudaSegment, WriteJob, WriteOutcome } from '../../src/native/write
 import { packageRoot } from '../../src/root.ts'
 import { plainModel, readAll } from './helpers/plain-core.ts'
 
-// Memory of other processes in a write, through the addon and a CUDA library that opens shared-memory files in place of
-// cards (native/test/ipc_stand_in.cc); all above its driver is the code that serves cards.
+// Writes from memory of other processes, through the addon and a CUDA library whose driver opens shared-memory files in
+// place of GPU memory (native/test/ipc_stand_in.cc). Everything above the driver is the shipped code.
 
 process.env.REFIT_CUDA_LIBRARY = join(packageRoot, 'build/stand-in/librefit_cuda.so')
 const addon = createRequire(import.meta.url)(join(packageRoot, 'build/faults/refit.node')) as NativeAddon
@@ -74,7 +74,7 @@ function mappings (): number {
   return readFileSync('/proc/self/maps', 'utf8').split('\n').filter(line => line.includes('/refit-segments-')).length
 }
 
-/** How many segments the two ranks open for all tensors. */
+/** Number of segments that the two ranks open for all tensors. */
 const ALL = 2 * model.tensors.length
 const states = (outcome: WriteOutcome): number[] => [...new Set(outcome.states)]
 
@@ -245,7 +245,7 @@ t.test("expandable segments are mapped block by block, and recognised by their d
         Object.assign(segment, { handle: { blockBytes: BLOCK, fds, fabric: new Uint8Array() }, keep: 'blocks' })
       }
     })
-  // Closed here before the write has begun: the addon has its own.
+  // The descriptors are closed here before the write begins: the addon has duplicates.
   const opened = (): void => {
     for (let at = 0; at < bytes.length; at += BLOCK) {
       fds.push(openSync(`/dev/shm${file(`block-${at}`, bytes.slice(at, at + BLOCK))}`, 'r'))

@@ -30,7 +30,7 @@ function codedMemory (bytes: number): Buffer {
   return memory
 }
 
-/** The parameter as it is to be after the view was written to its first rows and columns: element by element. */
+/** The expected parameter after the view is written to its first rows and columns, element by element. */
 function expected (memory: Buffer, view: View, before: Uint8Array): Uint8Array {
   const out = before.slice()
   const words = new DataView(out.buffer)

@@ -127,7 +127,7 @@ t.test('a file that ends early is named with both positions, and earlier tensors
   const model = plainModel({ ranks: 2 })
   const core = addon.createCore(model.config)
   const coded = codedJob(model.tensors, { folder: t.testdir() })
-  // Cut the last tensor: all others are whole.
+  // Cuts the last tensor; all others are whole.
   truncateSync(coded.path!, coded.ends.at(-1)! - 1)
   const outcome = await addon.write(core, coded.job)
   t.match(outcome.error, {
@@ -151,7 +151,7 @@ t.test('a file descriptor may be closed, and its number given to another file, w
   const coded = codedJob(model.tensors, { folder: t.testdir({ other: 'x'.repeat(100) }) })
   const writing = addon.write(core, coded.job)
   closeSync(coded.fd!)
-  // The lowest number that is free is given out: here, or to a thread of Node's that was faster.
+  // The system reuses the lowest free number, here or in a thread of Node that is faster.
   const others: number[] = []
   while (!existsSync(`/proc/self/fd/${coded.fd!}`)) others.push(openSync(`${t.testdirName}/other`, 'r'))
   t.notOk((await writing).error)

@@ -13,8 +13,8 @@ function stream (tokenizer: Tokenizer, parts: readonly (readonly number[])[], op
 }
 
 /**
- * Ids cut into pieces anywhere: all of the vocabulary, unknown ones, special ones, texts, and mostly single bytes, so
- * that characters break.
+ * Ids cut into pieces at any place: the whole vocabulary, unknown ids, special ones, texts, and mostly single bytes,
+ * which break characters.
  */
 function pieces (tokenizer: Tokenizer): fc.Arbitrary<number[][]> {
   const any = fc.integer({ min: 0, max: tokenizer.vocabSize + 3 })
@@ -63,7 +63,7 @@ for (const name of ['qwen-like', 'llama3-like', 'llama2-like', 'metaspace-like',
       fc.property(words, words, (before, after) => {
         const prompt = tokenizer.encode(before.join(''), { addSpecialTokens: false })
         const all = tokenizer.encode([...before, ...after].join(''), { addSpecialTokens: false })
-        // Only where the prompt's tokens go on as they were is there a text that is added.
+        // The comparison is possible only if the prompt's tokens are a prefix of all tokens.
         fc.pre(prompt.length > 0 && prompt.every((id, index) => all[index] === id))
         const whole = tokenizer.decode(all)
         const prefix = tokenizer.decode(prompt)

@@ -5,7 +5,7 @@ import { completeLength } from '../../src/text/utf8.ts'
 const decode = (bytes: Uint8Array) => new TextDecoder('utf-8', { ignoreBOM: true }).decode(bytes)
 
 t.test('cutting at complete characters never changes the decoded text', async t => {
-  // Lead and continuation bytes are drawn often: the boundaries of what UTF-8 allows lie between them.
+  // Lead and continuation bytes are frequent, because the limits of valid UTF-8 lie between them.
   const byte = fc.oneof(
     fc.integer({ min: 0, max: 255 }),
     fc.constantFrom(0x80, 0xbf, 0xc2, 0xe0, 0xe2, 0xed, 0xef, 0xf0, 0xf4, 0xf5, 0x9f, 0xa0, 0x8f, 0x90)

@@ -6,7 +6,7 @@ import { tinyArchitecture } from '../helpers/tiny-config.ts'
 import { missingNames } from '../../src/weights/plan.ts'
 import type { WeightStoreOptions } from '../../src/weights/weight-store.ts'
 
-// Release and resume of a real core's memory, behind gates that nobody holds.
+// Release and resume of a real core's memory, with gates that no scheduler holds.
 
 const addon = faultyAddon()
 
@@ -259,7 +259,7 @@ t.test('mappings are closed between two steps, without waiting for running reque
   t.not(gates.asked!.inPlace, true, 'a write waits for them')
   await store.closeMappings('pool')
   t.match(gates.asked, { abort: false, inPlace: true })
-  // An update has its turn, and has not asked for the gate yet.
+  // An update has its turn and has not requested the gate yet.
   const update = await store.update()
   await store.closeMappings('other')
   await update.abort('it only stood there')

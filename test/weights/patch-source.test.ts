@@ -13,7 +13,7 @@ import { faultyAddon, storeOf } from '../helpers/core.ts'
 import { codedChecksum, codedTensor, memorySource } from '../helpers/memory-source.ts'
 import { tinyArchitecture } from '../helpers/tiny-config.ts'
 
-// Changes of elements over a real core: what is there is read, changed and written back, whatever the layout.
+// Changes of elements over a real core: the current values are read, changed and written back, in every layout.
 
 const addon = faultyAddon()
 
@@ -29,7 +29,7 @@ async function apply (store: WeightStore, source: WeightSource): Promise<WriteRe
   }
 }
 
-/** The elements of tensors that a rule picks, as a variant has them (`from`: as changes of the bits of another). */
+/** The elements of tensors that a rule picks, with a variant's values (`from`: as XOR with another variant's bits). */
 function patchOf (
   table: ModelTable,
   names: readonly string[],
@@ -42,7 +42,7 @@ function patchOf (
   for (const name of names) {
     const { rows, cols } = table.tensors.get(name)!
     const wanted = codedTensor(variant, name, rows * cols)
-    // In no order: from both ends.
+    // Unsorted: from both ends.
     const at = Array.from(wanted.keys()).filter(picks).sort((a, b) => (a % 7) - (b % 7) || b - a)
     const values = Uint16Array.from(
       at,
@@ -77,7 +77,7 @@ function patchOf (
 
 async function holds (store: WeightStore, table: ModelTable, variantOf: (name: string) => number): Promise<void> {
   const { tensors } = await store.checksums()
-  // Stored bits: of a float32 those of the bfloat16, and 16 zeros.
+  // Stored bits: a float32 has the bits of the bfloat16 and 16 zeros.
   const stored = (checksum: string): string => store.dtype === 'bfloat16' ? checksum : `${checksum.slice(4)}0000`
   assert.deepEqual(
     tensors,
@@ -89,7 +89,7 @@ for (const architecture of ['Qwen2ForCausalLM', 'Qwen3MoeForCausalLM'] as const)
   for (const ranks of [1, 2]) {
     for (const dtype of ['bfloat16', 'float32'] as const) {
       t.test(`${architecture} on ${ranks} ranks in ${dtype}: deltas turn one variant into another`, async t => {
-        // Pieces of some rows, and of several tensors.
+        // Pieces with some rows, and with several tensors.
         const { store, table, close, gates } = storeOf(addon, tinyArchitecture(architecture), ranks, dtype, {
           patchBytes: 700
         })
@@ -104,7 +104,7 @@ for (const architecture of ['Qwen2ForCausalLM', 'Qwen3MoeForCausalLM'] as const)
               await apply(store, memorySource(table, names, 1))
               const some = names.filter((_, index) => index % 7 !== rest)
               const isFirst = (index: number): boolean => index % (step + 1) === 0
-              // Bits of an engine in another dtype are not the sender's.
+              // An engine with another dtype has other bits than the sender.
               const from = isXor && dtype === 'bfloat16' ? 1 : undefined
               const first = await apply(store, patchOf(table, some, 2, isFirst, from))
               const second = await apply(store, patchOf(table, some, 2, index => !isFirst(index), from))

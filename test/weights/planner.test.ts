@@ -22,7 +22,7 @@ const sourceOf = (tensors: AnnouncedTensor[], more: Partial<StoredSource> = {}):
   ...more
 })
 
-/** Tensor i from place `place`; every other way in which lists may differ is a parameter. */
+/** Tensor i from place `place`. Every other difference between lists is a parameter. */
 function listOf (
   first: number,
   count: number,
@@ -62,7 +62,7 @@ t.test('a plan does not depend on earlier plans', async t => {
         const tensors = again && last.length > 0
           ? last
           : listOf(first, count, place, rest as Parameters<typeof listOf>[3])
-        // In the middle, so that first, last and count are what they are without it.
+        // Inserted in the middle: first name, last name and count stay the same.
         if (extra !== null && !again && count > 2) {
           tensors[2] = { name: extra, dtype: 'float32', shape: [1], source: 0, offset: 0 }
         }

@@ -17,7 +17,7 @@ interface Breaks {
   error: unknown
 }
 
-/** The same bytes piece by piece, cut anywhere; every piece is overwritten when the next one is asked for. */
+/** The same bytes piece by piece, cut at any place. Every piece is overwritten when the next one is requested. */
 function streamed (
   whole: StoredSource,
   cuts: readonly number[],

@@ -68,7 +68,7 @@ export class Model {
     this.heard()
   }
 
-  /** A scope's time begins anew. */
+  /** A scope's time starts again. */
   heard (): void {
     if (this.open?.scope === true) this.open.until = this.now + DEADLINE_MS
   }

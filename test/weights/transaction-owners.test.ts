@@ -135,7 +135,7 @@ t.test("an owner may begin again after a crash: the first one's tensors are torn
     await holds(t, () => 3)
     await write(1, names)
   }
-  // Nothing was written: nothing is torn.
+  // Nothing was written, so nothing is torn.
   await store.transactions.open({ owner: 'begin', scope: true })
   await store.transactions.open({ owner: 'begin', scope: true })
   t.match(await store.transactions.commit(null), { state: 'committed', outcome: 'old' })

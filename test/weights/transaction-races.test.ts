@@ -24,7 +24,7 @@ for (let ticks = 0; ticks < 10; ticks++) {
   })
 }
 
-/** A stream that is ready when it is told to be. */
+/** A stream that becomes ready when the test calls `go`. */
 function later (source: StoredSource): { source: StreamedSource, go: () => void } {
   const { buffer } = source.sources[0] as { buffer: Buffer }
   let go = (): void => {}

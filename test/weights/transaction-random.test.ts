@@ -11,8 +11,8 @@ import type { WeightSource } from '../../src/contract/weight-source.ts'
 import type { Open } from './transaction-model.ts'
 import { addon, ALL, DEADLINE_MS, Model } from './transaction-model.ts'
 
-// Random programs on a real store and on a model of it that a page holds: whom it lets in, what it answers, which bytes
-// there are, which are torn, what they are called, and whether anything may be generated.
+// Random programs on a real store and on a small model of it. They compare who is admitted, the results, the bytes, the
+// torn tensors, the label, and whether generation is possible.
 
 
 const owner = fc.constantFrom('a', 'b')
@@ -20,7 +20,7 @@ const names = fc.subarray(ALL, { minLength: 1 })
 const variant = fc.integer({ min: 1, max: 3 })
 const version = fc.option(fc.constantFrom('v1', 'v2', 'v3'), { nil: undefined })
 /**
- * Which transaction an update names: none, the one that is open, the last one that was opened, or one that never was.
+ * The transaction that an update names: none, the open one, the last one that was opened, or one that never existed.
  */
 const ticket = fc.constantFrom('none', 'none', 'open', 'open', 'last', 'wrong')
 const command = fc.oneof(
@@ -238,7 +238,7 @@ t.test('the store behaves as its model in every random program of updates and tr
         const { current } = store.transactions
         assert.equal(current?.id, model.open?.id)
         const isShut = gates.shutCount - gates.openCount
-        // A gate that was handed over stays shut before the new one has written.
+        // A gate that was handed over stays shut before the new transaction's first write.
         if (model.open === null) assert.equal(isShut, 0)
         else {
           if (model.open.touched) assert.equal(isShut, 1, 'nothing may be generated')
@@ -293,7 +293,7 @@ t.test('the store behaves as its model in every random program of updates and tr
     }),
     { numRuns: 400 }
   )
-  // The programs reached what they were made for.
+  // The programs reached all the cases that they are meant for.
   for (
     const reached of [
       'begin ok',

@@ -8,7 +8,7 @@ import { RefitError } from '../../src/errors.ts'
 import { missingNames } from '../../src/weights/plan.ts'
 import type { StoredSource, StreamedSource, WeightSource } from '../../src/contract/weight-source.ts'
 
-// Transactions over a real core, behind gates that nobody holds, by a clock that moves when it is told to.
+// Transactions over a real core, with gates that no scheduler holds and a clock that the test moves.
 
 export const addon = faultyAddon()
 
@@ -18,7 +18,7 @@ export async function setup (t: Test, architecture: Parameters<typeof tinyArchit
   const { store, table, gates } = made
   const names = missingNames(table, new Set())
   const middle = names.length >> 1
-  /** What an update route does with one request. */
+  /** The calls of an update route for one request. */
   const send = async (
     source: WeightSource,
     { transaction, version }: { transaction?: string, version?: string } = {}
@@ -61,7 +61,7 @@ export async function setup (t: Test, architecture: Parameters<typeof tinyArchit
   }
 }
 
-/** A source that stops inside of the gate until it is let go, and fails then if it is told to. */
+/** A source that stops inside the gate until `go` is called, and fails then if `go` gets an error. */
 export function held (
   source: WeightSource
 ): { source: WeightSource, inside: Promise<void>, go: (error?: Error) => void } {
@@ -89,7 +89,7 @@ export function held (
   }
 }
 
-/** A source of which nobody knows afterwards what it wrote: all of it is torn. */
+/** A source that changes during its write: all its tensors are torn. */
 export function breaking (source: WeightSource): WeightSource {
   let calls = 0
   return {
@@ -104,7 +104,7 @@ const PIECE_OVERLAP = 4
 /** Pieces of a streamed source in tests that cut it. */
 export const PIECES = 40
 
-/** The bytes of a source in pieces that come one after another; none after `last` ever does. */
+/** The bytes of a source in pieces, one after another; pieces after `last` never come. */
 export function streamed (
   source: StoredSource,
   pieces: number,

@@ -108,7 +108,7 @@ t.test('a copy that fails at any tensor keeps the gate shut until it is repeated
       t.match(refused, { code: 'TRANSACTION_INCOMPLETE', message: /were in a write that failed/ })
       t.equal(shut(), 1, 'nothing is generated')
       t.equal(store.weightVersion, 'default')
-      // Every other time the whole bucket, else what is owed alone.
+      // Alternates between the whole bucket and only the pending tensors.
       await send(memorySource(table, at % 2 === 0 ? second : owed, 2))
     }
     t.match(await store.transactions.commit(null), { state: 'committed', outcome: 'new', failedCount: 0, tornCount: 0 })
@@ -152,7 +152,7 @@ t.test('after a request is refused before its tensors are known, a commit requir
   await write(2, second)
   t.match(await transactions.commit(null), { state: 'committed', outcome: 'new' })
   await holds(t, () => 2)
-  // Where names are expected, those are all.
+  // With expected names, those are all that is required.
   const { id } = await transactions.open({ owner: 'mine', expected: first })
   transactions.refused(id, 'cut off')
   transactions.refused(null, 'of no scope')
@@ -245,7 +245,7 @@ t.test('an abort waits for the write under way, refuses the waiting ones, and te
   t.equal(shut(), 1)
   const after = write(3, names)
   one.go()
-  // Its bytes are in, but not for long: 200 would be a lie.
+  // Its bytes have arrived, but the abort tears them: a 200 would be wrong.
   await t.rejects(writing, { code: 'TRANSACTION_ENDED', message: /was aborted: enough/ })
   t.match(await abort, { outcome: 'torn', torn: [...first].sort() })
   await after

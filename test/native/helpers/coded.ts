@@ -9,7 +9,7 @@ import type { PlainModel, PlainTensor } from './plain-core.ts'
 const words = new Uint32Array(1)
 const floats = new Float32Array(words.buffer)
 
-/** Bits of element `index` of a tensor: any pattern of its dtype, NaN, infinities and subnormals among them. */
+/** Bits of element `index` of a tensor: any pattern of its dtype, including NaN, infinities and subnormals. */
 export function codedBits (tensor: string, index: number, dtype: DType): number {
   let h = 0x811c9dc5
   for (let i = 0; i < tensor.length; i++) h = Math.imul(h ^ tensor.charCodeAt(i), 0x01000193)
@@ -19,7 +19,10 @@ export function codedBits (tensor: string, index: number, dtype: DType): number 
   return bytesOf(dtype) === 2 ? h & 0xffff : h
 }
 
-/** The bits that an element has after a write: exact upwards, round to nearest even to bfloat16, NaN quieted there. */
+/**
+ * The bits of an element after a write: exact to a wider dtype, rounded to nearest even to bfloat16, where a NaN
+ * becomes quiet.
+ */
 export function convertBits (bits: number, from: DType, to: DType): number {
   if (from === to) return bits
   if (from === 'bfloat16') words[0] = bits << 16
@@ -38,7 +41,7 @@ export function convertBits (bits: number, from: DType, to: DType): number {
 
 export interface CodedOptions {
   dtype?: DType
-  /** Bytes before each tensor: offsets need no alignment. */
+  /** Bytes before each tensor, because offsets need no alignment. */
   gap?: number
   /** A folder to write a file into; without it the source is memory. */
   folder?: string
@@ -53,7 +56,7 @@ export interface CodedJob {
   ends: number[]
 }
 
-/** A job that brings the tensors out of one source. Who passes a folder closes the file. */
+/** A job with the tensors in one source. A caller that passes a folder closes the file. */
 export function codedJob (
   tensors: PlainTensor[],
   { dtype = 'bfloat16', gap = 0, folder, bits = codedBits }: CodedOptions = {}
@@ -91,7 +94,7 @@ export function codedJob (
   }
 }
 
-/** What the parameters are to hold once the tensors are written over `before`. */
+/** The expected parameters after the tensors are written over `before`. */
 export function expectedParams (
   model: PlainModel,
   tensors: PlainTensor[],

@@ -26,7 +26,7 @@ export interface PlainOptions {
 const HEADS = 4
 const KV_HEADS = 2
 
-/** A dense model of one layer, its parameters and its sharding spelled out by hand: nothing of src/model is used. */
+/** A dense model of one layer with its parameters and sharding written out by hand, without code of src/model. */
 export function plainModel (
   { ranks = 1, dtype = 'bfloat16', hidden = 64, vocab = 128, inter = 96, threads = 2 }: PlainOptions = {}
 ): PlainModel {

@@ -3,7 +3,7 @@ import { join } from 'node:path'
 import { packageRoot } from '../../../src/root.ts'
 import type { CoreConfig } from '../../../src/native/core-config.ts'
 
-/** The addon with fault points, by path: for scripts in processes and workers of their own. */
+/** Path of the addon with fault points, for scripts in other processes and workers. */
 export const FAULTY = join(packageRoot, 'build/faults/refit.node')
 
 /** Source text of a value that JSON can't hold: typed arrays. */
@@ -25,7 +25,7 @@ export interface Ran {
   stderr: string
 }
 
-/** Runs CommonJS source in a process of its own. */
+/** Runs CommonJS source in a process. */
 export function runAlone (script: string): Ran {
   return spawnSync(process.execPath, ['-e', script], { encoding: 'utf8', timeout: 120_000 })
 }
