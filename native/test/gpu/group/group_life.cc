@@ -73,7 +73,7 @@ void test_refused() {
                engine.group({2, 1});
              },
              GroupErrorKind::kRefused),
-         {"ranks 1 to 2 do not fit into a group of 2", "rank_offset"});
+         {"ranks 1 to 2 do not fit into a group of 2", "from its first rank on"});
   NcclGroupOptions wrong{3, 1};
   wrong.core_rank = 2;
   expect(failure_of([&] { engine.group(wrong); }, GroupErrorKind::kRefused), {"rank 2 does not exist"});
