@@ -7,7 +7,8 @@ import { TensorReceiver } from '../../src/sources/tensor/tensor-receiver.ts'
 import { cudaEntry, event, expandableBlob, segment, Sender, useStandIn } from '../helpers/cuda-tensors.ts'
 import { sharedMemory, tensorEntry } from '../helpers/shared-tensors.ts'
 
-// The thread of the shares may end: at a defect, or out of memory. What it held is closed, and given back by the next one, once.
+// The thread of the shares may end: at a defect, or out of memory. What it held is closed, and given back by the next
+// one, once.
 
 useStandIn()
 

@@ -65,9 +65,7 @@ export class LoaderReads {
     if (!('fd' in source)) {
       throw new RefitError(
         'UNSUPPORTED',
-        `tensor ${
-          JSON.stringify(name)
-        } lies in the memory of a GPU, and loaders read CPU memory: ` +
+        `tensor ${JSON.stringify(name)} lies in the memory of a GPU, and loaders read CPU memory: ` +
           'send what they read as a CPU tensor (.cpu()), and the weights where they are',
         { param: name }
       )

@@ -203,7 +203,8 @@ export class TensorReceiver {
     const layout = loadFormat === 'direct' ? 'engine' : 'checkpoint'
     const { reply, sources, hold } = await this.#held(
       entries,
-      async life => await this.#thread.request(life, this.#entriesRequest('announce', decodeEntries(entries), loadFormat))
+      async life =>
+        await this.#thread.request(life, this.#entriesRequest('announce', decodeEntries(entries), loadFormat))
     )
     return this.#sourceOf({ tensors: this.#reader.read(reply.tensors), sources, layout, hold })
   }

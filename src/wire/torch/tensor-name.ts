@@ -17,9 +17,7 @@ export function toTensorName (value: PickleValue | undefined): string {
   if (value.includes('lora_') && LORA.test(value)) {
     throw new RefitError(
       'UNSUPPORTED',
-      `tensor ${
-        JSON.stringify(clip(value))
-      } is a part of a LoRA adapter, which refit does not apply: ` +
+      `tensor ${JSON.stringify(clip(value))} is a part of a LoRA adapter, which refit does not apply: ` +
         'merge the adapter into the weights (merge_and_unload) and send those',
       { param: clip(value) }
     )

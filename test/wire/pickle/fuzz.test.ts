@@ -11,8 +11,8 @@ import { asMatrices } from '../../../src/wire/torch/matrix.ts'
 import { describeBodies, describeLists } from '../../helpers/handle-lists.ts'
 import { recordedPickles } from '../../helpers/pickles.ts'
 
-// Pickles put together from pieces of real ones. Whatever comes out is tensors inside of their storages or a RefitError that is the
-// caller's fault; and what a refused one shares can be told. `npm run fuzz` runs fifty times as many.
+// Pickles made of pieces of real ones. Each is read into tensors inside their storages, or refused with a RefitError
+// that blames the caller; and the storages of a refused one can be listed. `npm run fuzz` runs fifty times as many.
 
 const SCALE = Number(process.env.REFIT_FUZZ ?? 1)
 const gpus = ['3f0ce3ab-1111-2222-3333-0123456789ab', '3f0ce3ab-1111-2222-3333-0123456789ac']

@@ -9,8 +9,9 @@ import { findStorages } from '../../../src/wire/torch/find-storages.ts'
 import type { TensorDescriptor } from '../../../src/wire/torch/tensor.ts'
 import { assemble, bin, global, PROTO4, str, u32 } from '../../helpers/pickles.ts'
 
-// What a pickle says once, thousands of its values may be made of. A few hundred kilobytes of it are read on the event loop: where these
-// cost their product, it stands still for minutes, or the process ends for want of memory. None of these tests would end, then.
+// What a pickle says once, thousands of its values may be made of. A few hundred kilobytes of it are read on the event
+// loop: where these cost their product, it stands still for minutes, or the process ends for want of memory. None of
+// these tests would end, then.
 
 const MANY = 100_000
 const again = (opcodes: string, count = MANY): Buffer => Buffer.from(opcodes.repeat(count), 'latin1')

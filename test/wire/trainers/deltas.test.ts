@@ -129,8 +129,9 @@ t.test('a Zstandard frame says how much it holds, in each of its ways', async t 
   t.throws(() => zstdContentBytes(Uint8Array.of(1, 2, 3)), { message: /no Zstandard frame/ })
 })
 
-// The example of AWS's documentation: "Authenticating Requests: Using the Authorization Header", GET Object, has a Range header besides; this
-// one was signed with botocore's algorithm as test/contract/test_nemo_rl_sparse.py writes it down once more.
+// The example of AWS's documentation: "Authenticating Requests: Using the Authorization Header", GET Object, has a
+// Range header besides; this one was signed with botocore's algorithm as test/contract/test_nemo_rl_sparse.py writes it
+// down once more.
 t.test('objects are asked for where their bucket is, and nothing else can be', async t => {
   const env = {
     AWS_ACCESS_KEY_ID: 'AKIAIOSFODNN7EXAMPLE',

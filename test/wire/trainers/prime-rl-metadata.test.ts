@@ -2,7 +2,10 @@ import fc from 'fast-check'
 import t from 'tap'
 import { readStateDictMetadata } from '../../../src/wire/trainers/prime-rl-metadata.ts'
 
-/** `pickle.dumps({torch.bfloat16: [("a.weight", torch.Size([2, 3]), 6), ("b", torch.Size([]), 1)], torch.float32: [("c", torch.Size([4]), 4)]})`, protocol 4, torch 2.13. */
+/**
+ * `pickle.dumps({torch.bfloat16: [("a.weight", torch.Size([2, 3]), 6), ("b", torch.Size([]), 1)], torch.float32: [("c",
+ * torch.Size([4]), 4)]})`, protocol 4, torch 2.13.
+ */
 const RECORDED = Buffer.from(
   '8004957a000000000000007d94288c05746f726368948c0862666c6f617431369493945d94288c08612e776569676874948c05746f726368948c0453697a659493944b024b038694859452944b0687948c016294680829859452944b0187946568018c07666c6f617433329493945d948c01639468084b048594859452944b04879461752e',
   'hex'
