@@ -49,7 +49,7 @@ export const LAYERS = {
     'src/weights'
   ],
   'src/gateway': ['src/http', 'src/remote'],
-  // What the requests of one trainer or server mean.
+  // The meaning of requests of one trainer or server.
   'src/dialects': [
     'src/contract',
     'src/deltas',

@@ -11,7 +11,7 @@ import { findUniqueId, publishUniqueId } from '../../src/rendezvous/unique-id.ts
 import { modelFolder, SMALL } from './load-from.ts'
 
 const SECONDS = 60_000
-/** Of all trainers of a file: an engine on a card takes long to make. */
+/** Shared by all trainers of a file, because an engine on a GPU takes long to make. */
 let engine: Promise<LocalEngine> | undefined
 
 async function shared (t: Test): Promise<LocalEngine> {
@@ -40,7 +40,7 @@ export function useLoop (): string {
 export interface NcclTrainerOptions {
   size: number
   rank?: number
-  /** Of an engine's store, where the trainer is not rank 0. */
+  /** The port of an engine's store, if the trainer is not rank 0. */
   port?: number
   loop: string
   /** Takes part in vLLM's first sum (default true). */
