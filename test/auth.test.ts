@@ -143,7 +143,7 @@ t.test('every route declares its intended auth level', async t => {
   app.addHook('onRoute', (route: RouteOptions) => {
     for (const method of [route.method].flat()) {
       if (method !== 'HEAD') found[`${method} ${route.url.replace(/(?<=.)\/$/, '')}`] = route.config?.auth
-      // A HEAD that Fastify adds must be no way round.
+      // The HEAD route that Fastify adds must not bypass the key.
       else t.ok(route.config?.auth, `HEAD ${route.url}`)
     }
   })
@@ -163,7 +163,7 @@ t.test('a route without a level cannot be registered', async t => {
 const API = 'api-key'
 const ADMIN = 'admin-key'
 type Statuses = [noKey: number, apiKey: number, adminKey: number]
-/** SGLang's table: what no key, the API key and the admin key are answered. */
+/** SGLang's table: the replies without a key, with the API key and with the admin key. */
 const TABLE: [
   name: string,
   keys: { apiKey?: string, adminApiKey?: string },
@@ -209,7 +209,7 @@ for (const [name, keys, normal, admin, adminOnly] of TABLE) {
   })
 }
 
-/** No route of refit is admin-only, so one that is stands here. */
+/** No route of refit is admin-only, so the test makes one. */
 async function adminOnlyRoute (
   t: Test,
   keys: { apiKey?: string, adminApiKey?: string }

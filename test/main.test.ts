@@ -1,4 +1,5 @@
 import t from 'tap'
+import { joinRegex } from './helpers/join-regex.ts'
 import type { Test } from 'tap'
 import { spawn, spawnSync } from 'node:child_process'
 import type { ChildProcess } from 'node:child_process'
@@ -257,11 +258,15 @@ for (
       'never ends',
       { point: 'step', at: 4, action: 'stall', stallMs: 600_000 },
       ['--watchdog-timeout', '1'],
-      /^device lost: a step has not ended within 1 s \(--watchdog-timeout\); requests in the step: met. Ending with exit code 70$/
+      joinRegex(
+        /^device lost: a step has not ended within 1 s \(--watchdog-timeout\); requests in the step:/,
+        / met. Ending with exit code 70$/
+      )
     ]
   ] as const
 ) {
-  t.test(`a step that ${how} fails its request with the reason, logs one fatal line, and ends the process with 70`, async t => {
+  t.test(`a step that ${how} fails its request with the reason, logs one fatal line, ` +
+    'and ends the process with 70', async t => {
     const { url, lines, exit } = await serve(t, [...args], { REFIT_NATIVE: FAULTY }, faultAtStep(fault))
     const reply = await post(`${url}/generate`, {
       input_ids: [1, 2, 3],

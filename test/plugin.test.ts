@@ -226,7 +226,8 @@ t.test('hostile JSON is refused and pollutes no prototype', async t => {
   }
   t.equal(
     (await send(
-      '{"input_ids":[5],"constructor":{"prototype":{"polluted":1}},"hasOwnProperty":1,"toString":null,"sampling_params":{"max_new_tokens":1}}'
+      '{"input_ids":[5],"constructor":{"prototype":{"polluted":1}},"hasOwnProperty":1,"toString":null,' +
+      '"sampling_params":{"max_new_tokens":1}}'
     ))
       .status,
     200

@@ -26,7 +26,7 @@ t.test('payloads are hashed and unpacked while a step runs, not between two', as
   while (native().faultPending!() || seen.tokens < 3) await sleep(1) // until a step has the device, and keeps it
   const before = seen.tokens
   const data = Uint8Array.from({ length: 1 << 16 }, (_, i) => (i * 7) & 255)
-  // Each of them would have to wait for a step.
+  // Each of these calls would have to wait for a step.
   for (let i = 0; i < 20; i++) {
     await engine.deltaHost.hash(data, null)
     await t.rejects(engine.deltaHost.unpack(data, new Uint8Array(32), new Uint8Array(8)), /BLAKE2b/)

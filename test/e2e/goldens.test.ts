@@ -8,7 +8,7 @@ import { rollout, rolloutRequest } from '../helpers/rollout.ts'
 
 // The whole engine (worker, scheduler, native core) against what transformers computed: test/goldens/make.py.
 
-// Below this difference of the two best logits, rounding may turn their order.
+// If the two best logits differ by less, rounding may swap them.
 const CLEAR_GAP = { float32: 1e-3, bfloat16: 0.25 }
 
 // Ranks split heads and columns, and share KV heads where they are more than these (olmo2 on 4 ranks). Norms over a whole
@@ -58,7 +58,8 @@ for (const name of goldenNames) {
   }
 
   async function exact (t: Test, engine: LocalEngine): Promise<void> {
-    await t.test("the distribution equals that of transformers over the whole vocabulary, and so does every token's score", async t => {
+    await t.test("the distribution equals that of transformers over the whole vocabulary, and " +
+      "so does every token's score", async t => {
       for (const { prompt, greedy, positions, fp32, logprobs } of cases) {
         const every = await distributions(engine, [...prompt, ...greedy])
         for (const [row, position] of positions.entries()) {

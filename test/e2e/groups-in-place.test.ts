@@ -1,4 +1,5 @@
 import t from 'tap'
+import { joinRegex } from '../helpers/join-regex.ts'
 import type { Test } from 'tap'
 import type { ModelTable } from '../../src/model/architecture.ts'
 import type { ArchitectureName } from '../../src/model/families.ts'
@@ -13,19 +14,22 @@ import { codedTensor } from '../helpers/memory-source.ts'
 import { NcclTrainer, useLoop } from '../helpers/nccl-trainer.ts'
 import { tinyConfig } from '../helpers/tiny-config.ts'
 
-// Broadcasts over NCCL that are received straight into the weights, on cards of the stand-in. In the loop a broadcast of another size
-// than its root's never ends.
+// Broadcasts over NCCL that are received straight into the weights, on cards of the stand-in. In the loop a broadcast
+// of another size than its root's never ends.
 
 useStandIn()
 const loop = useLoop()
 
 const UPDATE = '/update_weights_from_distributed'
-/** What a vector has to fill, for the next parameter to lie right behind it: the stand-in aligns to 64 bytes. */
+/** Size of a vector after which the next parameter follows without a gap: the stand-in aligns to 64 bytes. */
 const WIDE = { head_dim: 32 }
-/** Of tinyConfig. */
+/** Value in tinyConfig. */
 const EXPERTS = 8
 
-/** Names as state_dict() of transformers gives them, modules in the order in which they are made. `experts`: as version 4 and 5 have them. */
+/**
+ * Names as state_dict() of transformers gives them, modules in the order in which they are made. `experts`: as version
+ * 4 and 5 have them.
+ */
 function stateDict (architecture: ArchitectureName, layers: number, experts: 'each' | 'fused' = 'fused'): string[] {
   const attention = ['q_proj', 'k_proj', 'v_proj']
     .flatMap(
@@ -133,7 +137,7 @@ const BUCKET = { load_format: 'flattened_bucket' }
 for (
   const [architecture, overrides, experts, bucketGoesInPlace] of [
     ['LlamaForCausalLM', {}, 'fused', true],
-    // Biases stand between the rows of one parameter.
+    // Biases lie between the rows of one parameter.
     ['Qwen2ForCausalLM', {}, 'fused', false],
     ['Qwen3ForCausalLM', WIDE, 'fused', true],
     // The rows that make the vocabulary a multiple of 64 lie behind the embedding.
@@ -143,7 +147,8 @@ for (
     ['Qwen3MoeForCausalLM', WIDE, 'each', false]
   ] as const
 ) {
-  t.test(`${architecture} ${JSON.stringify(overrides)}, experts ${experts}: A, B, A as a bucket, as two and one by one`, async t => {
+  t.test(`${architecture} ${JSON.stringify(overrides)}, experts ${experts}: A, B, A as a ` +
+    'bucket, as two and one by one', async t => {
     const config = tinyConfig(architecture, overrides)
     const { server, table, bytesOf, update } = await world(t, config)
     const names = stateDict(architecture, config.num_hidden_layers as number, experts)
@@ -181,7 +186,7 @@ t.test('tensors in another order, type or split than in memory are staged', asyn
   await checkVariant(t, server, table, 1)
   t.match(await update(2, turned), { status: 200, body: { report: { bytes_in_place: bytesOf(names) } } })
   await checkVariant(t, server, table, 2)
-  // Float32 of what bfloat16 holds: its bits, and 16 of zero.
+  // float32 of a bfloat16 value: its bits, then 16 zeros.
   const list = ['model.norm.weight', 'model.layers.0.self_attn.q_proj.weight']
   const wide = list.map(name => Uint32Array.from(codedTensor(1, name, bytesOf([name]) / 2), bits => bits << 16 >>> 0))
   const post = server.post(UPDATE, announce(list, { dtypes: ['float32', 'float32'] }))
@@ -237,7 +242,7 @@ t.test('pieces that are staged and pieces that are not, in one update, leave wha
   await checkVariant(t, one.server, one.table, 2)
 })
 
-/** An update to variant 2 whose trainer ends when so many tensors have come. */
+/** An update to variant 2 whose trainer ends after this many tensors. */
 async function brokenOff (
   { server, trainer, announce, send }: World,
   names: readonly string[],
@@ -259,14 +264,17 @@ t.test('a write that breaks off tears and names its tensors, and the next update
   const names = stateDict('Qwen3ForCausalLM', 2)
   const w = await world(t, config)
   t.match(await w.update(1, names, { weight_version: 'one' }), { status: 200 })
-  // All is one piece, and some of it has come.
+  // All tensors are one piece, and a part of it has arrived.
   const { status, body } = await brokenOff(w, names, 5, { weight_version: 'two' })
   t.equal(status, 500)
   t.match(body, {
     error: {
       code: 'WEIGHTS_TORN',
       message:
-        /process group "weight_transfer".*receiving "model\.embed_tokens\.weight" to "lm_head\.weight".*Torn: .*Repeat the update/
+        joinRegex(
+          /process group "weight_transfer".*receiving "model\.embed_tokens\.weight" to/,
+          / "lm_head\.weight".*Torn: .*Repeat the update/
+        )
     }
   })
   const { weights } = w.server.engine

@@ -2,7 +2,8 @@ import t from 'tap'
 import { groupServer } from '../helpers/group-server.ts'
 import { serve } from '../helpers/load-from.ts'
 
-t.test('a group of the maximum size of which two ranks come is refused within the deadline, and a larger size at once', async t => {
+t.test('a group of the maximum size of which two ranks come is refused within the ' +
+  'deadline, and a larger size at once', async t => {
   const server = await groupServer(t, { groupTimeoutMs: 2000 })
   const trainer = await server.trainer({ size: 65_535 })
   t.match(await server.post('/init_weights_update_group', trainer.init()), { status: 200 })

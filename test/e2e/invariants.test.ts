@@ -17,7 +17,8 @@ import { tinyConfig } from '../helpers/tiny-config.ts'
 
 process.env.REFIT_NATIVE = join(packageRoot, 'build/faults/refit.node')
 
-// One engine's results may not depend on how the work was cut, ordered or shared. Bit for bit, through the whole engine.
+// One engine's results may not depend on how the work was cut, ordered or shared. Bit for bit, through the whole
+// engine.
 
 const GOLDENS = join(packageRoot, 'test/goldens')
 const PROMPTS = [5, 40, 17, 64, 33, 1, 90].map((length, i) => prompt(i, length, 320))
@@ -38,7 +39,8 @@ const visible = ({ tokens, logprobs, input }: Rollout): object => ({ tokens, log
 
 for (const model of ['qwen2', 'qwen3', 'qwen3-moe', 'llama']) {
   for (const dtype of ['bfloat16', 'float32'] as const) {
-    t.test(`${model} in ${dtype}: alone, batched, chunked, cached, retracted and on two threads, the bits are the same`, async t => {
+    t.test(`${model} in ${dtype}: alone, batched, chunked, cached, retracted and on two ` +
+      'threads, the bits are the same', async t => {
       const folder = join(GOLDENS, model)
       const plain = await engineOf(t, folder, { dtype })
       const alone: Rollout[] = []
@@ -114,7 +116,8 @@ for (const architecture of ARCHITECTURES) {
   })
 }
 
-t.test('tokens before and after an update in place are labelled with the weights that made them, and old KV is never hit by new requests', async t => {
+t.test('tokens before and after an update in place are labelled with the weights that made them, and ' +
+  'old KV is never hit by new requests', async t => {
   const root = mkdtempSync(join(tmpdir(), 'refit-inplace-'))
   t.teardown(() => {
     rmSync(root, { recursive: true })

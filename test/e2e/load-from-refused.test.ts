@@ -6,7 +6,7 @@ import { packageRoot } from '../../src/root.ts'
 import { eventually, failureOf } from '../helpers/eventually.ts'
 import { bareFolder, joinByHand, member, modelFolder, serve, SMALL } from '../helpers/load-from.ts'
 
-// What stands against filling one engine from another, and what the peer's routes refuse.
+// Reasons that prevent loading one engine from another, and the refusals of the peer's routes.
 
 process.env.REFIT_NATIVE = join(packageRoot, 'build/faults/refit.node')
 

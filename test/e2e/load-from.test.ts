@@ -4,7 +4,8 @@ import { createEngine } from '../../src/app/create-engine.ts'
 import { packageRoot } from '../../src/root.ts'
 import { answers, bareFolder, joinByHand, member, modelFolder, serve, SMALL, until } from '../helpers/load-from.ts'
 
-// Engines that fill themselves from others over gloo, in one process; servers of their own are in load-from-process.test.ts.
+// Engines that fill themselves from others over gloo, in one process; servers of their own are in
+// load-from-process.test.ts.
 
 process.env.REFIT_NATIVE = join(packageRoot, 'build/faults/refit.node')
 
@@ -15,7 +16,8 @@ for (
     100
   ]] as const
 ) {
-  t.test(`an engine with tp ${to} fills itself from one with tp ${from}${pieceBytes === undefined ? '' : ` in pieces of ${pieceBytes} bytes`}, and holds, says and generates the same`, async t => {
+  const pieces = pieceBytes === undefined ? '' : ` in pieces of ${pieceBytes} bytes`
+  t.test(`an engine with tp ${to} loads from one with tp ${from}${pieces}, and generates the same`, async t => {
     const peer = await serve(t, 'adder', { tp: from, weightVersion: 'step-41' })
     const lines: string[] = []
     const engine = await createEngine(bareFolder(t, 'adder'), {
@@ -46,7 +48,8 @@ for (
   })
 }
 
-t.test("weights in the folder are ignored: the peer's are loaded, and an engine that loaded them serves the next one", async t => {
+t.test("weights in the folder are ignored: the peer's are loaded, and an engine that " +
+  "loaded them serves the next one", async t => {
   const peer = await serve(t, 'adder', { weightVersion: 'v7' })
   const second = await member(
     t,
@@ -117,7 +120,8 @@ t.test('several engines load at once while the peer generates and is updated, ea
 })
 
 for (const layout of ['checkpoint', 'parameters'] as const) {
-  t.test(`while it sends, the peer generates, updates wait, and the label is that of what was sent (${layout})`, async t => {
+  t.test('while it sends, the peer generates, updates wait, and the label is that of ' +
+    `what was sent (${layout})`, async t => {
     const peer = await serve(t, 'adder', { weightVersion: 'old' })
     const before = await peer.sums()
     const into = await createEngine(modelFolder('adder-base'), SMALL)
@@ -127,7 +131,7 @@ for (const layout of ['checkpoint', 'parameters'] as const) {
     const hand = await joinByHand(peer, into, { layout })
     const { sent: sending } = await hand.begin()
     let updated = false
-    // The receiver has not taken anything yet: the sender waits for it in its turn.
+    // The receiver has not received anything yet: the sender waits for it.
     const update = peer
       .post('/update_weights_from_disk', { model_path: modelFolder('adder-base'), weight_version: 'new' })
       .then(reply => {
@@ -190,7 +194,7 @@ t.test('a receiver that closes its request ends the transfer at once', async t =
   const { sent } = await hand.begin(control.signal)
   control.abort()
   await t.rejects(sent, { name: 'AbortError' })
-  // An update gets its turn, since the transfer has left it.
+  // An update gets its turn, since the transfer has released it.
   t.match(await peer.post('/update_weights_from_disk', { model_path: modelFolder('adder') }), { status: 200 })
   await hand.close()
 })

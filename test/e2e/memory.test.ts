@@ -15,7 +15,8 @@ import { randomValues, writeModelFolder } from '../helpers/make-checkpoint.ts'
 import { slowSteps } from '../helpers/slow-steps.ts'
 import { tinyConfig } from '../helpers/tiny-config.ts'
 
-// Release and resume over HTTP, in the orders that trainers send, on an engine whose weights are large enough to see in the process.
+// Release and resume over HTTP, in the orders that trainers send, on an engine whose weights are large enough to see in
+// the process.
 
 process.env.REFIT_NATIVE = join(packageRoot, 'build/faults/refit.node')
 
@@ -96,13 +97,14 @@ const PROMPT = Array.from({ length: 100 }, (_, i) => (i * 37) % 2000 + 3)
 setFlagsFromString('--expose-gc')
 const collect: () => void = runInNewContext('gc')
 
-/** Megabytes of the process in memory, once JavaScript's garbage is gone. */
+/** Resident megabytes of the process after a garbage collection. */
 function resident (): number {
   collect()
   return Number(readFileSync('/proc/self/statm', 'utf8').split(' ')[1]) * 4096 / 1e6
 }
 
-t.test('the order of colocated trainers: flush, release all, resume weights, update, resume the rest, generate', async t => {
+t.test('the order of colocated trainers: flush, release all, resume weights, update, ' +
+  'resume the rest, generate', async t => {
   const { engine, get, post, ok, update, tokens } = await serve(t)
   const { addresses } = native().coreInfo(1)
   const a = await tokens(PROMPT)
@@ -130,7 +132,7 @@ t.test('the order of colocated trainers: flush, release all, resume weights, upd
   t.same((await ok('/weights_checker')).checksums, sums)
   t.same(native().coreInfo(1).addresses, addresses)
 
-  // KV alone, as trainers do that send the weights over a network meanwhile.
+  // KV alone, as by trainers that send the weights over a network meanwhile.
   await ok('/release_memory_occupation', { tags: ['kv_cache'] })
   await update('a')
   await ok('/resume_memory_occupation', { tags: ['kv_cache'] })
@@ -220,7 +222,8 @@ t.test('memory that cannot be taken is 503 with the reason and stays released; t
   t.same(await tokens(PROMPT), before)
 })
 
-t.test('fifty rounds of release, resume, update and generate: the memory goes each time, and does not grow', async t => {
+t.test('fifty rounds of release, resume, update and generate: the memory goes each ' +
+  'time, and does not grow', async t => {
   const { engine, ok, update, tokens } = await serve(t)
   const expected: Record<string, number[]> = {}
   for (const name of ['b', 'a']) {
@@ -245,7 +248,8 @@ t.test('fifty rounds of release, resume, update and generate: the memory goes ea
   }
   const median = (values: number[]): number => [...values].sort((a, b) => a - b)[values.length >> 1]!
   t.ok(median(back) > 0.9 * weights, `${median(back).toFixed(1)} MB came back, of ${weights.toFixed(1)} MB of weights`)
-  // Heaps of threads and the allocator find their size in the first rounds; what was not given back would be that of whole rounds.
+  // Heaps of threads and the allocator find their size in the first rounds; what was not given back would be that of
+  // whole rounds.
   for (const [state, values] of [['asleep', low], ['awake', high]] as const) {
     const growth = median(values.slice(-10)) - median(values.slice(25, 35))
     t.ok(growth < weights, `${state}, it grew by ${growth.toFixed(1)} MB in 15 rounds`)

@@ -1,14 +1,14 @@
 import t from 'tap'
 import { modelFolder, serve } from '../helpers/load-from.ts'
 
-// What an open scope was not brought, because the request was refused, is owed: the label may not move without it.
+// Tensors of a request that was refused are pending in its open scope: the label may not move without them.
 
 const bodies: Record<string, object> = {
   '/update_weights_from_tensor': { serialized_named_tensors: 7 },
   '/update_weights_from_distributed': { names: ['model.norm.weight'], dtypes: ['bfloat16'], shapes: 'x' },
   '/update_weights_from_disk': { model_path: modelFolder('adder'), flush_cache: 'x' },
   '/update_weights_from_disk?': { model_path: modelFolder('adder'), load_format: 'gguf' },
-  // Nobody listens there.
+  // No process listens there.
   '/update_weights_from_ipc': { zmq_handles: { 0: 'ipc:///nowhere/nobody' }, timeout: 1 }
 }
 

@@ -15,8 +15,8 @@ import type { Rollout } from '../helpers/rollout.ts'
 import { slowSteps } from '../helpers/slow-steps.ts'
 import { tinyConfig } from '../helpers/tiny-config.ts'
 
-// Which experts every token went to, through the whole engine: those that transformers chooses, and the same ones however the work is
-// cut, ordered or shared.
+// Which experts every token went to, through the whole engine: those that transformers chooses, and the same ones
+// however the work is cut, ordered or shared.
 
 process.env.REFIT_NATIVE = join(packageRoot, 'build/faults/refit.node')
 
@@ -74,7 +74,8 @@ for (const name of ['qwen3-moe', 'qwen3-moe-step2']) {
 }
 
 for (const dtype of ['float32', 'bfloat16'] as const) {
-  t.test(`in ${dtype}: alone, batched, chunked, cached, retracted and on two threads, the experts are the same`, async t => {
+  t.test(`in ${dtype}: alone, batched, chunked, cached, retracted and on two threads, ` +
+    'the experts are the same', async t => {
     const folder = join(goldenRoot, 'qwen3-moe')
     const alone: Rollout[] = []
     for (const ids of PROMPTS) {
@@ -119,7 +120,8 @@ for (const dtype of ['float32', 'bfloat16'] as const) {
   })
 }
 
-t.test('aborted requests report the experts of their tokens, also from the queue that they were retracted to', async t => {
+t.test('aborted requests report the experts of their tokens, also from the queue ' +
+  'that they were retracted to', async t => {
   const engine = await engineOf(t, join(goldenRoot, 'qwen3-moe'), {})
   const whole = await routed(engine, PROMPTS[3]!, { maxNewTokens: 200 })
   for (const mode of ['retract', 'in_place'] as const) {

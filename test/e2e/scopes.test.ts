@@ -11,7 +11,8 @@ import type { Reply } from '../helpers/transaction-server.ts'
 
 process.env.REFIT_NATIVE = join(packageRoot, 'build/faults/refit.node')
 
-t.test('buckets in a scope, some of which fail, while clients generate: every answer is of one whole checkpoint, and its label says which', async t => {
+t.test('buckets in a scope, some of which fail, while clients generate: every answer is of one whole ' +
+  'checkpoint, and its label says which', async t => {
   const { engine, folder, ok, bucket, post } = await serve(t, { tp: 2 })
   const expected = new Map<string, string[]>()
   const sums = new Map<string, unknown>()
@@ -137,9 +138,10 @@ t.test("a pause between buckets of a scope is answered, and lasts beyond the sco
   t.match(await queued, { text: '357', meta_info: { weight_version: 'v1' } })
 })
 
-t.test('a scope whose trainer is gone ends at its deadline and names torn tensors; the next begin or update heals them', async t => {
+t.test('a scope whose trainer is gone ends at its deadline and names torn tensors; the ' +
+  'next begin or update heals them', async t => {
   const { ok, bucket, post, get, engine, names, folder } = await serve(t)
-  // Its deadline may come before its first bucket, which is an update of its own then.
+  // If its deadline passes before its first bucket, that bucket is an update of its own.
   const first = await eventually(async () => {
     await ok('/begin_weight_update', { deadline: 0.1 })
     return await bucket('trained', 0)

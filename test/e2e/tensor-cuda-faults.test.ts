@@ -1,4 +1,5 @@
 import t from 'tap'
+import { joinRegex } from '../helpers/join-regex.ts'
 import { spawn } from 'node:child_process'
 import { readdirSync, readlinkSync } from 'node:fs'
 import { native } from '../../src/native/load-addon.ts'
@@ -16,7 +17,8 @@ import {
 import { codedTensor } from '../helpers/memory-source.ts'
 import { until } from '../helpers/route-app.ts'
 
-// What goes wrong with handles of cards: what the reply says, what the weights are then, and that senders get everything back.
+// What goes wrong with handles of cards: what the reply says, what the weights are then, and that senders get
+// everything back.
 
 useStandIn()
 
@@ -33,7 +35,8 @@ const openFiles = (): number =>
     })
     .length
 
-t.test('a fault at the k-th segment, event or closing changes nothing or names the torn weights, and gives all back', async t => {
+t.test('a fault at the k-th segment, event or closing changes nothing or names the torn ' +
+  'weights, and gives all back', async t => {
   const { server, table } = await serve(t, 2)
   t.teardown(() => {
     native().armFault!(null)
@@ -77,7 +80,7 @@ t.test('a fault at the k-th segment, event or closing changes nothing or names t
         })
         await checkVariant(t, server, table, 1)
       }
-      // Healed by the next, which also closes what a fault kept from closing.
+      // The next update heals it, and closes what a fault kept open.
       await server.ok(PATH, { serialized_named_tensors: [cudaEntry(sendModel(t, table, 1).tensors)] })
       t.equal(server.engine.weights.state, 'current')
       await checkVariant(t, server, table, 1)
@@ -106,7 +109,10 @@ t.test('a refusal before the opening names the reason, opens nothing and gives a
       'card that is not here',
       () => ({ device: gpuUuid(7) }),
       {},
-      /^tensor "model\.\S+": it lies on the card GPU-0{8}-\S+7, which refit does not see \(it sees 0: GPU-\S+0, 1: GPU-\S+1\): run both on the same cards/,
+      joinRegex(
+        /^tensor "model\.\S+": it lies on the card GPU-0{8}-\S+7, which refit does not see \(it sees 0:/,
+        / GPU-\S+0, 1: GPU-\S+1\): run both on the same cards/
+      ),
       'TENSOR_PAYLOAD'
     ],
     [
@@ -149,7 +155,7 @@ t.test('a refusal before the opening names the reason, opens nothing and gives a
     const { entries, sender } = entry(change)
     const reply = await server.post(PATH, { serialized_named_tensors: entries, ...fields })
     t.match(reply, { status: 400, body: { success: false, message, error: { code } } }, what)
-    // Of the share that its tensor does not name any more nobody can know.
+    // The handle that its tensor does not name any more cannot be known.
     const lost = what === 'two storages in one slot' || what === 'a broken pickle' ? 1 : 0
     t.equal(sender.held, lost, `${what}: given back`)
   }
@@ -257,7 +263,8 @@ t.test('expandable segments are opened by descriptors of the sender, which are c
       status: 400,
       body: {
         message: new RegExp(
-          `^tensor "model\\.\\S+": it lies in an expandable segment: descriptor \\d+ of process ${pid} cannot be taken: `
+          '^tensor "model\\.\\S+": it lies in an expandable segment: ' +
+            `descriptor \\d+ of process ${pid} cannot be taken: `
         ),
         error: { code: 'TENSOR_PAYLOAD' }
       }

@@ -8,8 +8,8 @@ import { codedTensor } from '../helpers/memory-source.ts'
 import { sharedMemory } from '../helpers/shared-tensors.ts'
 import { tinyArchitecture, tinyConfig } from '../helpers/tiny-config.ts'
 
-// /update_weights_from_tensor with handles of cards, on a server whose CUDA library opens files in place of a card's memory: bodies are
-// torch's, and all but the driver is what is shipped.
+// /update_weights_from_tensor with handles of cards, on a server whose CUDA library opens files in place of a card's
+// memory: bodies are torch's, and all but the driver is what is shipped.
 
 useStandIn()
 
@@ -123,7 +123,7 @@ t.test('50 updates leave descriptors, mappings and threads as they were', async 
   const send = async (step: number): Promise<void> => {
     const { tensors, sender } = models[step % 2]!
     const again = tensors.map(tensor => ({ ...tensor, share: sender.share() }))
-    // Every third is refused, after all of it has been read.
+    // Every third body is refused, after all of it has been read.
     if (step % 3 === 0) again.push({ ...again[0]!, name: 'nobody', share: sender.share() })
     const reply = await server.post(PATH, { serialized_named_tensors: [cudaEntry(again)] })
     t.equal(reply.status, step % 3 === 0 ? 400 : 200)

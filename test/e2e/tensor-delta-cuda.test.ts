@@ -7,7 +7,8 @@ import { blobOf, gpuUuid, cudaEntry, event, segment, Sender, useStandIn } from '
 import type { CudaServer, Event } from '../helpers/cuda-tensors.ts'
 import { codedTensor } from '../helpers/memory-source.ts'
 
-// verl's deltas in the memory of cards: all three tensors of a flush lie there, and are read for the host between two steps.
+// verl's deltas in the memory of cards: all three tensors of a flush lie there, and are read for the host between two
+// steps.
 
 useStandIn()
 
@@ -97,7 +98,8 @@ async function flushOf (
 }
 
 for (const tp of [1, 2]) {
-  t.test(`on ${tp} GPUs a flush changes every second element, comes again without effect, and whole weights come the same way`, async t => {
+  t.test(`on ${tp} GPUs a flush changes every second element, comes again without effect, and ` +
+    'whole weights come the same way', async t => {
     const { server, table } = await serve(t, tp)
     const names = [...table.tensors.values()].filter(plan => !plan.alternative).map(({ name }) => name)
     await server.ok(PATH, { serialized_named_tensors: [cudaEntry(sendModel(t, table, 1).tensors)] })
@@ -126,7 +128,8 @@ for (const tp of [1, 2]) {
   })
 }
 
-t.test("the sender's pending work is waited for, and missing or wrong memory is a refusal that gives everything back", async t => {
+t.test("the sender's pending work is waited for, and missing or wrong memory is a refusal " +
+  "that gives everything back", async t => {
   const { server, table } = await serve(t, 2)
   await server.ok(PATH, { serialized_named_tensors: [cudaEntry(sendModel(t, table, 1).tensors)] })
   const names = ['model.norm.weight']

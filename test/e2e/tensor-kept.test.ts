@@ -19,7 +19,8 @@ const data = (table: Parameters<typeof sendModel>[1], names: readonly string[], 
 const kept = async (server: CudaServer): Promise<number[]> =>
   await Promise.all(['kept_tensor_names', 'kept_tensor_bytes'].map(async name => await server.metric(name)))
 
-t.test('kept tensors are written again by a small request, without another mapping, until they are released', async t => {
+t.test('kept tensors are written again by a small request, without another mapping, ' +
+  'until they are released', async t => {
   const { server, table } = await serve(t, 2)
   const { tensors, sender, segments, events } = sendModel(t, table, 1, { perSegment: Infinity })
   const names = tensors.map(({ name }) => name)
@@ -29,7 +30,7 @@ t.test('kept tensors are written again by a small request, without another mappi
   t.same(await kept(server), [1, segments[0]!.bytes])
   const opened = await server.metric('cuda_segments_opened_total')
   t.equal(await server.metric('cuda_segments_closed_total'), 0)
-  // Events were for the first time; the sender frees them when it likes.
+  // Events are used only for the first write; the sender may free them afterwards.
   events[0]!.remove()
   for (const variant of [2, 3, 1]) {
     segments[0]!.fill(0, data(table, names, variant))
@@ -41,7 +42,7 @@ t.test('kept tensors are written again by a small request, without another mappi
   }
   t.equal(await server.metric('cuda_segments_opened_total'), opened, 'nothing was opened again')
   t.equal(sender.held, tensors.length)
-  // Another sender's update beside it opens and closes its own.
+  // Another sender's concurrent update opens and closes its own memory.
   const other = sendModel(t, table, 2)
   await server.ok(PATH, { serialized_named_tensors: [cudaEntry(other.tensors)] })
   t.equal(other.sender.held, 0)
@@ -102,7 +103,7 @@ t.test('another generation is a conflict, and replaces the kept tensors if it co
   t.equal(first.sender.held, 0)
   t.equal(second.sender.held, second.tensors.length)
   await checkVariant(t, server, table, 2)
-  // A keep that is refused gives up what it would have replaced, and keeps nothing.
+  // A refused keep gives back what it would have replaced, and keeps nothing.
   const refused = sendModel(t, table, 1)
   refused.tensors[0]!.name = 'nobody'
   t.match(
@@ -273,7 +274,7 @@ t.test('inside a transaction kept tensors are replaced with their write, and rel
     transaction
   })
   t.equal(first!.sender.held, 0)
-  // One that is refused is answered, and does not wait for the next write.
+  // A refused request is answered without waiting for the next write.
   const refused = sendModel(t, table, 1)
   refused.tensors[0]!.name = 'nobody'
   t.match(
@@ -285,7 +286,7 @@ t.test('inside a transaction kept tensors are replaced with their write, and rel
     { status: 400 }
   )
   t.equal(refused.sender.held, 0)
-  // Of a stranger it is done between two writes.
+  // Another caller's request runs between two writes.
   t.same((await server.ok('/release_kept_tensors')).released, [{ ...keep, generation: 2 }])
   t.equal(second!.sender.held, 0)
   await server.ok(PATH, { serialized_named_tensors: [cudaEntry(third!.tensors)], transaction })

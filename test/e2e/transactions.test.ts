@@ -10,7 +10,8 @@ import type { Reply } from '../helpers/transaction-server.ts'
 
 process.env.REFIT_NATIVE = join(packageRoot, 'build/faults/refit.node')
 
-t.test('a transaction is opened, written over several connections, queried, refused a commit, committed and queried again', async t => {
+t.test('a transaction is opened, written over several connections, queried, refused a ' +
+  'commit, committed and queried again', async t => {
   const { ok, post, get, bucket, names, folder, engine } = await serve(t)
   const opened = await ok('/weight_transactions', {
     owner: 'trainer 3',
@@ -119,7 +120,8 @@ t.test('bodies are strict, and a refused one opens nothing', async t => {
   t.same((await get('/weight_transactions')).body, { open: null })
 })
 
-t.test('an abort while a write waits for running requests is answered at once, and the requests notice nothing', async t => {
+t.test('an abort while a write waits for running requests is answered at once, and ' +
+  'the requests notice nothing', async t => {
   const { engine, ok, bucket, post, get } = await serve(t)
   slowSteps(t, 1)
   const request = post('/generate', ENDLESS)
@@ -127,7 +129,7 @@ t.test('an abort while a write waits for running requests is answered at once, a
   const { id } = await ok('/weight_transactions', { owner: 'trainer' })
   const write = bucket('trained', 0, { transaction: id })
   const queued: Promise<Reply>[] = []
-  // Until one is held up, which shows that the write waits for the gate.
+  // Until one request is held up, which shows that the write waits for the gate.
   await until(() => {
     if (engine.stats.queued === 0) {
       queued.push(post('/generate', { text: '1+1=', sampling_params: { max_new_tokens: 2 } }))

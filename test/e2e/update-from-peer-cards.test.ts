@@ -4,12 +4,14 @@ import { useLoop } from '../helpers/nccl-trainer.ts'
 import { answers, serve, until } from '../helpers/load-from.ts'
 import type { Member } from '../helpers/load-from.ts'
 
-// Engines on cards that serve and take their weights from another one over NCCL: CUDA is the stand-in, NCCL native/test/nccl_loop.cc. What
-// allocates on cards, or spins on them, comes while no step runs, on both sides.
+// Engines on cards that serve and take their weights from another one over NCCL: CUDA is the stand-in, NCCL
+// native/test/nccl_loop.cc. What allocates on cards, or spins on them, comes while no step runs, on both sides.
 
 const loop = useLoop()
 
-/** What the engine's addon was asked for: which calls, beside which of them steps ran, and how many connected at once. */
+/**
+ * What the engine's addon was asked for: which calls, beside which of them steps ran, and how many connected at once.
+ */
 function watchCalls ({ engine }: Member): { names: Set<string>, stepped: Set<string>, connecting: number } {
   const { addon } = engine.held!.store
   const seen = { names: new Set<string>(), stepped: new Set<string>(), connecting: 0 }
@@ -53,7 +55,7 @@ async function pair (t: Test, from: number, to: number): Promise<[peer: Member, 
   return [peer, one]
 }
 
-/** Clients that ask without a pause, until it is called. */
+/** Clients that send requests without a pause, until it is called. */
 function ask (
   t: Test,
   member: Member,
@@ -82,7 +84,8 @@ function ask (
 }
 
 for (const [from, to] of [[1, 1], [2, 2], [1, 2], [2, 1]] as const) {
-  t.test(`over NCCL, from tp ${from} to tp ${to}, while both generate: no step runs while the transfer needs the GPUs`, async t => {
+  t.test(`over NCCL, from tp ${from} to tp ${to}, while both generate: no step runs while ` +
+    'the transfer needs the GPUs', async t => {
     const [peer, one] = await pair(t, from, to)
     const expected = { 'step-1': (await answers(one))[0]!, 'step-9': (await answers(peer))[0]! }
     const watched = [watchCalls(peer), watchCalls(one)]
@@ -112,7 +115,8 @@ for (const [from, to] of [[1, 1], [2, 2], [1, 2], [2, 1]] as const) {
 }
 
 for (const [from, to] of [[1, 1], [1, 2]] as const) {
-  t.test(`over NCCL, from tp ${from} to tp ${to}: the peer generates while this engine's running requests end`, async t => {
+  t.test(`over NCCL, from tp ${from} to tp ${to}: the peer generates while this ` +
+    "engine's running requests end", async t => {
     const [peer, one] = await pair(t, from, to)
     const long = one.post('/generate', {
       text: '12+30=',

@@ -6,8 +6,8 @@ import type { Test } from 'tap'
 import { answers, joinByHand, joined, serve } from '../helpers/load-from.ts'
 import type { Member } from '../helpers/load-from.ts'
 
-// Fills of an engine that serves which come to nothing: what has not begun changes nothing, what has begun leaves all torn, and nobody waits
-// for longer than was asked for.
+// Fills of an engine that serves which come to nothing: what has not begun changes nothing, what has begun leaves all
+// torn, and nobody waits for longer than was asked for.
 
 const PATH = '/update_weights_from_peer'
 
@@ -23,7 +23,7 @@ async function isUnchanged (t: Test, { engine, sums }: Member, before: unknown):
   t.same(await sums(), before)
 }
 
-/** While the fill waits for its turn, something happens at the peer. */
+/** While the load waits for its turn, something happens at the peer. */
 async function refusedLate (
   t: Test,
   happens: (peer: Member) => Promise<unknown>

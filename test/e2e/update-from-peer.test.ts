@@ -1,6 +1,7 @@
 import { createServer } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import t from 'tap'
+import { joinRegex } from '../helpers/join-regex.ts'
 import type { Test } from 'tap'
 import { modelFolder, answers, joined, serve, until } from '../helpers/load-from.ts'
 import type { Member, Reply } from '../helpers/load-from.ts'
@@ -20,7 +21,7 @@ async function take ({ url }: Member, body: object, gone: AbortSignal): Promise<
     .then(async reply => await reply.json(), () => 'closed')
 }
 
-/** Resolves when the engine asks for the first byte. */
+/** Resolves when the engine requests the first byte. */
 async function asked ({ engine }: Member): Promise<void> {
   const { addon } = engine.held!.store
   const take = addon.groupParams.bind(addon)
@@ -47,7 +48,7 @@ function stall ({ engine }: Member): () => void {
   return goOn
 }
 
-/** The peer, but what it says of its checksums is wrong. */
+/** The peer, except that it reports wrong checksums. */
 async function liar (t: Test, url: string): Promise<string> {
   const server = createServer((request, response) => {
     const chunks: Buffer[] = []
@@ -74,7 +75,8 @@ async function liar (t: Test, url: string): Promise<string> {
 }
 
 for (const [from, to] of [[1, 1], [2, 1], [1, 2]] as const) {
-  t.test(`an engine with tp ${to} loads from one with tp ${from} while it generates: every answer has its weights' label`, async t => {
+  t.test(`an engine with tp ${to} loads from one with tp ${from} while it generates: every ` +
+    "answer has its weights' label", async t => {
     const peer = await serve(t, 'adder', { tp: from, weightVersion: 'step-9' })
     const one = await serve(t, 'adder-base', { tp: to, weightVersion: 'step-1' })
     const expected: Record<string, string[]> = { 'step-1': await answers(one), 'step-9': await answers(peer) }
@@ -114,7 +116,8 @@ for (const [from, to] of [[1, 1], [2, 1], [1, 2]] as const) {
   })
 }
 
-t.test('a load given up before the first byte changes nothing; later all is torn until an update writes it', async t => {
+t.test('a load given up before the first byte changes nothing; later all is torn ' +
+  'until an update writes it', async t => {
   const peer = await serve(t, 'adder', { weightVersion: 'step-2' })
   const one = await serve(t, 'adder-base')
   const before = await one.sums()
@@ -133,7 +136,7 @@ t.test('a load given up before the first byte changes nothing; later all is torn
   t.same(await one.sums(), before)
   t.equal(one.engine.weights.state, 'current')
 
-  // The peer's turn does not come: this engine has asked for the bytes, and waits for them.
+  // The peer's turn does not come: this engine has requested the bytes, and waits for them.
   const held = await peer.engine.update()
   const later = new AbortController()
   const there = joined(one)
@@ -181,7 +184,10 @@ for (const tp of [1, 2]) {
       error: {
         code: 'WEIGHTS_MISMATCH',
         message:
-          /^Failed to update weights: the received weights differ from the sent ones: checksums differ \(model.norm.weight\)/
+          joinRegex(
+            /^Failed to update weights: the received weights differ from the sent ones: checksums/,
+            / differ \(model.norm.weight\)/
+          )
       }
     })
     t.match(one.engine, { weights: { state: 'torn' }, weightVersion: 'default' })
@@ -191,7 +197,8 @@ for (const tp of [1, 2]) {
   })
 }
 
-t.test("addresses follow the rules of trainers' stores, keys are the peer's, and a refusal changes nothing", async t => {
+t.test("addresses follow the rules of trainers' stores, keys are the peer's, and a " +
+  "refusal changes nothing", async t => {
   const peer = await serve(t, 'adder', {}, { adminApiKey: 'secret' })
   const one = await serve(t, 'adder-base')
   const before = await one.sums()

@@ -67,7 +67,7 @@ t.test('a full disk is a clear refusal, before the body and in its middle', asyn
     'content-length': file.length
   })
   request.write(file.subarray(0, 300_000))
-  // The room for all of it has been looked for once the file has its size.
+  // The room for the whole file is checked when the file gets its size.
   while (!readdirSync('/proc/self/fd').some(isSpool)) await sleep(1)
   fill(900_000)
   request.end(file.subarray(300_000))
@@ -84,7 +84,7 @@ t.test('a full disk is a clear refusal, before the body and in its middle', asyn
   })
 })
 
-/** A descriptor of an upload's file that has been made as long as the upload. */
+/** Whether it is a descriptor of an upload's file that already has the upload's length. */
 function isSpool (fd: string): boolean {
   try {
     return /refit-upload-\d/.test(readlinkSync(`/proc/self/fd/${fd}`)) && fstatSync(Number(fd)).size > 0

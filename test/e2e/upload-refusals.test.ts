@@ -7,7 +7,7 @@ import { slowSteps } from '../helpers/slow-steps.ts'
 import { layout, PATH, post, uploadServer } from '../helpers/uploads.ts'
 import type { FormParts, Reply, UploadServer } from '../helpers/uploads.ts'
 
-// What uploads in transactions are told, and when.
+// Replies to uploads in transactions, and their time.
 
 process.env.REFIT_NATIVE = join(packageRoot, 'build/faults/refit.node')
 
@@ -30,7 +30,8 @@ t.test("an upload for a foreign, ended or unknown transaction is refused before 
   await json(server, `/weight_transactions/${dead.id}/abort`, { reason: 'tired' })
   const { body: open } = await json(server, '/weight_transactions', { owner: 'me' })
   const head =
-    '--x\r\ncontent-disposition: form-data; name="transaction"\r\n\r\nID\r\n--x\r\ncontent-disposition: form-data; name="f"; filename="f"\r\n\r\n'
+    '--x\r\ncontent-disposition: form-data; name="transaction"\r\n\r\nID\r\n' +
+    '--x\r\ncontent-disposition: form-data; name="f"; filename="f"\r\n\r\n'
   const cases: [query: string, form: string | null, status: number, code: string, message: RegExp][] = [
     [
       '',
@@ -166,7 +167,7 @@ t.test('with mode=stream a sender that trickles is cut off, and the torn tensors
       'content-length': file.length
     })
     request.write(file.subarray(0, half))
-    // Never silent for as long as the deadline, unless the machine halts.
+    // Never silent as long as the deadline, unless the machine halts.
     const trickle = setInterval(() => {
       request.write(file.subarray(half, half + 1))
     }, 30)

@@ -7,7 +7,8 @@ import { eventually } from '../helpers/eventually.ts'
 import { layout, PATH, post, uploadServer } from '../helpers/uploads.ts'
 import type { FormParts, Reply } from '../helpers/uploads.ts'
 
-// Uploads into the bundled model, over real sockets. The model has 937 KB: with 512 KB of memory it does not fit and is spooled.
+// Uploads into the bundled model, over real sockets. The model has 937 KB: with 512 KB of memory it does not fit and is
+// spooled.
 
 const SMALL = 512 << 10
 const WAYS = [
@@ -104,7 +105,7 @@ for (const { way, memory, query } of WAYS) {
 t.test('with mode=stream a broken body tears tensors, and the reply names them', async t => {
   const server = await uploadServer(t, { uploadMemoryBytes: SMALL, uploadTimeoutMs: 150 })
   const file = server.file('adder')
-  // Where the machine halts, a body is stalled before something is in place: once more.
+  // If the machine halts, a body stalls before something is written: try again.
   const stalled = await eventually(async () => {
     const { request, reply } = post(`${server.url}${PATH}?mode=stream`, {
       'content-type': 'application/octet-stream',
@@ -123,7 +124,7 @@ t.test('with mode=stream a broken body tears tensors, and the reply names them',
     }
   })
   t.equal(server.engine.weights.state, 'torn')
-  // Trailing bytes of a body whose length nobody said: the last piece has been held back.
+  // Trailing bytes of a body of unknown length: the last piece has been held back.
   const tail = async (): Promise<Reply | null> =>
     await server
       .form([['mode', 'stream'], ['file', Buffer.concat([file, Buffer.alloc(1)]), 'model.safetensors']])
@@ -173,7 +174,7 @@ t.test('a server that was suspended reads what arrived meanwhile before it calls
   request.write(file.subarray(0, 500))
   await begun
   await sleep(50) // until it is watched
-  // Both are this process: the bytes are in the server's socket, and its timer is due and comes first, when it goes on.
+  // Both ends are this process: when it continues, the bytes are in the server's socket, and its timer is due first.
   await setImmediate()
   request.end(file.subarray(500))
   Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 1500)
@@ -210,7 +211,7 @@ t.test('an invalid file, or one of another model, is refused with the reason and
       for (const [bytes, code, message] of cases) {
         const raw = await server.send(bytes, mode)
         t.match(raw, { status: 400, body: { success: false, error: { code, message } } }, `${String(message)} raw`)
-        // In a stream of unknown length a wrong end is found when there is something in place already.
+        // In a stream of unknown length a wrong end is found only after something has been written.
         if (mode !== '' && /end at|owns/.test(String(message))) continue
         const form = await server.form([['file', bytes, 'a.safetensors']], mode)
         const big = bytes === huge && memory !== undefined
@@ -243,7 +244,8 @@ t.test('an invalid file, or one of another model, is refused with the reason and
   }
 })
 
-t.test('several files are one update; the same tensor or the same file twice is refused; an index is held against them', async t => {
+t.test('several files are one update; the same tensor or the same file twice is refused; ' +
+  'an index is held against them', async t => {
   for (const memory of [undefined, SMALL]) {
     const server = await uploadServer(t, { uploadMemoryBytes: memory })
     const before = await server.checksums()
@@ -285,7 +287,7 @@ t.test('several files are one update; the same tensor or the same file twice is 
     })
     const second = await server.form([['mode', 'stream'], ...files])
     t.match(second.body.error.message, /2\.safetensors is a second file/)
-    // Where the first file was more than one piece, some of it is in place by then.
+    // If the first file had more than one piece, a part of it has been written by then.
     t.equal(second.status, memory === undefined ? 400 : 500)
     t.equal(server.engine.weights.state, memory === undefined ? 'current' : 'torn')
     if (memory === undefined) t.same(await server.checksums(), before)

@@ -6,8 +6,8 @@ import { blobOf, gpuUuid, offerEntry, segment, Sender, useStandIn } from '../hel
 import type { CudaTensor, Segment } from '../helpers/cuda-tensors.ts'
 import { codedTensor } from '../helpers/memory-source.ts'
 
-// vLLM's and SkyRL's handles, on a server whose CUDA library opens files in place of a card's memory: what is pickled is torch's, and all
-// but the driver is what is shipped.
+// vLLM's and SkyRL's handles, on a server whose CUDA library opens files in place of a card's memory: what is pickled
+// is torch's, and all but the driver is what is shipped.
 
 useStandIn()
 
@@ -50,13 +50,14 @@ function packedBuffer (
 }
 
 for (const isBare of [false, true]) {
-  t.test(`one handle for each tensor, ${isBare ? 'as its arguments alone' : 'with its function'}: each reference is given back once`, async t => {
+  t.test(`one handle for each tensor, ${isBare ? 'as its arguments alone' : 'with its function'}: ` +
+    'each reference is given back once', async t => {
     const { server, table } = await serve(t, 2)
     await server.ok('/init_weight_transfer_engine', { init_info: {} })
     await server.ok('/weights_checker', { action: 'reset_tensors' })
     for (const variant of [1, 2]) {
       const mine = [0, 1].map(() => sendModel(t, table, variant))
-      // Of a third card, whose trainer shares with another engine: its references are not ours.
+      // A third GPU, whose trainer sends to another engine: its references are not ours.
       const other = new Sender(t)
       const offers = mine[0]!.tensors.map((tensor, i) => ({
         [gpuUuid(0)]: tensor,
@@ -85,7 +86,8 @@ for (const isBare of [false, true]) {
   })
 }
 
-t.test('chunks in one buffer that is exported once: written one after another, and given back once, at the end', async t => {
+t.test('chunks in one buffer that is exported once: written one after another, and ' +
+  'given back once, at the end', async t => {
   const { server, table } = await serve(t, 2)
   await server.ok('/init_weight_transfer_engine', { init_info: { packed: true } })
   for (const variant of [1, 2]) {

@@ -12,8 +12,8 @@ import { WeightGroups } from '../../src/process-groups/weight-groups.ts'
 import { masterPolicy } from '../../src/rendezvous/master-policy.ts'
 import { StoreServer } from '../../src/rendezvous/server.ts'
 
-// vLLM's NCCL transfer into engines on cards: what is shipped but for CUDA's and NCCL's own calls. In the loop a broadcast of another
-// size than its root's never ends, so that every cut has to be the trainer's.
+// vLLM's NCCL transfer into engines on cards: what is shipped but for CUDA's and NCCL's own calls. In the loop a
+// broadcast of another size than its root's never ends, so that every cut has to be the trainer's.
 
 const loop = useLoop()
 
@@ -29,7 +29,7 @@ function tensorsOf (model: 'adder' | 'adder-base'): SentTensor[] {
   }))
 }
 
-/** As vLLM's packed_nccl_broadcast_producer. */
+/** Packs as vLLM's packed_nccl_broadcast_producer does. */
 function chunksOf (tensors: readonly SentTensor[], bufferBytes: number): Buffer[] {
   const chunks: Buffer[] = []
   let list: Uint8Array[] = []
@@ -177,7 +177,7 @@ t.test('the engine takes part in the first sum, without which rank 0 would hang'
   const reply = await server.post('/init_weight_transfer_engine', { init_info: trainer.init() })
   await trainer.end()
   await joining
-  // A trainer that leaves it out is not vLLM's, and is told so by the deadline.
+  // A trainer that leaves it out is not vLLM's, and is refused at the deadline.
   t.match(reply, { status: 504, body: { error: { code: 'GROUP_TIMEOUT' } } })
 })
 

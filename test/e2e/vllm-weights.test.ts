@@ -65,7 +65,8 @@ t.test('start to finish is one update: nothing is generated from a mixture, and 
   t.equal(server.engine.weightVersion, 'b')
 })
 
-t.test('failed tensors are pending until they are sent, and a start gives up what a dead trainer left open', async t => {
+t.test('failed tensors are pending until they are sent, and a start gives up what ' +
+  'a dead trainer left open', async t => {
   const server = await groupServer(t)
   const trainer = await joined(server)
   const [base, adder] = [server.tensors('adder-base'), server.tensors('adder')]
@@ -98,7 +99,8 @@ t.test('failed tensors are pending until they are sent, and a start gives up wha
   t.match(await server.generate(), { status: 200, body: { text: '46' } })
 })
 
-t.test('a request that cannot be read leaves the group in step where its sizes are known, and aborts it where they are not', async t => {
+t.test('a request that cannot be read leaves the group in step where its sizes are known, and ' +
+  'aborts it where they are not', async t => {
   const server = await groupServer(t)
   const adder = server.tensors('adder').slice(0, 4)
   const trainer = await joined(server)

@@ -181,7 +181,8 @@ t.test('a truncated form is refused, and one whose client disconnects is given u
     const socket = createConnection(port, '127.0.0.1')
     socket.on('error', () => {})
     socket.write(
-      `POST / HTTP/1.1\r\nhost: x\r\ncontent-type: multipart/form-data; boundary=${BOUNDARY}\r\ncontent-length: ${whole.length}\r\n\r\n`
+      `POST / HTTP/1.1\r\nhost: x\r\ncontent-type: multipart/form-data; boundary=${BOUNDARY}\r\n` +
+        `content-length: ${whole.length}\r\n\r\n`
     )
     await new Promise(resolve => {
       socket.write(whole.subarray(0, cut), resolve)
@@ -211,7 +212,8 @@ t.test('a client that disconnects before its body is read is noticed at once', a
   const { port, outcomes } = await reader(t, { prepare: async raw => await once(raw, 'close').catch(() => {}) })
   const socket = createConnection(port, '127.0.0.1')
   socket.write(
-    `POST / HTTP/1.1\r\nhost: x\r\ncontent-type: multipart/form-data; boundary=${BOUNDARY}\r\ncontent-length: 1000\r\n\r\n--${BOUNDARY}`
+    `POST / HTTP/1.1\r\nhost: x\r\ncontent-type: multipart/form-data; boundary=${BOUNDARY}\r\n` +
+      `content-length: 1000\r\n\r\n--${BOUNDARY}`
   )
   setTimeout(() => {
     socket.destroy()

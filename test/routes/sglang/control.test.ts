@@ -3,7 +3,8 @@ import { call, routeApp, until } from '../../helpers/route-app.ts'
 import { FakeEngine } from '../../helpers/fake-engine.ts'
 
 const FLUSHED =
-  'Cache flushed.\nPlease check backend logs for more details. (When there are running or waiting requests, the operation will not be performed.)\n'
+  'Cache flushed.\nPlease check backend logs for more details. ' +
+  '(When there are running or waiting requests, the operation will not be performed.)\n'
 
 t.test('pause and continue answer as SGLang does, whatever the body', async t => {
   const { url, engine } = await routeApp(t)

@@ -82,7 +82,7 @@ t.test('a reader that does not read blocks neither generation nor memory, and ge
   await until(() => text.endsWith('0\r\n\r\n'))
   socket.destroy()
   t.ok(text.length < 35e6, `merged to ${text.length} bytes`)
-  // Taken out of the chunked coding.
+  // Removes the chunked coding.
   const events = text.replace(/\r\n[0-9a-f]+\r\n/g, '').split('data: ')
   t.match(events.at(-1), '[DONE]')
   const last = JSON.parse(events.at(-2)!.trim())
@@ -103,7 +103,8 @@ t.test('one connection carries many requests', async t => {
   const count = 20
   for (let i = 0; i < count; i++) {
     socket.write(
-      `POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: ${body.length}\r\n\r\n${body}`
+      'POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n' +
+        `content-length: ${body.length}\r\n\r\n${body}`
     )
     await until(() => text.split('HTTP/1.1 200').length === i + 2)
   }

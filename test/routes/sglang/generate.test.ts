@@ -37,7 +37,8 @@ t.test('PUT is POST', async t => {
   t.same(reply.json.output_ids, [5, 6])
 })
 
-t.test('null and absent sampling parameters are defaults, and max_new_tokens null is what the context leaves', async t => {
+t.test('null and absent sampling parameters are defaults, and max_new_tokens null ' +
+  'is what the context leaves', async t => {
   const { url, engine } = await routeApp(t)
   await call(`${url}/generate`, {
     input_ids: [5, 2],

@@ -67,7 +67,8 @@ t.test('a retry while the first call runs gets its outcome, and a different call
   t.same(engine.calls, ['release ["weights","kv_cache"]', 'release ["cuda_graph"]'])
 })
 
-t.test('an asleep engine is reported everywhere: generation 503, health 200, ready 503, info, metrics, continue', async t => {
+t.test('an asleep engine is reported everywhere: generation 503, health 200, ready ' +
+  '503, info, metrics, continue', async t => {
   const { url } = await routeApp(t)
   await call(url + RELEASE, { tags: ['kv_cache', 'weights'] })
   for (

@@ -1,4 +1,5 @@
 import t from 'tap'
+import { joinRegex } from '../../helpers/join-regex.ts'
 import { call, routeApp, until } from '../../helpers/route-app.ts'
 import { recordedPickles } from '../../helpers/pickles.ts'
 import { sharedMemory, tensorEntry } from '../../helpers/shared-tensors.ts'
@@ -53,7 +54,10 @@ t.test('a refusal has success false and a code, and gives the handles back', asy
     [
       { load_format: 'my.module.loader' },
       400,
-      /^load_format: expected null, "flattened_bucket" or "direct", got "my\.module\.loader"; others are registered by --weight-loader$/,
+      joinRegex(
+        /^load_format: expected null, "flattened_bucket" or "direct", got "my\.module\.loader"; others/,
+        / are registered by --weight-loader$/
+      ),
       'UNSUPPORTED'
     ],
     [{ load_format: 'flattened_bucket' }, 400, /a flattened bucket is a dict/, 'TENSOR_PAYLOAD'],
@@ -70,7 +74,7 @@ t.test('a refusal has success false and a code, and gives the handles back', asy
     t.equal(memory.count(), 1, code)
   }
   t.equal(engine.weightVersion, 'default')
-  // As one text, in place of a list.
+  // One string instead of a list.
   const memory = sharedMemory(t, data)
   t.match((await call(url + PATH, { serialized_named_tensors: entryOf(memory) })).json, {
     success: false,

@@ -160,7 +160,7 @@ t.test('a retry of an update that still runs joins it', async t => {
   const again = send('1')
   const other = send('2')
   await until(() => engine.calls.length === 2)
-  // Pause, flush and health need nothing that an update holds.
+  // Pause, flush and health do not wait for an update.
   t.equal((await call(`${url}/health`)).status, 200)
   t.equal((await call(`${url}/pause_generation`, {})).status, 200)
   t.equal((await call(`${url}/continue_generation`, {})).status, 200)
