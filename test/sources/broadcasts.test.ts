@@ -31,7 +31,7 @@ t.test('a buffer that is just full takes one more tensor, which may be larger th
   t.same(cut([], 8), [])
 })
 
-t.test('one for each, and one for all', async t => {
+t.test('a broadcast holds one tensor, or all of them', async t => {
   const tensors = measureTensors(['a', 'b', 'c'], ['bfloat16', 'torch.float32', 'uint8'], [[3], [2, 2], []])
   t.same(cutBroadcasts(tensors, 'each').sizes, [6, 16, 1])
   t.same(cutBroadcasts(tensors, 'whole'), { sizes: [23], spans: [[0, 3]] })

@@ -115,7 +115,7 @@ t.test('verify notices when only the index changes', async t => {
   await t.rejects(source.verify(), { code: 'CHECKPOINT_CHANGED', message: /index.json changed/ })
 })
 
-t.test('reading changes nothing that verify looks at', async t => {
+t.test('reading changes nothing that verify checks', async t => {
   const folder = t.testdir()
   writeTensors(folder, tensors, 2)
   const source = await open(t, folder)
@@ -123,7 +123,7 @@ t.test('reading changes nothing that verify looks at', async t => {
   await source.verify()
 })
 
-t.test('a file is taken for open only when its time lies behind the clock, so that a later write leaves another time', async t => {
+t.test('a file is opened only when its mtime is in the past, so that a later write changes it', async t => {
   const folder = t.testdir()
   const path = join(folder, 'model.safetensors')
   for (let round = 0; round < 10; round++) {
@@ -136,7 +136,7 @@ t.test('a file is taken for open only when its time lies behind the clock, so th
   }
 })
 
-t.test('a file that somebody keeps writing to is refused', async t => {
+t.test('a file that is written to all the time is refused', async t => {
   const folder = t.testdir({ 'model.safetensors': small('a') })
   const writer = setInterval(() => {
     writeFileSync(join(folder, 'model.safetensors'), small('a'), { flag: 'r+' })

@@ -20,7 +20,7 @@ import { tinyArchitecture } from '../helpers/tiny-config.ts'
 
 const fds = (): number => readdirSync('/proc/self/fd').length
 
-t.test('a folder that is swapped for a link out, over and over, never lets a file outside be opened', async t => {
+t.test('a folder that is repeatedly swapped for a link never lets a file outside the roots be opened', async t => {
   const folder = t.testdir({ root: { sub: { file: 'inside' } }, out: { file: 'outside' } })
   const root = join(folder, 'root')
   symlinkSync('../out', join(root, 'evil'))
@@ -56,7 +56,7 @@ t.test('a folder that is swapped for a link out, over and over, never lets a fil
   t.ok(fds() <= before, 'no file stays open')
 })
 
-t.test('a writer that races the reader is noticed by an error of refit, and leaves nothing open', async t => {
+t.test('a writer that races the reader causes an error of refit, and leaves nothing open', async t => {
   const folder = join(t.testdir({ ckpt: {} }), 'ckpt')
   const arch = tinyArchitecture('Qwen3ForCausalLM', {
     num_hidden_layers: 1,

@@ -37,7 +37,7 @@ async function refused (t: Test, path: string, roots: string[], code: string, me
   t.equal(fds(), before, 'no file stays open')
 }
 
-t.test('what is absent and what is forbidden get the very same words', async t => {
+t.test('an absent and a forbidden path get the same message', async t => {
   const folder = t.testdir({
     in: { 'model.safetensors': small('a') },
     out: { 'model.safetensors': small('b'), secret: 'x' },
@@ -81,7 +81,7 @@ t.test('what is absent and what is forbidden get the very same words', async t =
   t.ok(await open(t, `${root}/../in`, root), 'dots that lead back inside are fine')
 })
 
-t.test('roots may be links, may be absent, and none lets nothing through', async t => {
+t.test('roots may be links or absent, and without roots every path is refused', async t => {
   const folder = t.testdir({ real: { 'model.safetensors': small('a') } })
   symlinkSync('real', join(folder, 'link'))
   t.ok(await open(t, join(folder, 'real'), join(folder, 'link')))
@@ -240,7 +240,7 @@ for (const [what, files, code, message] of folders) {
   })
 }
 
-t.test('an index rules: files that it does not name stay unread', async t => {
+t.test('files that an index does not name stay unread', async t => {
   const folder = t.testdir({
     'x.safetensors': small('a'),
     'stale.safetensors': 'broken',
@@ -262,7 +262,7 @@ t.test('files of other formats are refused by their names', async t => {
   }
 })
 
-t.test('headers of lies are refused before their size is allocated', async t => {
+t.test('headers with false sizes are refused before they are allocated', async t => {
   const folder = t.testdir()
   const path = join(folder, 'model.safetensors')
   writeFileSync(path, Buffer.from([0, 0xe1, 0xf5, 5, 0, 0, 0, 0]))

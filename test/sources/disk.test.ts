@@ -74,7 +74,7 @@ t.test('all three dtypes, in one file', async t => {
   for (const { name, data } of mixed) t.ok(storedBytes(source, name).equals(data), name)
 })
 
-t.test('what save_pretrained writes is read: one file and shards', async t => {
+t.test('checkpoints of save_pretrained are read: one file and shards', async t => {
   for (const name of readdirSync(goldenRoot, { withFileTypes: true }).filter(entry => entry.isDirectory())) {
     t.ok((await open(t, join(goldenRoot, name.name))).tensors.length > 10, name.name)
   }

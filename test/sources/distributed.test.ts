@@ -8,7 +8,7 @@ import { StoreServer } from '../../src/rendezvous/server.ts'
 
 const BUCKET = 1 << 20
 
-t.test('what is refused for its size takes little more memory than what is taken', async t => {
+t.test('a pickle that is refused for its size takes little more memory than one that is accepted', async t => {
   const fake = new FakeGroups({ isNccl: false })
   const server = await StoreServer.listen({ host: '127.0.0.1', port: 0 })
   const groups = new WeightGroups({ host: fake.host, policy: masterPolicy(), timeoutMs: 60_000 })

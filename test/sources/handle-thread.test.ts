@@ -36,7 +36,7 @@ const opened = (): number =>
     })
     .length
 
-t.test('what a thread that ended held is closed, and given back once', async t => {
+t.test('the files of a thread that ended are closed, and its references given back once', async t => {
   const receiver = receiverOf(t)
   const file = sharedMemory(t, Buffer.alloc(8))
   const sender = new Sender(t)
@@ -85,7 +85,7 @@ t.test('what a thread that ended held is closed, and given back once', async t =
   t.equal(receiver.counts.filesOpened, receiver.counts.filesClosed)
 })
 
-t.test('requests behind the one at which the thread ends are taken by the next thread', async t => {
+t.test('requests behind the one at which the thread ends run on the next thread', async t => {
   const receiver = receiverOf(t)
   const files = [0, 1, 2].map(() => sharedMemory(t, Buffer.alloc(8)))
   const dying = kill(receiver)
@@ -103,7 +103,7 @@ t.test('requests behind the one at which the thread ends are taken by the next t
   t.same(files.map(file => file.count()), [1, 1, 1])
 })
 
-t.test('a receiver that closes waits for what is read, and takes from the others', async t => {
+t.test('a receiver that closes waits for running reads, and closes the other sources', async t => {
   const receiver = receiverOf(t)
   const files = [0, 1].map(() => sharedMemory(t, Buffer.alloc(8)))
   const [read, waiting] = await Promise.all(

@@ -21,7 +21,7 @@ function sourceOf (released: () => void): TensorSource {
   })
 }
 
-t.test('a shutdown does not wait for ever behind a release whose mappings nobody closes', async t => {
+t.test('a shutdown does not wait forever for a release whose mappings nobody closes', async t => {
   const asked: string[] = []
   const kept = new KeptTensors({
     closeMappings: async mapping => {

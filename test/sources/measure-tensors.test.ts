@@ -1,7 +1,7 @@
 import t from 'tap'
 import { measureTensors } from '../../src/sources/measure-tensors.ts'
 
-t.test('bytes are those of torch, by canonical name, by alias and with torch. before it', async t => {
+t.test('bytes equal those of torch, by canonical name, by alias and with torch. before it', async t => {
   for (
     const [text, name, bytes] of [
       ['bfloat16', 'bfloat16', 2],
@@ -30,7 +30,7 @@ t.test('bytes are those of torch, by canonical name, by alias and with torch. be
   t.same(measureTensors([], [], []), [])
 })
 
-t.test('what cannot be measured is refused by field', async t => {
+t.test('a tensor whose size is unknown is refused with its field', async t => {
   const refused: [string[], string[], number[][], string, RegExp][] = [
     [['a', 'b'], ['bfloat16'], [[1], [1]], 'dtypes', /2, 1 and 2 entries/],
     [['a'], ['bfloat16'], [], 'shapes', /1, 1 and 0 entries/],

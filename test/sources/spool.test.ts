@@ -19,7 +19,7 @@ t.teardown(() => {
 /** Byte i of file f. */
 const byte = (f: number, i: number): number => Math.imul(i + 1, 2654435761 + 2 * f) >>> 24
 
-t.test('files that are held and files that are spooled come back as one stretch, in which every tensor lies where it is announced', async t => {
+t.test('held and spooled files come back as one stretch with every tensor at its announced place', async t => {
   const MEMORY = 1 << 20
   const staging = new Staging(MEMORY)
   // Some end in the middle of a page, an element of float32 or a slot; some are empty.
@@ -133,7 +133,7 @@ t.test('an upload that is given up while it is spooled, or read back, leaves not
   staging.close()
 })
 
-t.test('a file that ends early is said, and nothing is made up', async t => {
+t.test('a file that ends early is reported, and no bytes are invented', async t => {
   const file = await SpoolFile.open(folder)
   const page = allocatePages(PAGE_BYTES).fill(3)
   await file.grow(0, PAGE_BYTES)
@@ -150,7 +150,7 @@ t.test('a file that ends early is said, and nothing is made up', async t => {
   t.equal(page.length, 0)
 })
 
-t.test('memory of whole chunks is given back at once, of parts and of small ones never', t => {
+t.test('memory of whole chunks is freed at once, of parts and small chunks never', t => {
   const chunk = Buffer.alloc(64 << 10, 1)
   const part = chunk.subarray(0, 40 << 10)
   freeChunk(part)

@@ -87,7 +87,7 @@ for (const ranks of [1, 2, 4]) {
   })
 }
 
-t.test("ranks that are brought their own read their own; those that are not read another's", async t => {
+t.test("ranks with an entry of their own read it; the others read another rank's", async t => {
   const { store, table, close } = storeOf(addon, tinyArchitecture('Qwen3ForCausalLM'), 2)
   t.teardown(close)
   const receiver = receiverOf(t, 2)
@@ -109,7 +109,7 @@ t.test("ranks that are brought their own read their own; those that are not read
   }
 })
 
-t.test('a tensor in several matrices is cut where ranks and matrices meet, and is torn when one of them is', async t => {
+t.test('a tensor in several matrices is cut at ranks and matrices, and is torn when one of them is', async t => {
   const { store, table, close } = storeOf(addon, tinyArchitecture('Qwen3MoeForCausalLM'), 2)
   t.teardown(close)
   const receiver = receiverOf(t, 2)
@@ -158,7 +158,7 @@ t.test('a tensor in several matrices is cut where ranks and matrices meet, and i
   await checkVariant(t, store, table, 1)
 })
 
-t.test('what "direct" brings is every parameter of every rank, and covers every name', async t => {
+t.test('load_format "direct" holds every parameter of every rank, and covers every name', async t => {
   for (const arch of ARCHITECTURES) {
     for (const ranks of [1, 2]) {
       const table = buildModelTable(tinyArchitecture(arch), ranks)
@@ -224,7 +224,7 @@ t.test('a refused payload is given back whole, and nothing stays open', async t 
   t.equal(receiver.counts.filesOpened, receiver.counts.filesClosed)
 })
 
-t.test('who takes the last reference removes the file; where there is none it is left alone', async t => {
+t.test('the process that takes the last reference removes the file; a file without references is left alone', async t => {
   const receiver = receiverOf(t, 1)
   const bits = bytesOf(codedTensor(1, 'x', 4))
   for (const [count, left] of [[1, false], [2, true], [0, true], [-5, true]] as const) {
@@ -276,7 +276,7 @@ t.test('links, folders and short files by the right name are refused, and not to
   unlinkSync(`${path}.target`)
 })
 
-t.test('memory of GPUs and descriptors are refused in words', async t => {
+t.test('memory of GPUs and descriptors are refused with the reason', async t => {
   const receiver = receiverOf(t, 1)
   const payloads = recordedPickles('payloads').filter(({ any_dtype: any, ranks }) => !any && ranks === 1)
   for (
@@ -307,7 +307,7 @@ t.test('memory of GPUs and descriptors are refused in words', async t => {
   await gpu.close()
 })
 
-t.test('a slot of a counter of CUDA shares goes down by one for each share that is refused', async t => {
+t.test('a slot of a CUDA counter goes down by one for each refused handle', async t => {
   const receiver = receiverOf(t, 1)
   const payload = recordedPickles('payloads').find(({ any_dtype: any, ranks, expected }) =>
     !any && ranks === 1 && expected.storages.length > 1 &&
@@ -341,7 +341,7 @@ t.test('a slot of a counter of CUDA shares goes down by one for each share that 
   t.equal(taken, storages.length)
 })
 
-t.test('a receiver that is closed gives back what is open, and takes nothing more', async t => {
+t.test('a receiver that is closed gives back all open handles, and accepts no more', async t => {
   const receiver = new TensorReceiver({ ranks: 1 })
   const memory = sharedMemory(t, bytesOf(codedTensor(1, 'x', 4)))
   const entries = [tensorEntry([{ name: 'w', memory, shape: [4] }])]

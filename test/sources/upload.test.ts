@@ -96,7 +96,7 @@ t.test('bytes that come in any chunks are held, spooled or streamed as they are'
   t.same(staging.bytes, { live: 0, kept: 0 })
 })
 
-t.test('of a stream the last piece goes out when the end is known to be good, and none before there are two', async t => {
+t.test('the last piece of a stream goes out when the end is valid, and none before there are two', async t => {
   const { upload, staging } = open(t.testdir({}), true)
   const to = upload.begin('file', null)
   let ready = false
@@ -121,7 +121,7 @@ t.test('of a stream the last piece goes out when the end is known to be good, an
   t.equal(staging.bytes.live, 0)
 })
 
-t.test('memory is bounded in sum, kept for the next one, and freed', async t => {
+t.test('staging memory is bounded in sum, kept for the next upload, and freed', async t => {
   const staging = new Staging(1 << 20, 20)
   const one = staging.take(100_000)
   t.equal(one.length, 128 << 10)
@@ -141,7 +141,7 @@ t.test('memory is bounded in sum, kept for the next one, and freed', async t => 
   t.same(staging.bytes, { live: 0, kept: 0 })
 })
 
-t.test('memory of an odd size cuts no bytes in two, and what is no size is refused', t => {
+t.test('staging memory of an odd size splits no element, and an invalid size is refused', t => {
   const staging = new Staging((1 << 20) + 77)
   for (const bytes of [staging.holdBytes, staging.pieceBytes, staging.slotBytes]) {
     t.ok(Number.isSafeInteger(bytes) && bytes > 0, `${bytes}`)

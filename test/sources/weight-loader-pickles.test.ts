@@ -44,7 +44,7 @@ function requestOf (fields: Array<[name: string, value: Buffer]>, name = 'Reques
 const int = (value: number): Buffer => assemble('J', u32(value))
 const list = (...values: Buffer[]): Buffer => assemble('](', ...values, 'e')
 
-t.test('a pickle in a tensor is read as data, and what it shares is opened and given back with the request', async t => {
+t.test('a pickle in a tensor is read as data, and its handles are opened and given back with the request', async t => {
   const inner = sharedMemory(t, bytes)
   const spare = sharedMemory(t, bytes)
   const tensor = pickledTensor({ name: '', memory: inner, shape: [2, 4], dtype: 'float32' })
@@ -105,7 +105,7 @@ t.test('a loader that fails after it has opened a pickle gives back both, also o
   }
 })
 
-t.test('a loader that waits for nothing of what it asks for does not end the process', async t => {
+t.test('a loader that awaits none of its requests does not end the process', async t => {
   const rejections: unknown[] = []
   const hear = (error: unknown): void => {
     rejections.push(error)
@@ -124,7 +124,7 @@ t.test('a loader that waits for nothing of what it asks for does not end the pro
   t.same(rejections, [])
 })
 
-t.test('only classes that the loader names are records, and what is refused is given back', async t => {
+t.test('only classes that the loader names are records, and refused handles are given back', async t => {
   const inner = sharedMemory(t, bytes, 5)
   const outer = sharedMemory(t, requestOf([['w', pickledTensor({ name: '', memory: inner, shape: [2] })]]), 5)
   const receiver = receiverOf(t, async ([sent], { read, unpickle }) => {
@@ -144,7 +144,7 @@ t.test('only classes that the loader names are records, and what is refused is g
   t.same([outer.count(), inner.count()], [4, 4])
 })
 
-t.test('ranks that are sent different things have a call each', async t => {
+t.test('ranks with different tensors have one call each', async t => {
   const calls: Array<readonly number[]> = []
   const receiver = receiverOf(t, ([sent], { ranks }) => {
     calls.push(ranks)
@@ -159,7 +159,7 @@ t.test('ranks that are sent different things have a call each', async t => {
   await source.close()
 })
 
-t.test('the example for SkyRL reads both of its requests, and says what is wrong with others', async t => {
+t.test('the example for SkyRL reads both of its requests, and reports what is wrong with others', async t => {
   const { default: skyrl } = await import(pathToFileURL(join(packageRoot, 'examples/loaders/skyrl.mjs')).href) as {
     default: WeightLoader
   }

@@ -84,7 +84,7 @@ t.test('it reads bytes row-major, of views as torch sees them', async t => {
   t.same(got, [bytes, at(5, 15, 25, 6, 16, 26), at(0, 50, 1, 51, 100, 150, 101, 151), at()])
 })
 
-t.test('reads are bounded, at once and in one request, and end with the loader', async t => {
+t.test('single reads and the reads of a request are bounded, and end with the loader', async t => {
   const memory = sharedMemory(t, new Uint8Array(17 << 20))
   let late: (() => Promise<Uint8Array>) | undefined
   const receiver = receiverOf(t, async ([sent], { read }) => {
@@ -145,7 +145,7 @@ t.test('views outside of a storage cannot be made', async t => {
   await (await open(receiver, entryOf(memory))).close()
 })
 
-t.test('whatever is wrong with a loader is a 400 with its name, and references are given back once', async t => {
+t.test('every fault of a loader is a 400 with its name, and references are given back once', async t => {
   let stolen: LoaderTensor | undefined
   const cases: Array<
     [

@@ -63,7 +63,7 @@ for (const [what, text] of badStrings) {
   })
 }
 
-t.test('unsigned integers are exact up to 2^53 - 1 and nothing else', async t => {
+t.test('unsigned integers are exact up to 2^53 - 1, and other numbers are refused', async t => {
   fc.assert(fc.property(fc.maxSafeNat(), n => of(`${n},`).uint() === n))
   t.equal(of('9007199254740991').uint(), Number.MAX_SAFE_INTEGER)
   for (
@@ -96,7 +96,7 @@ t.test('lists of integers have a limit', async t => {
   }
 })
 
-t.test('a key that comes twice is refused, also when it is spelled with an escape', async t => {
+t.test('a duplicate key is refused, also when it is written with an escape', async t => {
   for (const text of ['{"a":1,"a":1}', '{"a":1,"\\u0061":1}', '{"x":{"b":1,"b":2}}', '{"":1,"":1}']) {
     t.notOk(accepts(text), text)
   }
@@ -111,7 +111,7 @@ t.test('nesting has a limit, so that no text overflows the stack', async t => {
   }
 })
 
-t.test('only the padding may follow', async t => {
+t.test('only padding may follow the value', async t => {
   const after = (text: string): void => {
     const reader = of(text)
     reader.skip()

@@ -45,7 +45,7 @@ t.test('plain data reads as Python wrote it, in every protocol', async t => {
   }
 })
 
-t.test('every pickle cut off anywhere is malformed, and so is one with a byte behind it', async t => {
+t.test('every pickle that is cut off anywhere is malformed, and so is one with a byte after it', async t => {
   const cases = recordedPickles('values').map(({ pickle }) => Buffer.from(pickle, 'base64')).filter(bytes =>
     bytes.length < 3000
   )
@@ -71,7 +71,7 @@ t.test('every pickle cut off anywhere is malformed, and so is one with a byte be
   }
 })
 
-t.test('what runs code in Python, and every trick around it, is refused', async t => {
+t.test('pickles that run code in Python are refused, with every trick around it', async t => {
   const cases = recordedPickles('exploits')
   t.ok(cases.length > 300)
   for (const { name, pickle, refused } of cases) {
@@ -83,7 +83,7 @@ t.test('what runs code in Python, and every trick around it, is refused', async 
   }
 })
 
-t.test('a refusal says the name or the opcode, where it stood, and what to do where that is known', async t => {
+t.test('a refusal has the name or opcode, its position, and advice if there is some', async t => {
   t.throws(() => read(global('os', 'system'), str('x'), '\x85R.'), {
     code: 'PICKLE_REFUSED',
     message: 'refused pickle at byte 14: "os.system" is not a name that refit knows'
@@ -108,7 +108,7 @@ t.test('a refusal says the name or the opcode, where it stood, and what to do wh
   )
 })
 
-t.test('a name and a call become records, and arguments stay where they were', async t => {
+t.test('a name and a call become records, with their arguments in order', async t => {
   const known = read(
     global('torch.multiprocessing.reductions', 'rebuild_tensor'),
     '\x94h\x00K\x01K\x02\x86R\x86.'
@@ -140,7 +140,7 @@ t.test('bytes are views of the input', async t => {
   t.equal((readPickle(offset, torchNames) as PickleBytes).latin1(), 'azc', 'of a part of a buffer too')
 })
 
-t.test('frames', async t => {
+t.test('frames are checked, and long bytes may lie between them', async t => {
   const framed = (length: bigint, ...body: Array<string | Uint8Array>): Buffer =>
     assemble(PROTO4, '\x95', u64(length), ...body)
   t.equal(readPickle(framed(2n, 'K\x07.').subarray(0), torchNames), 7, 'the last opcode may lie behind it')
@@ -157,7 +157,7 @@ t.test('frames', async t => {
   ) t.throws(() => readPickle(bytes, torchNames), { code: 'PICKLE_MALFORMED' }, what)
 })
 
-t.test('what no pickler writes is malformed', async t => {
+t.test('opcodes in an order that no pickler writes are malformed', async t => {
   for (
     const [what, ...parts] of [
       ['a second PROTO', '\x80\x04N.'],
@@ -262,14 +262,14 @@ t.test('a bomb of a few bytes makes nothing big', async t => {
   t.equal(twins[0], twins[1], 'a tuple of 2^60 leaves is 60 tuples')
 })
 
-t.test('values that hold themselves are read and hurt nobody', async t => {
+t.test('values that hold themselves are read', async t => {
   const list = read(']\x94h\x00a.') as PickleList
   t.equal(list.items[0], list)
   const dict = read('}\x94K\x01h\x00s.') as PickleDict
   t.equal(dict.values[0], dict)
 })
 
-t.test('names of objects that every program has are not names of the set', async t => {
+t.test('names that every JavaScript object has are not names of the set', async t => {
   for (const name of ['constructor', '__proto__', 'toString', 'hasOwnProperty', 'valueOf', '']) {
     t.equal(torchNames(name, name), undefined)
     t.equal(torchNames('torch', name), undefined)

@@ -119,7 +119,7 @@ t.test('one text in the names of many globals is refused for its length', async 
   t.equal(native().readHandles([list], () => 1), null)
 })
 
-t.test('one name of shared memory, and one handle, of many bytes in many storages', async t => {
+t.test('one long name of shared memory, or one long handle, is not copied for each storage', async t => {
   const huge = assemble(bin(Buffer.alloc(8 << 20, '/')), '\x940')
   const file = assemble(
     huge,
@@ -144,7 +144,7 @@ t.test('one tuple of many arguments is not copied for each call of an unknown na
   }
 })
 
-t.test('one shape of many dimensions in many pieces of a bucket', async t => {
+t.test('one shape of many dimensions in many pieces of a bucket is refused at once', async t => {
   const fields = assemble(
     str('name'),
     str('a'),

@@ -39,7 +39,7 @@ const fill = (
     data: Buffer.alloc(SAFETENSORS_BITS.get(item.dtype)! / 8 * item.shape.reduce((a, b) => a * b, 1), 7)
   }))
 
-t.test('what the encoder writes, the parser reads', async t => {
+t.test('the parser reads the output of the encoder', async t => {
   fc.assert(
     fc.property(tensors, fc.dictionary(fc.string(), fc.string()), (list, metadata) => {
       const bytes = encodeSafetensors(fill(list), metadata)
@@ -226,7 +226,7 @@ t.test('too many tensors are refused before they fill the memory', async t => {
   })
 })
 
-t.test('so is metadata that would hold up the event loop', async t => {
+t.test('metadata that would block the event loop is refused', async t => {
   const metadata = (count: number): string =>
     `{"__metadata__":{${Array.from({ length: count }, (_, i) => `"${i}":""`).join()}}}`
   t.equal(parse(file(metadata(65_536))).metadata.size, 65_536)
@@ -257,7 +257,7 @@ function survives (bytes: Uint8Array): boolean {
   }
 }
 
-t.test('no mutation of a valid file makes anything but a header that fits the file, or a format error', async t => {
+t.test('every mutation of a valid file gives a header that fits the file, or a format error', async t => {
   const mutation = fc.record({
     at: fc.nat(400),
     kind: fc.constantFrom('set', 'cut', 'insert', 'double', 'swap'),
@@ -300,7 +300,7 @@ t.test('no mutation of a valid file makes anything but a header that fits the fi
   )
 })
 
-t.test('random bytes and random JSON never escape as another error', async t => {
+t.test('random bytes and random JSON give no other error', async t => {
   fc.assert(fc.property(fc.uint8Array({ maxLength: 200 }), survives), { numRuns: 2000 })
   fc.assert(fc.property(fc.json(), fc.nat(20), (json, data) => survives(file(json, data))), { numRuns: 2000 })
   const field = fc.oneof(fc.json(), fc.constantFrom('"F32"', '[0,4]', '[1]', '[]', '9007199254740993', '-1', '1e400'))
@@ -310,7 +310,7 @@ t.test('random bytes and random JSON never escape as another error', async t => 
   fc.assert(fc.property(entries, fc.nat(8), (json, data) => survives(file(json, data))), { numRuns: 2000 })
 })
 
-t.test('a header of the largest size is refused by its length alone, without being allocated', async t => {
+t.test('a header that is too long is refused before it is allocated', async t => {
   const prefix = Buffer.alloc(8)
   prefix.writeBigUInt64LE(BigInt(MAX_HEADER_BYTES))
   t.throws(() => headerLength(prefix, 1000, 'f'), {
@@ -320,7 +320,7 @@ t.test('a header of the largest size is refused by its length alone, without bei
   t.equal(headerLength(prefix, MAX_HEADER_BYTES + 8, 'f'), MAX_HEADER_BYTES)
 })
 
-t.test('the encoder refuses what it cannot write truly', async t => {
+t.test('the encoder refuses tensors that it cannot write exactly', async t => {
   const data = Buffer.alloc(4)
   t.throws(() => encodeSafetensors([{ name: 'a', dtype: 'F32', shape: [2], data }]), {
     code: 'CHECKPOINT_FORMAT',

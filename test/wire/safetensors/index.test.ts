@@ -78,7 +78,7 @@ t.test('an index has as many tensors as a checkpoint may have', async t => {
   t.throws(() => parse(index(500_001)), { code: 'CHECKPOINT_FORMAT', message: /more than 500000 tensors/ })
 })
 
-t.test('no text makes it throw anything else', async t => {
+t.test('no text makes it throw another error', async t => {
   const check = (text: string): boolean => {
     try {
       parse(text)

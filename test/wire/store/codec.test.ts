@@ -56,7 +56,7 @@ function readAll<T> (bytes: Buffer, sizes: number[], readers: Array<() => Pull<T
   return { values, left: buffer.length }
 }
 
-t.test('requests are the bytes that torch sends', async t => {
+t.test('encoded requests equal the bytes that torch sends', async t => {
   const wire = (text: string): string => keyBytes(wireKey(text))
   for (
     const [requests, bytes] of [
@@ -155,7 +155,7 @@ t.test('any replies are read as they were written, in whatever pieces they come'
   t.pass()
 })
 
-t.test('garbage is refused or waits for more, and never asks for more than a limit', async t => {
+t.test('random bytes are refused or wait for more, and never require more than a limit', async t => {
   const readers: Array<() => Pull<unknown>> = [
     readHandshake,
     readRequest,
@@ -190,7 +190,7 @@ t.test('garbage is refused or waits for more, and never asks for more than a lim
   t.ok(refused > 300)
 })
 
-t.test('lengths and counts beyond the limits are refused before their bytes come', async t => {
+t.test('lengths and counts beyond the limits are refused before their bytes arrive', async t => {
   const u64 = (number: bigint): string => {
     const bytes = Buffer.alloc(8)
     bytes.writeBigUInt64LE(number)
@@ -231,7 +231,7 @@ t.test('a wrong handshake and an unknown opcode are refused', async t => {
   }
 })
 
-t.test('what is pushed in pieces of any size is taken in pieces of any size, in order', async t => {
+t.test('bytes pushed in pieces of any size are taken in pieces of any size, in order', async t => {
   const steps = fc.array(fc.record({ push: fc.boolean(), size: fc.integer({ min: 0, max: 9000 }) }), { maxLength: 40 })
   fc.assert(
     fc.property(steps, steps => {
@@ -260,7 +260,7 @@ t.test('what is pushed in pieces of any size is taken in pieces of any size, in 
   t.pass()
 })
 
-t.test('a big value in pieces of a byte takes time in proportion', async t => {
+t.test('a big value that comes byte by byte takes time in proportion to its size', async t => {
   const bytes = valueAnswer(Buffer.alloc(1 << 20, 7))
   t.strictSame(readAll(bytes, [1], [() => valueReply()]).values, [Buffer.alloc(1 << 20, 7)])
 })

@@ -5,14 +5,14 @@ import { assemble, bin, describeStorage, global, PROTO4, recordedPickles, str } 
 
 const payloads = recordedPickles('payloads')
 
-t.test('the shares of a good request are its storages, and those that it offers to GPUs that no rank has', async t => {
+t.test('the storages of a good request are found, also those offered to GPUs that no rank has', async t => {
   for (const { name, entries, expected } of payloads) {
     const order = (list: object[]): string[] => list.map(storage => JSON.stringify(storage)).sort()
     t.same(order(findStorages(entries).map(describeStorage)), order([...expected.storages, ...expected.spares]), name)
   }
 })
 
-t.test('of a refused request, all shares that can be read are told, from all its entries', async t => {
+t.test('the readable storages of a refused request are found in all its entries', async t => {
   const refused = recordedPickles('refused')
   for (
     const name of [
@@ -47,7 +47,7 @@ t.test('handles in a pickle that was refused for its names are found', async t =
   t.equal(findStorages([exploit.pickle]).length, 1, 'the good one')
 })
 
-t.test('hostile pickles have none, and cost no more than reading them', async t => {
+t.test('hostile pickles have no storages, and the search costs no more than reading them', async t => {
   for (const { pickle } of recordedPickles('exploits')) t.ok(findStorages([pickle]).length <= 1)
   const cycle = assemble(PROTO4, ']\x94h\x00ah\x00a}\x94h\x01h\x01sa.')
   t.same(findStorages([cycle]), [])

@@ -34,7 +34,7 @@ function sameByBoth (pickles: Uint8Array[]): void {
   t.strictSame(describeLists(lists, pickles.length), describeBodies(pickles))
 }
 
-t.test('lists as torch and its trainers write them are read as the other reader has them', async t => {
+t.test('lists that torch and its trainers write are read as readTensorBody reads them', async t => {
   let read = 0
   for (const { name, entries, load_format: format, ranks } of recordedPickles('payloads')) {
     if (format === 'flattened_bucket') continue
@@ -54,7 +54,7 @@ t.test('lists as torch and its trainers write them are read as the other reader 
   t.ok(read >= 5, `${read} of the recorded ones are such lists`)
 })
 
-t.test('any list of whole tensors is read alike, with its shares, segments and events', async t => {
+t.test('any list of whole tensors is read equally, with its references, segments and events', async t => {
   const dim = fc.oneof(fc.constant(1), fc.integer({ min: 1, max: 5 }), fc.integer({ min: 300, max: 70_000 }))
   const tensor = fc.record({
     shape: fc.array(dim, { maxLength: 3 }).filter(shape => shape.reduce((a, b) => a * b, 1) < 2 ** 40),
@@ -110,7 +110,7 @@ t.test('pickles of several ranks are read as one request', async t => {
   t.equal(readHandleLists(native(), []), null)
 })
 
-t.test('the protocols of pickles do not matter', async t => {
+t.test('lists are read in every pickle protocol', async t => {
   // One name, one tensor of [3]: protocol 2 with a memo that is set by number, long ints and names by line.
   const blob = segment(1)
   const old = assemble(
@@ -128,7 +128,7 @@ t.test('the protocols of pickles do not matter', async t => {
   t.same([...readHandleLists(native(), [old])!.columns.sizes], [3])
 })
 
-t.test('what is not such a list is left to the other reader', async t => {
+t.test('other pickles are left to readTensorBody', async t => {
   const cases: Record<string, Buffer> = {
     'an empty list': pickle([]),
     'a transposed tensor': pickle([gpu(0, { stride: [1, 4] })]),
@@ -165,7 +165,7 @@ t.test('what is not such a list is left to the other reader', async t => {
   }
 })
 
-t.test('the addon says what is wrong with a call', async t => {
+t.test('the addon reports a wrong argument', async t => {
   const { readHandles } = native()
   t.throws(() => readHandles([], undefined as never), /roleOf is not a function/)
   t.throws(() => readHandles([1] as never, () => 0), /pickles: expected Uint8Array, got 1/)

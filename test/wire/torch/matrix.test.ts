@@ -12,7 +12,7 @@ const tensor = (shape: number[], stride: number[], offset = 0, dtype = 'bfloat16
   storage: { kind: 'shared-file', file: '/torch_1_2_3', manager: '/m', bytes: Number.MAX_SAFE_INTEGER }
 })
 
-t.test('matrices cover every element of any strided tensor, each once and in order', async t => {
+t.test('matrices cover every element of any strided tensor once, in order', async t => {
   const axes = fc.array(fc.record({ size: fc.integer({ min: 1, max: 5 }), step: fc.integer({ min: 1, max: 40 }) }), {
     maxLength: 5
   })
@@ -65,14 +65,14 @@ t.test('contiguous, transposed, sliced, stacked and tiny tensors are one matrix'
   ) t.strictSame(asMatrices(tensor([...shape], [...stride], 6)), [{ firstRow: 0, offset: 6, ...expected }], what)
 })
 
-t.test('experts whose rows do not line up come one by one', async t => {
+t.test('experts whose rows have no common distance are one matrix each', async t => {
   t.strictSame(
     asMatrices(tensor([3, 4, 5], [100, 5, 1])),
     [0, 1, 2].map(i => ({ firstRow: i * 4, rows: 4, cols: 5, offset: i * 200, rowBytes: 10, colBytes: 2 }))
   )
 })
 
-t.test('a tensor without elements has none; an expanded or scattered one is refused and told what to do', async t => {
+t.test('a tensor without elements has no matrix, and an expanded or scattered one is refused with advice', async t => {
   t.same(asMatrices(tensor([0, 5], [5, 1])), [])
   t.same(asMatrices(tensor([5, 0], [1, 1])), [])
   t.throws(() => asMatrices(tensor([5, 3], [0, 1])), {

@@ -5,7 +5,7 @@ import { packTensorBody, unpackTensorBody } from '../../../src/wire/torch/packed
 import type { PackedTensorBody } from '../../../src/wire/torch/packed.ts'
 import { recordedPickles } from '../../helpers/pickles.ts'
 
-t.test('a body packed, sent to another thread and unpacked is the same, and shares what it shared', async t => {
+t.test('a body that is packed, posted to another thread and unpacked is equal, with the same objects in common', async t => {
   const { port1, port2 } = new MessageChannel()
   for (
     const { name, entries, load_format: loadFormat, ranks, gpus, any_dtype: anyDType } of recordedPickles('payloads')
@@ -33,7 +33,7 @@ t.test('a body packed, sent to another thread and unpacked is the same, and shar
   port1.close()
 })
 
-t.test('many numbers', async t => {
+t.test('many numbers are packed and unpacked', async t => {
   const tensors = Array.from(
     { length: 5000 },
     (_, i) => ({

@@ -32,7 +32,7 @@ t.test("a delta's spec keeps all 65 bits of its checksum, also where a name look
   })
 })
 
-t.test('what a spec may not say', async t => {
+t.test('a spec with wrong fields is refused', async t => {
   const told = (fields: object, one: object = {}): Uint8Array =>
     utf8(JSON.stringify({ encoding: 'indices', checksum: 0, params: [{ ...param, ...one }], ...fields }))
   const cases: Array<[Uint8Array, RegExp]> = [
@@ -86,7 +86,7 @@ function zip (files: Record<string, Uint8Array>, change: (central: Buffer) => vo
   return Buffer.concat([...locals, directory, end])
 }
 
-t.test('entries of a zip archive are views of its bytes, and archives that lie are refused', async t => {
+t.test('entries of a zip archive are views of its bytes, and inconsistent archives are refused', async t => {
   const archive = zip({ 'a/data.pkl': utf8('one'), 'a/data/0': Uint8Array.of(1, 2, 3) })
   const entries = zipEntries(archive)
   t.same([...entries].map(([name, data]) => [name, Buffer.from(data).toString('latin1')]), [['a/data.pkl', 'one'], [
@@ -116,7 +116,7 @@ t.test('entries of a zip archive are views of its bytes, and archives that lie a
   ) t.throws(() => zipEntries(zip({ a: utf8('x'), b: utf8('y') }, change)), { code: 'TENSOR_PAYLOAD', message })
 })
 
-t.test('a Zstandard frame says how much it holds, in each of its ways', async t => {
+t.test('the content size of a Zstandard frame is read in each of its forms', async t => {
   const frame = (descriptor: number, ...rest: number[]): Uint8Array =>
     Uint8Array.from([0x28, 0xb5, 0x2f, 0xfd, descriptor, ...rest, ...new Array<number>(16).fill(0)])
   t.equal(zstdContentBytes(frame(0x20, 9)), 9)
@@ -132,7 +132,7 @@ t.test('a Zstandard frame says how much it holds, in each of its ways', async t 
 // The example of AWS's documentation: "Authenticating Requests: Using the Authorization Header", GET Object, has a
 // Range header besides; this one was signed with botocore's algorithm as test/contract/test_nemo_rl_sparse.py writes it
 // down once more.
-t.test('objects are asked for where their bucket is, and nothing else can be', async t => {
+t.test('an object is requested from its own bucket, and no other host can be named', async t => {
   const env = {
     AWS_ACCESS_KEY_ID: 'AKIAIOSFODNN7EXAMPLE',
     AWS_SECRET_ACCESS_KEY: 'wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY'

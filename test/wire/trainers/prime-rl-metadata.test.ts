@@ -19,7 +19,7 @@ t.test('names, dtypes and shapes come in the order in which they are sent', asyn
   })
 })
 
-t.test('what is no such dict is refused, and nothing is called', async t => {
+t.test('other values are refused, and nothing is called', async t => {
   const text = (value: string): string =>
     `8c${Buffer.from([value.length]).toString('hex')}${Buffer.from(value).toString('hex')}`
   const refused: Array<[pickle: string, code: string]> = [
@@ -37,7 +37,7 @@ t.test('what is no such dict is refused, and nothing is called', async t => {
   }
 })
 
-t.test('no change of a byte brings anything but a refusal or other data', async () => {
+t.test('a changed byte gives a refusal or other data', async () => {
   fc.assert(
     fc.property(fc.nat(RECORDED.length - 1), fc.integer({ min: 1, max: 255 }), (at, change) => {
       const bytes = Buffer.from(RECORDED)

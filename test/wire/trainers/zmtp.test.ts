@@ -39,7 +39,7 @@ t.test('the greeting and the handshake are those of libzmq', async (t) => {
   t.same(zmtpGreeting().subarray(9), LIBZMQ.subarray(9, 64))
 })
 
-t.test('what is written is read, in pieces of any size', async (t) => {
+t.test('written messages are read back, in pieces of any size', async (t) => {
   const frame = fc.oneof(
     fc.uint8Array({ maxLength: 20 }),
     fc.integer({ min: 250, max: 70_000 }).map(size => new Uint8Array(size).fill(size & 0xff))
@@ -68,7 +68,7 @@ t.test('what is written is read, in pieces of any size', async (t) => {
   }, 'byte by byte')
 })
 
-t.test('a heartbeat is told with its context, and other commands are passed over', async (t) => {
+t.test('a heartbeat is reported with its context, and other commands are skipped', async (t) => {
   const events = read(
     Buffer.concat([
       LIBZMQ,
@@ -82,7 +82,7 @@ t.test('a heartbeat is told with its context, and other commands are passed over
   t.same(events.slice(1), [{ type: 'ping', context: Buffer.from('ab') }])
 })
 
-t.test('what no peer sends is refused as soon as it shows', async (t) => {
+t.test('bytes that no peer sends are refused at once', async (t) => {
   const refused = (bytes: Buffer, message: RegExp): void => {
     t.throws(() => read(bytes), { code: 'ZMQ_PROTOCOL', message })
   }
