@@ -189,8 +189,8 @@ WriteOutcome Store::write(const WriteJob& job, Pool& pool) {
     if (source.segment < 0 && source.rank_data.empty()) continue;
     return nothing_written(
         job,
-        "its memory is on a card, and this engine runs on the CPU: send the tensor from CPU memory, or "
-        "run the engine with --device cuda",
+        "its memory is on a GPU, and this engine runs on the CPU: send the tensor from CPU memory, or "
+        "run the engine on GPUs",
         rect.tensor);
   }
   std::unique_ptr<Writer> writer;
