@@ -16,7 +16,7 @@
 namespace refit {
 
 // To be raised with every change of this file that sizes do not show.
-constexpr uint32_t kDeviceLibraryVersion = 9;
+constexpr uint32_t kDeviceLibraryVersion = 10;
 constexpr const char* kDeviceLibraryEntry = "refit_device_library";
 
 struct DeviceLibrary {

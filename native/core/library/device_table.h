@@ -19,6 +19,22 @@ inline void record(Failure& failure, FailureKind kind, const char* message) {
   failure.message[length] = 0;
 }
 
+inline FailureKind failure_kind(GroupErrorKind kind) {
+  switch (kind) {
+    case GroupErrorKind::kTimeout:
+      return FailureKind::kGroupTimeout;
+    case GroupErrorKind::kBroken:
+      return FailureKind::kGroupBroken;
+    case GroupErrorKind::kRefused:
+      return FailureKind::kGroupRefused;
+    case GroupErrorKind::kSharedGpu:
+      return FailureKind::kGroupSharedGpu;
+    case GroupErrorKind::kNcclVersion:
+      return FailureKind::kGroupNcclVersion;
+  }
+  return FailureKind::kOther;
+}
+
 template <typename F>
 inline void guarded(Failure& failure, F&& fn) noexcept {
   try {
@@ -26,11 +42,7 @@ inline void guarded(Failure& failure, F&& fn) noexcept {
   } catch (const DeviceLost& e) {
     record(failure, FailureKind::kDeviceLost, e.what());
   } catch (const GroupError& e) {
-    record(failure,
-           e.kind == GroupErrorKind::kTimeout  ? FailureKind::kGroupTimeout
-           : e.kind == GroupErrorKind::kBroken ? FailureKind::kGroupBroken
-                                               : FailureKind::kGroupRefused,
-           e.what());
+    record(failure, failure_kind(e.kind), e.what());
   } catch (const std::invalid_argument& e) {
     record(failure, FailureKind::kInvalidArgument, e.what());
   } catch (const NoMemory& e) {

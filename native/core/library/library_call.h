@@ -18,6 +18,8 @@ enum class FailureKind : int32_t {
   kGroupTimeout,
   kGroupBroken,
   kGroupRefused,
+  kGroupSharedGpu,
+  kGroupNcclVersion,
   kOther
 };
 
@@ -52,6 +54,10 @@ inline void raise(const Failure& failure) {
       throw GroupError(GroupErrorKind::kBroken, failure.message);
     case FailureKind::kGroupRefused:
       throw GroupError(GroupErrorKind::kRefused, failure.message);
+    case FailureKind::kGroupSharedGpu:
+      throw GroupError(GroupErrorKind::kSharedGpu, failure.message);
+    case FailureKind::kGroupNcclVersion:
+      throw GroupError(GroupErrorKind::kNcclVersion, failure.message);
     case FailureKind::kOther:
       break;
   }

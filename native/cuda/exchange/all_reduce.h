@@ -25,7 +25,7 @@ struct PeerGroup {
   int rank = 0;
   // Buffers of each rank, readable and writable from this one; aligned to 16.
   int blocks = kCollectiveBlocks;
-  // Of each rank, readable and writable from this one; aligned to 16.
+  // Buffers of each rank, readable and writable from this one; aligned to 16.
   bf16* buffers[2][kMaxRanks] = {};
   uint64_t* signals[kMaxRanks] = {};
 };

@@ -1,4 +1,4 @@
-// What the launchers of the small kernels ask before they choose.
+// Facts about operands by which the launchers of the small kernels choose.
 #pragma once
 #include <cstdint>
 

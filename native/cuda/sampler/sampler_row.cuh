@@ -1,4 +1,4 @@
-// What the sampler's kernels know of a row.
+// The view of a row that the sampler's kernels share.
 #pragma once
 #include "core/step.h"
 #include "cuda/sampler/sampler_job.h"
@@ -65,7 +65,7 @@ struct RowBest {
   __device__ bool sound() const { return !nan && isfinite(max()); }
 };
 
-// Of the row's chunks, by one whole warp.
+// Combines the row's chunks; one whole warp calls it.
 __device__ inline RowBest row_best(const SampleJob& job, int local) {
   const ChunkBest* chunks = job.scratch.best + static_cast<int64_t>(local) * job.chunks;
   Composite best = 0;
