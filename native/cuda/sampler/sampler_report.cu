@@ -1,4 +1,4 @@
-// Logprobs beyond that of the token: the best N, and those of given tokens.
+// Logprobs in addition to the token's: the best N, and those of given tokens.
 #include "cuda/device/check.h"
 #include "cuda/sampler/sampler_select.cuh"
 
@@ -9,7 +9,7 @@ __device__ float logprob(float z, const RowScale& scale) {
   return static_cast<float>((static_cast<double>(z) - scale.max) - scale.log_sum);
 }
 
-// As many at a time as the list holds, the best first.
+// In rounds of as many tokens as the list holds, best first.
 __global__ void __launch_bounds__(kSelectThreads) tops_kernel(SampleJob job) {
   __shared__ SelectShared shared;
   const int local = blockIdx.x;

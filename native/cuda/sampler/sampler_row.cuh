@@ -10,7 +10,7 @@ __device__ inline uint32_t order_key(float z) {
   const uint32_t u = __float_as_uint(z + 0.0f);
   return (u & 0x80000000u) != 0 ? ~u : u | 0x80000000u;
 }
-// The logit of a key: NaN for 0, and -0 comes back as +0.
+// The logit of a key: NaN for 0; -0 comes back as +0.
 __device__ inline float logit_of(uint32_t key) {
   return __uint_as_float((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key);
 }
@@ -38,11 +38,11 @@ struct Row {
   }
   __device__ bool draws() const { return target < 0 && !greedy; }
   __device__ bool filtered(int vocab) const { return draws() && ((top_k > 0 && top_k < vocab) || top_p < 1.0f); }
-  // That divides the logits.
+  // The divisor of the logits.
   __device__ float divisor() const { return temperature == 0.0f ? 1.0f : temperature; }
 };
 
-// A row's logits, divided by the temperature as they are read: they stay as they are in memory.
+// A row's logits, divided by the temperature when they are read; the memory is not changed.
 struct Logits {
   const float* z;
   int vocab;
@@ -52,7 +52,7 @@ struct Logits {
       : z(job.logits + local * job.ld), vocab(job.vocab), divisor(temperature) {}
   __device__ float scaled(float x) const { return divisor == 1.0f ? x : __fdiv_rn(x, divisor); }
   __device__ float operator[](int i) const { return scaled(z[i]); }
-  // Tokens i to i + 3; i is a multiple of 4 below vocab. What lies behind the vocabulary is padding.
+  // Tokens i to i + 3; i is a multiple of 4 below vocab. The memory behind the vocabulary is padding.
   __device__ float4 four(int i) const { return *reinterpret_cast<const float4*>(z + i); }
   __device__ float4 scaled(float4 f) const { return {scaled(f.x), scaled(f.y), scaled(f.z), scaled(f.w)}; }
 };
@@ -61,7 +61,7 @@ struct RowBest {
   Composite best;
   bool nan;
   __device__ float max() const { return logit_of(best); }
-  // Else the row takes its best token and its logprobs are NaN.
+  // If false, the row takes its best token and its logprobs are NaN.
   __device__ bool sound() const { return !nan && isfinite(max()); }
 };
 
@@ -78,7 +78,7 @@ __device__ inline RowBest row_best(const SampleJob& job, int local) {
   return {best, __any_sync(~0u, nan) != 0};
 }
 
-// The same for all threads of a block; shared: one for the block. The first warp reads.
+// The same for all threads of a block; shared: one object for the block, which the first warp computes.
 __device__ inline RowBest block_row_best(const SampleJob& job, int local, RowBest& shared) {
   if (threadIdx.x < 32) {
     const RowBest found = row_best(job, local);

@@ -1,8 +1,8 @@
-// Which of a row's tokens are the best k, or the best until their probabilities reach a sum: exact, one block per row.
+// Selects a row's best k tokens, or the best tokens until their probabilities reach a sum: exact, one block per row.
 //
-// Tokens fall into bins, the bin where the limit lies is found, and only its tokens are looked at again, with finer
-// bins (a radix select) until there are few enough to be sorted. Probabilities are added as integers, so the order in
-// which threads come does not matter.
+// Tokens are counted in bins; then only the tokens of the bin that contains the limit are counted again in finer bins
+// (a radix select), until there are few enough to sort. Probabilities are added as integers, so the order of the
+// threads does not matter.
 #pragma once
 #include "cuda/sampler/sampler_row.cuh"
 
@@ -19,7 +19,7 @@ struct SelectShared {
   uint32_t digit, count, listed;
 };
 
-// exp(z - max) in steps of 2^-45: 2^18 of them fit with their sum.
+// exp(z - max) in steps of 2^-45: the sum of 2^18 of them still fits.
 __device__ inline uint64_t fixed_prob(float prob) { return __double2ull_rn(static_cast<double>(prob) * 0x1p45); }
 
 // fn(token, logit) of every token; all threads of the block. Loads are issued four at a time.
@@ -86,7 +86,7 @@ __device__ inline void sort_list(SelectShared& s, uint32_t count) {
   }
 }
 
-// Collects the tokens that pass into the list (at most kSelectList may), sorted. All threads; returns their number.
+// Collects the tokens that pass into the list (at most kSelectList), sorted. All threads; returns their number.
 template <class Pass>
 __device__ uint32_t collect(const Logits& z, SelectShared& s, Pass pass) {
   if (threadIdx.x == 0) s.listed = 0;
@@ -111,15 +111,15 @@ struct BinsByProb {
   static constexpr bool kWeighted = true;
   float p, max;
   __device__ uint64_t weight(float z) const { return fixed_prob(expf(z - max)); }
-  // The best token stays always.
+  // The best token always stays.
   __device__ uint64_t target(uint64_t total) const {
     const uint64_t limit = __double2ull_ru(static_cast<double>(p) * static_cast<double>(total));
     return limit > 1 ? limit : 1;
   }
 };
 
-// Finds the bin, from the last one down, where the sum of weights reaches `target`: s.digit, its count and weight, and
-// the weight before it. All threads.
+// Finds the bin, from the last one down, at which the sum of weights reaches `target`: s.digit, its count and weight,
+// and the weight before it. All threads.
 __device__ inline void find_bin(SelectShared& s, uint64_t target, uint64_t own[2], uint64_t before) {
   if (before < target && target <= before + own[0] + own[1]) {
     const int at = before + own[0] < target ? 1 : 0;
@@ -132,20 +132,20 @@ __device__ inline void find_bin(SelectShared& s, uint64_t target, uint64_t own[2
   __syncthreads();
 }
 
-// The composite from which on tokens are kept: of those that are at least `least`, the best ones until their weights
-// reach the target. `sound`: the row has a finite maximum `max` and no NaN. All threads.
+// The smallest composite that is kept: of the tokens with at least `least`, the best ones until their weights reach the
+// target. `sound`: the row has a finite maximum `max` and no NaN. All threads.
 template <class Bins>
 __device__ Composite select(const Logits& z, bool sound, float max, Composite least, const Bins& bins,
                             SelectShared& s) {
-  // Neighbouring logits share the leading bits of their keys, and a bin that all threads want is slow. So the first
-  // bins are 1/64 of a logit wide, as far as 32 below the maximum.
+  // Similar logits share the leading bits of their keys, and many threads on one bin are slow. So the first bins are
+  // 1/64 of a logit wide, down to 32 below the maximum.
   const auto near = [max](float x) {
     return static_cast<uint32_t>(kSelectBins - 1 - static_cast<int>(fminf((max - x) * 64.0f, kSelectBins - 1.0f)));
   };
   constexpr int kShifts[] = {53, 42, 32, 21, 10, 0};
   uint32_t first_bin = 0;
   bool binned = false;  // only tokens of first_bin are left
-  int known = 64;       // bits from here on are those of prefix
+  int known = 64;       // bits from here on equal those of prefix
   Composite prefix = 0;
   uint64_t target = 0;
   const auto left = [&](Composite c, float x) {
@@ -177,7 +177,7 @@ __device__ Composite select(const Logits& z, bool sound, float max, Composite le
       first_bin = s.digit, binned = true;
     } else {
       prefix |= static_cast<Composite>(s.digit) << shift, known = shift;
-      // The whole bin stays. With first_bin, others of the prefix may lie in the next one.
+      // The whole bin stays. With first_bin, other tokens of the prefix may be in the next bin.
       if (!binned && target == s.weight) return prefix;
     }
     if (s.count <= kSelectList) break;
@@ -186,7 +186,7 @@ __device__ Composite select(const Logits& z, bool sound, float max, Composite le
 
   const uint32_t count = collect(z, s, left);
   if constexpr (Bins::kWeighted) {
-    // Each thread has two neighbours of the list.
+    // Each thread has two adjacent entries of the list.
     uint64_t own[2], total;
     for (uint32_t j = 0; j < 2; ++j) {
       const uint32_t i = 2 * threadIdx.x + j;
