@@ -14,7 +14,8 @@ import { endTogether, runLimited, watchLeftovers } from './run-limited.js'
 // bench/results/<date>-<gpu>-<name>.md after each part.
 // Needs a Python with torch, transformers and safetensors ($REFIT_PYTHON, else build/venv/bin/python, else python3).
 //   --only     parts whose name contains the word: native, scatter, checksum, disk, tensor, tensor-empty,
-//              tensor-pooled, tensor-ordinary, tensor-buckets, tensor-kept, tensor-30b, server, load, memory, decode-1, decode-64
+//              tensor-pooled, tensor-ordinary, tensor-buckets, tensor-kept, tensor-30b, server, load, memory,
+//              decode-1, decode-64
 //   --folder   for the checkpoint (16.4 GB) instead of /dev/shm or the temporary folder
 
 const root = join(dirname(fileURLToPath(import.meta.url)), '..')
