@@ -4,8 +4,8 @@ import { refusalOf } from '../../src/http/error-reply.ts'
 import { sendEvents } from '../../src/http/event-stream.ts'
 import type { RouteContext, Routes } from '../../src/http/context.ts'
 import { abortOnHangup, Generation } from '../../src/http/generation.ts'
-import { planGenerate, GenerateBody } from '../../src/http/sglang/generate-body.ts'
-import type { GeneratePlan } from '../../src/http/sglang/generate-body.ts'
+import { readGenerate, GenerateBody } from '../../src/http/sglang/generate-body.ts'
+import type { GenerateJob } from '../../src/http/sglang/generate-body.ts'
 import { NOTHING_SHOWN, sglangOutput } from '../../src/http/sglang/sglang-output.ts'
 import type { Shown } from '../../src/http/sglang/sglang-output.ts'
 import { RoutedExperts } from '../../src/http/sglang/routed-experts.ts'
@@ -62,14 +62,14 @@ const generate: Routes = async (app, { context }) => {
           ...refusals()
         }
       },
-      handler: async (request, reply) => await answer(context, planGenerate(request.body, context), request, reply)
+      handler: async (request, reply) => await answer(context, readGenerate(request.body, context), request, reply)
     })
   }
 }
 
 async function answer (
   context: RouteContext,
-  plan: GeneratePlan,
+  plan: GenerateJob,
   request: FastifyRequest,
   reply: FastifyReply
 ): Promise<unknown> {
@@ -81,7 +81,7 @@ async function answer (
   return plan.single ? outputs[0] : outputs
 }
 
-async function stream (generation: Generation, plan: GeneratePlan, reply: FastifyReply): Promise<FastifyReply> {
+async function stream (generation: Generation, plan: GenerateJob, reply: FastifyReply): Promise<FastifyReply> {
   const changed = new Set<number>()
   const sent = generation.samples.map(() => 0)
   const shown = generation.samples.map((): Shown | null => null)

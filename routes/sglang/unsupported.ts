@@ -11,7 +11,7 @@ const PostProcessBody = Type.Object({
 const Done = Type.Object({ success: Type.Literal(true), message: Type.String() }, { description: 'Done.' })
 
 /** Routes of SGLang that refit has no use for: each answers as its trainers expect, or refuses with the reason. */
-const leftovers: Routes = async app => {
+const unsupported: Routes = async app => {
   app.post(
     '/post_process_weights',
     {
@@ -90,4 +90,4 @@ const leftovers: Routes = async app => {
   }
 }
 
-export default leftovers
+export default unsupported

@@ -1,8 +1,8 @@
 import { Type } from 'typebox'
 import type { Routes, WeightsContext } from '../../src/http/context.ts'
 import {
-  FillBody,
-  fillFromOther,
+  PeerLoadBody,
+  loadFromOther,
   InitSendBody,
   initSendGroup,
   SendBody,
@@ -44,9 +44,9 @@ const Info = Type.Object({
   weight_version: Type.String(),
   engine: Type.String({ description: 'Tells it from all other engines.' }),
   not_ready: Type.Union([Type.String(), Type.Null()], { description: 'Why its weights cannot be sent now.' })
-}, { title: 'WeightsInfo', description: 'What an engine that is to be filled must know.' })
+}, { title: 'WeightsInfo', description: 'What an engine that loads from it must know.' })
 
-const Filled = Type.Object({
+const Loaded = Type.Object({
   success: Type.Literal(true),
   message: Type.String(),
   weight_version: Type.String({ description: 'The label of the other engine, and now of this one.' }),
@@ -105,11 +105,11 @@ const remoteInstance: Routes<WeightsContext> = async (app, { context }) => {
         'Closing the request gives the load up: before the first byte nothing has changed; ' +
           'after it all weights are torn until they are written again.',
       tags,
-      body: FillBody,
-      response: { 200: Filled, ...refusals(WeightsRefusal) }
+      body: PeerLoadBody,
+      response: { 200: Loaded, ...refusals(WeightsRefusal) }
     }
   }, async (request, reply) => {
-    const { message, version, route: { backend, layout }, report } = await fillFromOther(context, request.body, reply)
+    const { message, version, route: { backend, layout }, report } = await loadFromOther(context, request.body, reply)
     return { success: true as const, message, weight_version: version, backend, layout, report: toReport(report) }
   })
 
@@ -117,7 +117,7 @@ const remoteInstance: Routes<WeightsContext> = async (app, { context }) => {
     config: { auth: 'admin' },
     schema: {
       operationId: 'weightsInfo',
-      summary: 'What an engine that is to be filled from this one must know',
+      summary: 'What an engine that loads from this one must know',
       tags,
       response: { 200: Info, ...refusals() }
     }

@@ -9,7 +9,7 @@ import type { TextOptions } from './sglang/sampling.ts'
 import { textEvents } from './sglang/text-events.ts'
 
 /** One sample to generate. */
-export interface SamplePlan {
+export interface SampleRequest {
   /** The engine's id of the sample. */
   rid: string
   /** Ids by which the client knows it; several samples may share one. */
@@ -26,11 +26,11 @@ export interface SamplePlan {
 /** The engine requests behind one HTTP request. They run side by side, and a failure of one ends them all. */
 export class Generation {
   readonly samples: Sample[]
-  readonly #plans: SamplePlan[]
+  readonly #plans: SampleRequest[]
   readonly #context: RouteContext
   #aborted = false
 
-  constructor (context: RouteContext, plans: SamplePlan[]) {
+  constructor (context: RouteContext, plans: SampleRequest[]) {
     this.#context = context
     this.#plans = plans
     this.samples = plans.map(plan => new Sample(plan.rid, plan.promptIds, context.engine.weightVersion))

@@ -10,12 +10,12 @@ const POLL_MS = 50
  * nothing happened in time.
  */
 export async function computes (engine: RolloutEngine, timeoutMs: number): Promise<boolean> {
-  if (standsStill(engine)) return true
+  if (isIdleOnPurpose(engine)) return true
   const steps = engine.stats.steps
   const rid = `HEALTH_CHECK_${randomBytes(8).toString('hex')}`
   let answered: boolean | undefined
   // A full queue refuses the probe; then the count of steps decides.
-  const probe = ask(engine, rid).then(() => {
+  const probe = probeOnce(engine, rid).then(() => {
     answered = true
   }, () => {
     answered = false
@@ -24,7 +24,7 @@ export async function computes (engine: RolloutEngine, timeoutMs: number): Promi
   try {
     while (performance.now() < deadline) {
       await Promise.race(answered === undefined ? [probe, sleep(POLL_MS)] : [sleep(POLL_MS)])
-      if (answered === true || standsStill(engine) || engine.stats.steps !== steps) return true
+      if (answered === true || isIdleOnPurpose(engine) || engine.stats.steps !== steps) return true
       if (answered === false && engine.stats.running === 0 && engine.stats.queued === 0) return false
     }
     return false
@@ -33,11 +33,11 @@ export async function computes (engine: RolloutEngine, timeoutMs: number): Promi
   }
 }
 
-function standsStill ({ stats, weights, transactions }: RolloutEngine): boolean {
+function isIdleOnPurpose ({ stats, weights, transactions }: RolloutEngine): boolean {
   return stats.paused !== null || weights.state === 'asleep' || transactions.writing
 }
 
-async function ask (engine: RolloutEngine, rid: string): Promise<void> {
+async function probeOnce (engine: RolloutEngine, rid: string): Promise<void> {
   const sampling = {
     maxNewTokens: 1,
     minNewTokens: 0,

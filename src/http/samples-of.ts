@@ -1,14 +1,14 @@
-import type { SamplePlan } from './generation.ts'
+import type { SampleRequest } from './generation.ts'
 import type { Sampling } from './sglang/sampling.ts'
 
 /** The samples of one prompt, as many as its sampling requests. Sample j takes seed + j. */
 export function samplesOf (
   sampling: Sampling,
   maxNewTokens: number,
-  { rid, ...shared }: Omit<SamplePlan, 'sampling' | 'text'>
-): SamplePlan[] {
+  { rid, ...shared }: Omit<SampleRequest, 'sampling' | 'text'>
+): SampleRequest[] {
   const { n, text, params } = sampling
-  return Array.from({ length: n }, (_, j): SamplePlan => ({
+  return Array.from({ length: n }, (_, j): SampleRequest => ({
     ...shared,
     rid: n === 1 ? rid : `${rid}_${j}`,
     text,

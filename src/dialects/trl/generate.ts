@@ -3,7 +3,7 @@ import type { Static } from 'typebox'
 import { chatFields, chatPrompt, Message } from '../../http/openai/chat-prompt.ts'
 import type { RouteContext } from '../../http/context.ts'
 import { newRid } from '../../http/sglang/generate-body.ts'
-import type { SamplePlan } from '../../http/generation.ts'
+import type { SampleRequest } from '../../http/generation.ts'
 import { MAX_BATCH } from '../../http/limits.ts'
 import { checkBatch, encodeText, fitContext, idsOf } from '../../http/prompts.ts'
 import { invalid, refuseUnsupported } from '../../http/refuse.ts'
@@ -75,7 +75,7 @@ type SamplingFields = Omit<Static<typeof TrlGenerateBody>, 'prompts' | 'images'>
 
 export interface TrlPlan {
   prompts: Int32Array[]
-  samples: SamplePlan[]
+  samples: SampleRequest[]
   /** Best tokens besides each token; null for no logprobs. */
   best: number | null
 }

@@ -4,7 +4,7 @@ import { RefitError } from '../../errors.ts'
 import type { InputLogprobs, SamplingParams, Scored } from '../../contract/rollout-engine.ts'
 import type { RouteContext } from '../../http/context.ts'
 import { newRid } from '../../http/sglang/generate-body.ts'
-import type { SamplePlan } from '../../http/generation.ts'
+import type { SampleRequest } from '../../http/generation.ts'
 import { MAX_BATCH, MAX_TOP_LOGPROBS } from '../../http/limits.ts'
 import { finite } from '../../http/openai/openai-output.ts'
 import { checkBatch, fitContext, idsOf } from '../../http/prompts.ts'
@@ -72,7 +72,7 @@ const DEFAULT_TOP = 100
 const MOST_CELLS = 1 << 26
 
 export interface TrlScoresPlan {
-  samples: SamplePlan[]
+  samples: SampleRequest[]
   lengths: number[]
   top: number
   binary: boolean
@@ -95,7 +95,7 @@ export function planTrlScores (
   }
   checkBatch(sequences.length, 1, info, maxBatch, 'sequences')
   const top = Math.min(body.top_logprobs ?? DEFAULT_TOP, info.vocabSize)
-  const samples = sequences.map((ids, i): SamplePlan => {
+  const samples = sequences.map((ids, i): SampleRequest => {
     const promptIds = idsOf(ids, info, `sequences[${i}]`)
     const length = lengths[i]!
     if (length > ids.length) {

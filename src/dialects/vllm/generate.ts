@@ -2,12 +2,12 @@ import { Type } from 'typebox'
 import type { Static } from 'typebox'
 import type { RouteContext } from '../../http/context.ts'
 import { newRid } from '../../http/sglang/generate-body.ts'
-import type { SamplePlan } from '../../http/generation.ts'
+import type { SampleRequest } from '../../http/generation.ts'
 import { MAX_RID_LENGTH, MAX_SALT_LENGTH } from '../../http/limits.ts'
 import { refuseAdapterName } from '../../http/adapters.ts'
 import { checkBatch, fitContext, idsOf, needTokenizer } from '../../http/prompts.ts'
 import { invalid, refuseUnsupported } from '../../http/refuse.ts'
-import { checkStart, demandExperts } from '../../http/sglang/routed-experts.ts'
+import { checkStart, requireExperts } from '../../http/sglang/routed-experts.ts'
 import { samplesOf } from '../../http/samples-of.ts'
 import { nullable, refused, unused } from '../../http/schemas.ts'
 import { expertsForm } from '../routed-experts.ts'
@@ -64,7 +64,7 @@ const UNSUPPORTED = {
 
 export interface VllmGeneratePlan {
   id: string
-  samples: SamplePlan[]
+  samples: SampleRequest[]
   output: VllmOutput
   stream: boolean
   /** The stream ends with an event that has the usage. */
@@ -81,7 +81,7 @@ export function planVllmGenerate (
 ): VllmGeneratePlan {
   refuseUnsupported(body, UNSUPPORTED)
   const { info } = context.engine
-  if (body.return_routed_experts === true) demandExperts(info, 'return_routed_experts')
+  if (body.return_routed_experts === true) requireExperts(info, 'return_routed_experts')
   refuseAdapterName(body.model, info.servedModelName)
   const promptIds = idsOf(body.token_ids, info, 'token_ids')
   const { sampling, logprobs, best, detokenize } = readVllmSampling(

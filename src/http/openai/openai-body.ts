@@ -4,7 +4,7 @@ import { refuseAdapterName } from '../adapters.ts'
 import { RefitError } from '../../errors.ts'
 import type { LogprobOptions } from '../../contract/rollout-engine.ts'
 import type { RouteContext } from '../context.ts'
-import type { SamplePlan } from '../generation.ts'
+import type { SampleRequest } from '../generation.ts'
 import { newRid } from '../sglang/generate-body.ts'
 import { MAX_RID_LENGTH, MAX_SALT_LENGTH } from '../limits.ts'
 import { fitContext } from '../prompts.ts'
@@ -142,7 +142,7 @@ export function openAiSamples (
     param: string
     fallback?: number
   }
-): SamplePlan[] {
+): SampleRequest[] {
   const maxNewTokens = fitContext(promptIds.length, sampling.maxNewTokens, info, param, fallback)
   return samplesOf(sampling, maxNewTokens, {
     rid,

@@ -4,7 +4,7 @@ import type { Static } from 'typebox'
 import { RefitError } from '../../errors.ts'
 import type { LogprobOptions } from '../../contract/rollout-engine.ts'
 import type { RouteContext } from '../context.ts'
-import type { SamplePlan } from '../generation.ts'
+import type { SampleRequest } from '../generation.ts'
 import { MAX_RID_LENGTH, MAX_SALT_LENGTH } from '../limits.ts'
 import { checkScoredIds } from '../openai/prompt-logprobs.ts'
 import { checkBatch, encodeText, fitContext, idsOf } from '../prompts.ts'
@@ -99,8 +99,8 @@ const UNSUPPORTED = {
   bootstrap_room: 'disaggregated prefill is'
 }
 
-export interface GeneratePlan {
-  samples: SamplePlan[]
+export interface GenerateJob {
+  samples: SampleRequest[]
   /** One per sample. */
   outputs: OutputOptions[]
   /** The reply is an object, not a list. */
@@ -111,7 +111,7 @@ export interface GeneratePlan {
 }
 
 /** Checks everything in a body that can be refused, before the engine gets it. */
-export function planGenerate (body: GenerateBody, context: RouteContext): GeneratePlan {
+export function readGenerate (body: GenerateBody, context: RouteContext): GenerateJob {
   refuseUnsupported(body, UNSUPPORTED)
   const { prompts, batch } = readPrompts(body, context)
   const { info } = context.engine

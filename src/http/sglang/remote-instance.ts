@@ -73,7 +73,7 @@ export const SendBody = Type.Object({ master_address: masterAddress, ports, grou
   title: 'SendWeightsRequest'
 })
 
-export const FillBody = Type.Object({
+export const PeerLoadBody = Type.Object({
   url: Type.String({
     minLength: 1,
     maxLength: 2048,
@@ -100,7 +100,7 @@ export async function initSendGroup (
   body: Static<typeof InitSendBody>,
   reply: FastifyReply
 ): Promise<string> {
-  const groups = demandGroups(context)
+  const groups = requireGroups(context)
   try {
     const list = portsOf(body.ports)
     await groups.init({
@@ -124,7 +124,7 @@ export async function initSendGroup (
 }
 
 export async function sendToRemote (context: WeightsContext, body: Static<typeof SendBody>, reply: FastifyReply) {
-  const groups = demandGroups(context)
+  const groups = requireGroups(context)
   const name = body.group_name ?? GROUP_NAME
   try {
     const list = portsOf(body.ports)
@@ -144,9 +144,9 @@ export async function sendToRemote (context: WeightsContext, body: Static<typeof
 }
 
 /** Loads the weights of another engine into this one, as at a start with --load-from. */
-export async function fillFromOther (context: WeightsContext, body: Static<typeof FillBody>, reply: FastifyReply) {
+export async function loadFromOther (context: WeightsContext, body: Static<typeof PeerLoadBody>, reply: FastifyReply) {
   const { peerLoads, metrics } = context
-  if (peerLoads === null) throw holdsNone('cannot be filled')
+  if (peerLoads === null) throw holdsNone('cannot load others')
   return await measureUpdate(metrics, async () => {
     const { report, version, route } = await peerLoads
       .load({
@@ -169,10 +169,10 @@ export async function fillFromOther (context: WeightsContext, body: Static<typeo
 }
 
 export function weightsInfo (context: WeightsContext): FleetInfo {
-  return demandGroups(context).info(context.engine, context.version)
+  return requireGroups(context).info(context.engine, context.version)
 }
 
-function demandGroups ({ sending }: WeightsContext): SendGroups {
+function requireGroups ({ sending }: WeightsContext): SendGroups {
   if (sending !== null) return sending
   throw holdsNone('cannot send them')
 }
@@ -201,7 +201,7 @@ function goneSignal ({ raw }: FastifyReply): AbortSignal {
   const control = new AbortController()
   raw.once('close', () => {
     if (!raw.writableFinished) {
-      control.abort(new RefitError('GROUP_BROKEN', 'the one who asked has closed the connection'))
+      control.abort(new RefitError('GROUP_BROKEN', 'the client has closed the connection'))
     }
   })
   return control.signal

@@ -42,13 +42,13 @@ export function wantedExperts (
   info: EngineInfo
 ): WantedExperts | null {
   if (body.return_routed_experts !== true) return null
-  const layout = demandExperts(info, 'return_routed_experts')
+  const layout = requireExperts(info, 'return_routed_experts')
   const from = body.routed_experts_start_len ?? 0
   checkStart(from, prompts, 'routed_experts_start_len')
   return { layout, from }
 }
 
-export function demandExperts ({ experts, architecture }: EngineInfo, param: string): ExpertLayout {
+export function requireExperts ({ experts, architecture }: EngineInfo, param: string): ExpertLayout {
   if (experts !== undefined) return experts
   const why = /moe/i.test(architecture)
     ? 'routed experts are not recorded by this engine; start the server with --enable-return-routed-experts, or ' +

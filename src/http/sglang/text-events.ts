@@ -1,10 +1,10 @@
 import { generateText } from '../../engine/text-generation.ts'
 import type { TextEvent } from '../../engine/text-generation.ts'
 import type { RouteContext } from '../context.ts'
-import type { SamplePlan } from '../generation.ts'
+import type { SampleRequest } from '../generation.ts'
 
 /** Events of one sample with their text. */
-export function textEvents ({ engine, tokenizer }: RouteContext, plan: SamplePlan): AsyncIterable<TextEvent> {
+export function textEvents ({ engine, tokenizer }: RouteContext, plan: SampleRequest): AsyncIterable<TextEvent> {
   const { rid, promptIds: inputIds, sampling, logprobs, cacheSalt, expertsFrom, text } = plan
   const request = {
     rid,
