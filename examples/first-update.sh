@@ -7,7 +7,10 @@ ask () { # path, body
   curl -fsS "$url$1" -H 'content-type: application/json' -d "$2"
   echo
 }
-sums='{"text": ["123+456=", "787+145=", "999+999=", "305+48=", "664+277="], "sampling_params": {"temperature": 0, "max_new_tokens": 8}}'
+sums='{
+  "text": ["123+456=", "787+145=", "999+999=", "305+48=", "664+277="],
+  "sampling_params": {"temperature": 0, "max_new_tokens": 8}
+}'
 answers () { ask /generate "$sums" | grep -o '"text":"[^"]*"' | tr '\n' ' '; echo; }
 
 echo 'The base model guesses:       (579 932 1998 353 941 are right)'

@@ -1,9 +1,10 @@
-// What the machine itself can do, for the benchmarks to compare with. Prints one JSON object. Modes:
-//   memory read BYTES THREADS          best vectorised read of BYTES of memory by THREADS threads, GB/s
-//   memory pread THREADS FILE...       plain pread of all files by THREADS threads into memory that is already faulted in, GB/s
-//   memory turns THREADS FILE          the same once for each line of the standard input, a file no longer than FILE; a line {"ms"} for each
-//   memory memcpy THREADS FILE...      the same by memcpy out of a mapping of each file that is made for the copy, and unmapped after it
-//   memory mapped THREADS FILE...      memcpy out of mappings that are there, and faulted in, before
+// Measures the machine's own limits, which the benchmarks compare with. Prints one JSON object. Modes:
+//   memory read BYTES THREADS      best vectorised read of BYTES of memory by THREADS threads, GB/s
+//   memory pread THREADS FILE...   plain pread of all files by THREADS threads into faulted-in memory, GB/s
+//   memory turns THREADS FILE      the same for each line of the standard input, which names a file no longer than
+//                                  FILE; a line {"ms"} for each
+//   memory memcpy THREADS FILE...  memcpy from a mapping of each file that is made for the copy and unmapped after it
+//   memory mapped THREADS FILE...  memcpy from mappings that exist, and are faulted in, before
 // Built by the benchmark that needs it: g++ -O3 -march=native -std=c++20 -pthread.
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -71,7 +72,8 @@ void read_mode(size_t bytes, int threads) {
     best = std::min(best, seconds);
   }
   std::sort(all.begin(), all.end());
-  printf("{\"bestGBs\": %.2f, \"medianGBs\": %.2f, \"sink\": %d}\n", bytes / best / 1e9, bytes / all[all.size() / 2] / 1e9,
+  printf("{\"bestGBs\": %.2f, \"medianGBs\": %.2f, \"sink\": %d}\n", bytes / best / 1e9,
+         bytes / all[all.size() / 2] / 1e9,
          static_cast<int>(sink & 1));
 }
 
@@ -136,7 +138,8 @@ void copy_mode(From way, int threads, const std::vector<std::string>& files) {
     all.push_back(now() - start);
   }
   std::sort(all.begin(), all.end());
-  printf("{\"bytes\": %zu, \"bestGBs\": %.2f, \"medianGBs\": %.2f}\n", total, total / all[0] / 1e9, total / all[all.size() / 2] / 1e9);
+  printf("{\"bytes\": %zu, \"bestGBs\": %.2f, \"medianGBs\": %.2f}\n", total, total / all[0] / 1e9,
+         total / all[all.size() / 2] / 1e9);
 }
 
 // Reads whole files into memory that is faulted in, each when its path comes.
@@ -178,9 +181,11 @@ int main(int argc, char** argv) {
   } else if (mode == "turns" && argc == 4) {
     turns_mode(atoi(argv[2]), argv[3]);
   } else if ((mode == "pread" || mode == "memcpy" || mode == "mapped") && argc >= 4) {
-    copy_mode(mode == "pread" ? From::kFile : mode == "memcpy" ? From::kNewMapping : From::kMapping, atoi(argv[2]), {argv + 3, argv + argc});
+    const From from = mode == "pread" ? From::kFile : mode == "memcpy" ? From::kNewMapping : From::kMapping;
+    copy_mode(from, atoi(argv[2]), {argv + 3, argv + argc});
   } else {
-    fprintf(stderr, "usage: memory read BYTES THREADS | turns THREADS FILE | memory pread|memcpy|mapped THREADS FILE...\n");
+    fprintf(stderr,
+            "usage: memory read BYTES THREADS | turns THREADS FILE | memory pread|memcpy|mapped THREADS FILE...\n");
     return 2;
   }
 }

@@ -127,7 +127,7 @@ def buckets(named, limit):
 
 
 def gather(mine, ranks):
-    """What each of the first `ranks` processes has, on the first of them."""
+    """Gathers the objects of the first `ranks` processes on the first of them."""
     gathered = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(mine, gathered)
     return gathered[:ranks] if gathered is not None else None

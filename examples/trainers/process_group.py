@@ -57,8 +57,8 @@ def free_port():
 
 
 def rank_offsets(ranks, first=1):
-    """Where each engine's ranks begin in the group, by the number of ranks of each; and the size of the group, `first`
-    trainers in front."""
+    """The first rank of each engine in the group, and the size of the group. ranks: the number of ranks of each engine;
+    first: the number of trainers in front."""
     offsets, at = [], first
     for count in ranks:
         offsets.append(at)

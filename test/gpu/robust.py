@@ -202,7 +202,7 @@ def stuck(options):
 
 
 def uuids():
-    """Of the GPUs that are visible."""
+    """The UUIDs of the visible GPUs."""
     return [f"GPU-{torch.cuda.get_device_properties(index).uuid}" for index in range(torch.cuda.device_count())]
 
 

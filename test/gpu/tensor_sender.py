@@ -217,7 +217,7 @@ def tensors_in(value):
 
 
 def cycles_per_second():
-    """Of torch.cuda._sleep on this GPU, measured: clocks move."""
+    """The cycles per second of torch.cuda._sleep on this GPU, measured, because clocks change."""
     torch.cuda._sleep(1000)
     torch.cuda.synchronize()
     began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What a trainer holds: models, their names in checkpoints, and handles of tensors."""
+"""A trainer's tensors: models, their names in checkpoints, and handles of tensors."""
 
 import base64
 import io
@@ -13,7 +13,7 @@ def dtype_name(dtype):
 
 @dataclass
 class FlattenedTensorMetadata:
-    """Where a tensor lies in a flat tensor of bytes. Servers recognise SGLang's class by this name, in any module."""
+    """The place of a tensor in a flat tensor of bytes. Servers recognise SGLang's class by this name, in any module."""
 
     name: str
     shape: object
