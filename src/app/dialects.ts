@@ -12,7 +12,7 @@ import { skyrl } from '../dialects/skyrl/dialect.ts'
 import { trl } from '../dialects/trl/dialect.ts'
 import { vllm } from '../dialects/vllm/dialect.ts'
 
-/** A dialect with its routes, which are loaded when a server registers them: the gateway and `--help` do without. */
+/** A dialect with its routes, which only a server loads: the gateway needs none of their code. */
 export interface ServedDialect<Name extends string = string> extends Dialect<Name> {
   routes: () => Promise<{ default: readonly Routes[] }>
 }
@@ -59,9 +59,20 @@ export function chooseDialects (names: readonly string[]): ReadonlySet<DialectNa
   return new Set(names.length === 0 ? DIALECT_NAMES : names as readonly DialectName[])
 }
 
-/** The route plugins of the chosen dialects, each once: dialects share some of them. */
-export async function loadRoutes (chosen: ReadonlySet<string>): Promise<ReadonlySet<Routes>> {
-  const dialects = [...BASE_DIALECTS, ...DIALECTS.filter(({ name }) => chosen.has(name))]
-  const modules = await Promise.all(dialects.map(async ({ routes }) => await routes()))
-  return new Set(modules.flatMap(({ default: plugins }) => plugins))
+/** The route plugins of all dialects, by the dialect's name. */
+export async function loadRoutes (): Promise<ReadonlyMap<string, readonly Routes[]>> {
+  return new Map(
+    await Promise.all(
+      ALL_DIALECTS.map(async ({ name, routes }) => [name, (await routes()).default] as const)
+    )
+  )
+}
+
+/** The plugins of the chosen dialects, each once: dialects have some of them in common. */
+export function chooseRoutes (
+  routes: ReadonlyMap<string, readonly Routes[]>,
+  chosen: ReadonlySet<string>
+): ReadonlySet<Routes> {
+  const names = [...BASE_DIALECTS.map(({ name }) => name), ...DIALECT_NAMES.filter(name => chosen.has(name))]
+  return new Set(names.flatMap(name => routes.get(name) ?? []))
 }

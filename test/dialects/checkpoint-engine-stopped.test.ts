@@ -11,7 +11,7 @@ const NORM = 'model.norm.weight'
 const stop = assemble(PROTO4, global('builtins', 'ValueError'), '(', str('its trainer has gone'), 't', 'R', '.')
 
 for (const inScope of [true, false]) {
-  t.test(`an update that is aborted after a write reports the change (${inScope ? 'in a scope' : 'alone'})`, async t => {
+  t.test(`an update that is aborted after a write reports it (${inScope ? 'in a scope' : 'alone'})`, async t => {
     const { url, engine } = await engineServer(t, modelFolder(t), {})
     const post = async (path: string, body: object): Promise<{ status: number, body: any }> => {
       const reply = await fetch(url + path, {
