@@ -1,0 +1,30 @@
+import { readdirSync } from 'node:fs'
+import { join } from 'node:path'
+import t from 'tap'
+import { ALL_DIALECTS, chooseDialects, chooseRoutes, DIALECT_NAMES, loadRoutes } from '../../src/app/dialects.ts'
+import { callTable } from '../../src/gateway/call-table.ts'
+import { packageRoot } from '../../src/root.ts'
+
+const folders = (path: string): string[] =>
+  readdirSync(join(packageRoot, path), { withFileTypes: true })
+    .filter(entry => entry.isDirectory())
+    .map(({ name }) => name)
+
+t.test('every folder of a dialect and of its routes is in the list', async t => {
+  const names = ALL_DIALECTS.map(({ name }) => name).sort()
+  t.same(folders('src/dialects').sort(), names)
+  t.same(folders('routes').filter(name => name !== 'gateway').sort(), names)
+})
+
+t.test('a server registers each route plugin of the chosen dialects once', async t => {
+  const routes = await loadRoutes()
+  const all = chooseRoutes(routes, chooseDialects([]))
+  t.equal(all.size, new Set([...routes.values()].flat()).size)
+  t.ok(chooseRoutes(routes, chooseDialects(['trl'])).size < all.size)
+  t.same([...chooseDialects([])], DIALECT_NAMES)
+})
+
+t.test('a path that two dialects list is an error', async t => {
+  const calls = { '/a': { to: 'all' } } as const
+  t.throws(() => callTable([{ name: 'x', calls }, { name: 'y', calls }]), /dialect y: another dialect lists \/a too/)
+})
