@@ -1,5 +1,5 @@
-// The checksum of docs/checksum.md, a sum mod 2^64 over elements, so that shares of ranks add up; and the noise of
-// Store::scramble. Shared with device code.
+// The checksum of docs/checksum.md, a sum mod 2^64 over elements, so the partial sums of ranks add up; and the noise of
+// Store::scramble. Device code includes this file too.
 #pragma once
 #include <cstdint>
 
@@ -30,8 +30,8 @@ REFIT_HOST_DEVICE constexpr uint64_t checksum_weight(int j) {
   return power;
 }
 
-// Of the elements [8 group, 8 group + 8) of a checkpoint tensor. Odd, as the weights are: a changed element always
-// shows.
+// The factor of the elements [8 group, 8 group + 8) of a checkpoint tensor. It is odd, as the weights are, so a changed
+// element always changes the sum.
 REFIT_HOST_DEVICE constexpr uint64_t checksum_factor(uint64_t group) {
   return splitmix64_mix((group + 1) * kGolden) | 1;
 }

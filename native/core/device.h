@@ -1,8 +1,8 @@
 // A device: the ranks of one engine with their parameters, KV pages and forward pass. The CPU is one, CUDA another; the
-// binding and everything above it talk to this alone.
+// binding and everything above it use only this interface.
 //
 // Threads: `step` is called by the scheduler's thread. `write`, `read`, `checksum` and `scramble` are called by the
-// core's writer thread while the scheduler stands still (the gate). The two never overlap.
+// core's writer thread while the scheduler is stopped between two steps (the gate). The two never overlap.
 #pragma once
 #include <memory>
 #include <stdexcept>
@@ -26,8 +26,8 @@ struct DeviceInfo {
   uint64_t kv_bytes = 0;
 };
 
-// The device can compute no more (a card's sticky error, a rank that is stuck): the process must end. The message names
-// the rank, its card and what it was doing.
+// The device can no longer compute (a sticky CUDA error, a rank that is stuck): the process must end. The message names
+// the rank, its GPU and its current operation.
 struct DeviceLost : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -40,7 +40,7 @@ class Device {
   virtual const void* address(int rank, int param) const = 0;
   // Throws std::invalid_argument on a malformed batch.
   virtual void step(const StepBatch& batch, StepResult& result) = 0;
-  // The job's bounds have been checked. Never throws for an I/O fault: the outcome tells.
+  // The job's bounds have been checked. Never throws for an I/O fault: the outcome reports it.
   virtual WriteOutcome write(const WriteJob& job) = 0;
   // Row-major stored bytes of [row, row + rows) x [col, col + cols).
   virtual void read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out) = 0;
@@ -51,14 +51,14 @@ class Device {
   // bytes of weights are kept in host memory first (std::bad_alloc changes nothing). Tags that are released already are
   // left alone. Returns the bytes given back.
   virtual uint64_t release_memory(uint32_t tags, bool keep_weights) = 0;
-  // Puts memory behind the tags again: kept weights have their bytes, else contents are undefined. Throws
-  // std::bad_alloc; what could not be had stays released. Returns true where weights have their bytes.
+  // Backs the tags with memory again: kept weights have their bytes, other contents are undefined. Throws
+  // std::bad_alloc; a tag without enough memory stays released. Returns true if the weights have their bytes.
   virtual bool resume_memory(uint32_t tags) = 0;
   // Closes the segments that writes left open under the name, on every rank; returns how many mappings that were.
   // Called by the writer thread, as `write`.
   virtual uint64_t close_mappings(const std::string&) { return 0; }
-  // Bytes [offset, offset + bytes) of a segment into host memory, once its events are done. Opened for this, and
-  // closed. Called by the writer thread, as `write`. Throws std::runtime_error, in words with the cure.
+  // Copies bytes [offset, offset + bytes) of a segment to host memory, once its events are done. The segment is opened
+  // and closed for this. Called by the writer thread, as `write`. Throws std::runtime_error that says what to do.
   virtual void fetch(const Segment&, uint64_t, uint64_t, int /* timeout_ms */, uint8_t*) {
     throw std::runtime_error("it lies in the memory of a card, and this engine is on the CPU");
   }

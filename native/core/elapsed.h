@@ -1,4 +1,4 @@
-// How long something has taken, for deadlines and for messages.
+// Elapsed time, for deadlines and for messages.
 #pragma once
 #include <chrono>
 #include <cstdio>

@@ -1,9 +1,10 @@
-// Fault points of test builds: a named place fails, stalls or ends the process at its k-th pass. A product build
-// (REFIT_FAULTS not defined) has no trace of them.
+// Fault points of test builds: a named place in the code fails, stalls or ends the process when it is passed for the
+// k-th time. A product build (REFIT_FAULTS not defined) contains none of them.
 #pragma once
 
 #ifdef REFIT_WITHOUT_FAULT_POINTS
-// Such an object serves product and test builds (native/addon.cmake): a fault point in it would be missing or shipped.
+// Objects with this definition are linked into product and test builds alike, so a fault point in them would be missing
+// in one or shipped in the other.
 #error "include core/fault.h in the source, or in a header that the source includes itself"
 #endif
 
@@ -15,14 +16,14 @@ namespace refit::fault {
 enum class Point : uint8_t { kRead, kCopy, kAlloc, kStep, kIpcOpen, kIpcEvent, kIpcClose, kEnd };
 enum class Action : uint8_t { kFail, kStall, kSlow, kDie };
 
-// Arms one fault, in place of any other: `at` counts passes of `point` from now on, the first is 1. It acts once; kSlow
-// stalls every pass from there on, until it is taken back.
+// Arms one fault and disarms any other: `at` counts passes of `point` from now on, the first is 1. It acts once; kSlow
+// stalls every pass from there on, until it is disarmed.
 void arm(Point point, int64_t at, Action action, int stall_ms);
-// Takes the fault back and ends a stall under way.
+// Disarms the fault and ends a current stall.
 void disarm();
-// Whether one is armed that has not acted yet; true of kSlow until it is taken back.
+// Whether a fault is armed and has not acted yet; always true for kSlow until it is disarmed.
 bool pending();
-// One pass. True when the caller must fail; stalls or ends the process by itself.
+// Counts one pass. Returns true if the caller must fail; stalls or ends the process itself.
 bool pass(Point point);
 
 }  // namespace refit::fault

@@ -1,5 +1,5 @@
-// A process group that ranks of this process are in, with other ranks elsewhere: torch trainers, or other engines. The
-// binding and everything above it talk to this alone; native/transport/gloo/gloo_group.h is one kind, NCCL's the other.
+// A process group of ranks of this process and ranks elsewhere (torch trainers, other engines). The binding and
+// everything above it use only this interface. native/transport/gloo/gloo_group.h implements it, and NCCL's group does.
 //
 // Threads: the functions that wait are called by one thread at a time, the group's own
 // (native/binding/groups/groups.h): never by an event loop. `abort` and `staged` may be called by any thread at any
@@ -28,14 +28,14 @@ enum class GroupErrorKind : uint8_t {
   kNcclVersion,  // the ranks of an NCCL group have versions of NCCL that do not work together
 };
 
-// Of use to nobody after kTimeout and kBroken: the group is to be ended. The message names phase, peer, rank and
-// elapsed time.
+// After kTimeout and kBroken the group cannot be used any more and must be ended. The message names phase, peer, rank
+// and elapsed time.
 struct GroupError : std::runtime_error {
   GroupError(GroupErrorKind kind, const std::string& message) : std::runtime_error(message), kind(kind) {}
   GroupErrorKind kind;
 };
 
-// Every wait ends here, with kTimeout.
+// Every wait ends at this time, with kTimeout.
 using GroupDeadline = std::chrono::steady_clock::time_point;
 
 // One broadcast into a staging slot (PART_FIELDS in src/native/groups.ts).
@@ -55,36 +55,37 @@ struct StagedSlot {
 
 class Group {
  public:
-  // Aborts what has not been ended. No call may be under way.
+  // Aborts the group unless it has been ended. No call may be running.
   virtual ~Group() = default;
 
-  // In words, for messages: `gloo group of 5 (ranks 1-4 here)`.
+  // Description for messages: `gloo group of 5 (ranks 1-4 here)`.
   virtual std::string describe() const = 0;
 
-  // So many slots, from the first on, have room for `bytes` each from now on, and the others none; 0 bytes give all of
-  // it back. Throws std::bad_alloc and then has none.
+  // Gives the first `slots` slots room for `bytes` each and frees the others; 0 bytes frees all. Throws std::bad_alloc,
+  // and then no slot has memory.
   virtual void stage(uint64_t bytes, int slots = kGroupSlots) = 0;
   // Throws std::invalid_argument where nothing is staged.
   virtual StagedSlot staged(int slot) const = 0;
 
-  // These throw GroupError; std::invalid_argument for what the caller does wrong (before anything was sent).
+  // These throw GroupError; and std::invalid_argument for a mistake of the caller, before anything is sent.
   //
   // Takes part in one broadcast for each part, in order, from rank `root` (not one of this process's), into the slot.
   virtual void receive(int slot, const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) = 0;
-  // What lies in a slot, as the first of this process's ranks has it: for what has to be read to know what comes next.
+  // The bytes of a slot, from the first of this process's ranks. For messages whose content decides what follows.
   virtual std::vector<uint8_t> read(int slot, uint64_t offset, uint64_t bytes, GroupDeadline deadline) = 0;
   // One broadcast of host memory from this process's first rank.
   virtual void send(const uint8_t* data, uint64_t bytes, GroupDeadline deadline) = 0;
   // All parameters of the device from rank `root` straight into place; see groupParams in src/native/groups.ts.
-  // The device has this configuration. Others may read it meanwhile, and where the parameters are received nobody may.
+  // `config` is the device's. Other threads may read the parameters meanwhile on the sending side, and on a receiving
+  // side none may.
   virtual void params(Device& device, const CoreConfig& config, int rank, int root, GroupDeadline deadline) = 0;
-  // torch's `barrier` of the backend: returns when all ranks have come.
+  // torch's `barrier` of the backend: returns when all ranks have reached it.
   virtual void barrier(GroupDeadline deadline) = 0;
 
-  // Any thread. What is under way throws kBroken with the reason, at once, and so does everything after it.
+  // Any thread. A running call throws kBroken with the reason at once, and so does every later call.
   virtual void abort(const std::string& reason) noexcept = 0;
-  // Leaves, without waiting for the other ranks: who still needs something of them meets them in a barrier before.
-  // Frees everything but slots that a write still holds.
+  // Leaves the group without waiting for the other ranks; use a barrier before where that matters. Frees everything
+  // except slots that a write still holds.
   virtual void end() noexcept = 0;
 };
 

@@ -1,4 +1,4 @@
-// A lack of memory that says where and how much.
+// A std::bad_alloc with a message: which memory, and how much.
 #pragma once
 #include <new>
 #include <string>

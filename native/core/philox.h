@@ -1,7 +1,7 @@
 // Philox4x32-10, the counter-based generator of Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (SC 2011),
-// and the Gumbel noise made of it. The noise of a token depends on (seed, position, token id) alone: no state, so a
-// sample is the same in any batch, slot, rank count and after any preemption. Integer arithmetic only, shared with
-// device code.
+// and the Gumbel noise made of it. The noise of a token depends only on (seed, position, token id). There is no state,
+// so a sample is the same in any batch, slot and rank count, and after any preemption. Integer arithmetic only; device
+// code includes this file too.
 #pragma once
 #include <cstdint>
 

@@ -1,5 +1,5 @@
 // A thread pool without OpenMP: the caller takes part, work is handed out by an atomic counter, idle threads spin
-// shortly and then sleep on a futex. One parallel_for at a time per pool (callers on several threads take turns).
+// briefly and then sleep on a futex. One parallel_for at a time per pool (callers on several threads take turns).
 #pragma once
 #include <cstdint>
 #include <functional>

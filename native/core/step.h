@@ -1,5 +1,5 @@
-// One forward step: the views that the binding makes of StepBatch, and the result (field by field as
-// src/native/addon.ts says).
+// One forward step: the views that the binding makes of StepBatch, and the result (the fields are documented in
+// src/native/step.ts).
 #pragma once
 #include <cstdint>
 #include <span>

@@ -20,7 +20,7 @@ void check_length(const char* name, size_t got, size_t expected, const char* for
   }
 }
 
-// Offsets start at 0, never fall, and end at the length of what they divide.
+// Offsets start at 0, never decrease, and end at the length of the list that they divide.
 void check_offsets(const char* name, std::span<const int32_t> offsets, size_t count, size_t total) {
   check_length(name, offsets.size(), count + 1, "one more than it divides");
   if (offsets[0] != 0) fail(std::string(name) + " starts at " + std::to_string(offsets[0]) + ", expected 0");
@@ -99,7 +99,7 @@ void check_row(const StepBatch& b, const BatchLimits& limits, int row) {
 }  // namespace
 
 void check_batch(const StepBatch& b, const BatchLimits& limits) {
-  // Positions and offsets are 32-bit; sizes beyond that cannot be described.
+  // Positions and offsets are 32-bit, so larger sizes cannot be described.
   if (b.tokens.size() > static_cast<size_t>(std::numeric_limits<int32_t>::max())) fail("more than 2^31 tokens");
   check_sequences(b, limits);
   const size_t rows = b.row_seeds.size();

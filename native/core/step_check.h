@@ -1,4 +1,5 @@
-// A step's batch is checked in full before anything is computed: the KV cache of running requests is at stake.
+// Checks a step's batch in full before anything is computed, because a wrong batch could overwrite the KV cache of
+// running requests.
 #pragma once
 #include "core/step.h"
 
@@ -8,7 +9,7 @@ struct BatchLimits {
   int vocab, pages, page_size;
 };
 
-// Throws std::invalid_argument that names the sequence or row, what was expected and what was got.
+// Throws std::invalid_argument that names the sequence or row, the expected value and the actual one.
 void check_batch(const StepBatch& batch, const BatchLimits& limits);
 
 }  // namespace refit

@@ -68,7 +68,7 @@ void CpuDevice::scramble(uint64_t seed) {
 uint64_t CpuDevice::release_memory(uint32_t tags, bool keep_weights) {
   uint64_t bytes = 0;
   const uint32_t now = tags & ~released_;
-  // The only one that can fail comes first: then nothing has changed.
+  // The only step that can fail comes first, so a failure changes nothing.
   if ((now & kTagWeights) != 0) bytes += store_.release(keep_weights, pool_);
   if ((now & kTagKvCache) != 0) bytes += forward_.release_kv();
   released_ |= now;
@@ -78,7 +78,7 @@ uint64_t CpuDevice::release_memory(uint32_t tags, bool keep_weights) {
 bool CpuDevice::resume_memory(uint32_t tags) {
   bool kept = true;
   if ((tags & released_ & kTagWeights) != 0) kept = store_.resume(pool_);
-  // Pages of the KV cache come back as they are written.
+  // Pages of the KV cache are backed with memory again when they are written.
   released_ &= ~tags;
   return kept && (released_ & kTagWeights) == 0;
 }

@@ -14,7 +14,8 @@ class CpuDevice : public Device {
 
   DeviceInfo info() const override;
   const void* address(int rank, int param) const override { return store_.param(rank, param); }
-  // While memory is released, what would touch it throws std::runtime_error: zeros would pass for weights.
+  // While memory is released, a function that would touch it throws std::runtime_error, because zeros would be taken
+  // for weights.
   void step(const StepBatch& batch, StepResult& result) override;
   WriteOutcome write(const WriteJob& job) override;
   void read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out) override;

@@ -1,6 +1,6 @@
 // The CPU's kernels behind one table per instruction set, chosen at run time. Every kernel computes each output in an
-// order that depends on nothing but the output's own coordinates, so results are the same bits for any batch, chunking
-// and thread count.
+// order that depends only on the output's own coordinates, so results have the same bits for any batch, chunking and
+// thread count.
 #pragma once
 #include <cstddef>
 #include <cstdint>

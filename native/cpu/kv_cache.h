@@ -11,11 +11,11 @@ struct KvShape {
   int ranks, layers, pages, page_size, kv_heads, head_dim;  // kv_heads of one rank
 };
 
-// Per rank [layer][page][kv_head] { K [head_dim][page_size], V [page_size][head_dim] }. K lies transposed, so that the
-// scores of neighbouring tokens are neighbours in a vector. Memory is reserved, not committed: a page costs nothing
-// until it is written.
+// Per rank [layer][page][kv_head] { K [head_dim][page_size], V [page_size][head_dim] }. K is transposed, so that the
+// scores of neighbouring tokens are neighbours in a vector. Memory is reserved, not committed: a page takes no memory
+// before it is written.
 //
-// Released, it holds nothing, and takes nothing until it is written again.
+// After a release it holds nothing, and takes no memory until it is written again.
 class KvCache {
  public:
   // Throws std::invalid_argument, std::bad_alloc.

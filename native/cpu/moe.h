@@ -11,8 +11,8 @@ class Moe {
  public:
   explicit Moe(const Model& model) : model_(model) {}
 
-  // x: [rows, hidden]. y: [rows, hidden], summed over experts and ranks, rounded. Where `record` is not null, the
-  // experts of row i go to record[i * stride ...], best first.
+  // x: [rows, hidden]. y: [rows, hidden], summed over experts and ranks, rounded. If `record` is not null, the experts
+  // of row i are written to record[i * stride ...], best first.
   void run(const Context& ctx, const LayerParams& layer, const float* x, float* y, int64_t rows,
            uint16_t* record = nullptr, int64_t stride = 0);
 

@@ -1,5 +1,5 @@
 // Tiny random models: their weights, the shards that the ranks of a device hold, and a forward pass in double precision
-// that shares nothing with the engine's.
+// that shares no code with the engine's.
 #pragma once
 #include <algorithm>
 #include <cmath>

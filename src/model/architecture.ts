@@ -3,7 +3,10 @@ import type { DType } from '../native/dtypes.ts'
 import type { ModelRecipe } from '../native/recipe.ts'
 import type { ArchitectureName } from './families.ts'
 
-/** config.json in one form for all families and both generations of transformers: the recipe, and what only TypeScript needs. */
+/**
+ * config.json in one form for all families and both generations of transformers: the recipe, and what only TypeScript
+ * needs.
+ */
 export interface Architecture extends ModelRecipe {
   name: ArchitectureName
   /** `model_type` of config.json. */
@@ -21,10 +24,15 @@ export interface Architecture extends ModelRecipe {
   eosTokenIds: number[]
 }
 
-/** Dtypes that an engine holds parameters in; checkpoints may have others (`DType`) and are converted as they are written. */
+/**
+ * Dtypes that an engine holds parameters in; checkpoints may have others (`DType`) and are converted as they are
+ * written.
+ */
 export type HeldDType = NativeParam['dtype']
 
-/** A rectangle of a checkpoint tensor and its place, in elements; tensors are seen as [rows, cols] (see `TensorEntry`). */
+/**
+ * A rectangle of a checkpoint tensor and its place, in elements; tensors are seen as [rows, cols] (see `TensorEntry`).
+ */
 export interface Rect {
   rank: number
   /** Index in `ModelTable.params`. */
@@ -38,8 +46,8 @@ export interface Rect {
 }
 
 /**
- * One checkpoint tensor: its shape as files have it, the same seen as a matrix (1-D [n] is [n, 1]; 3-D [e, r, c] is [e * r, c]),
- * and its rectangles.
+ * One checkpoint tensor: its shape as files have it, the same seen as a matrix (1-D [n] is [n, 1]; 3-D [e, r, c] is [e
+ * * r, c]), and its rectangles.
  */
 export interface TensorEntry {
   name: string
@@ -56,12 +64,17 @@ export interface TensorEntry {
 /** A parameter of every rank: fused, sharded, at a fixed address. A vector is [n, 1]. */
 export type Param = NativeParam
 
-/** The table of an architecture under a layout: every parameter of a rank, and every checkpoint name with its rectangles. */
+/**
+ * The table of an architecture under a layout: every parameter of a rank, and every checkpoint name with its
+ * rectangles.
+ */
 export interface ModelTable {
   ranks: number
   params: Param[]
   tensors: Map<string, TensorEntry>
-  /** True for names that checkpoints contain and no parameter needs (tied head, rotary buffers): accepted and skipped. */
+  /**
+   * True for names that checkpoints contain and no parameter needs (tied head, rotary buffers): accepted and skipped.
+   */
   ignored: (name: string) => boolean
   /** The table's name for a name that a trainer sent (prefix rules), or the name unchanged. */
   canonical: (name: string) => string

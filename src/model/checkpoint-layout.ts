@@ -8,8 +8,8 @@ export interface LaidTensor {
 }
 
 /**
- * All checkpoint tensors of a model one after another, as one engine sends them to another: row-major, in the dtype of their
- * parameters, each at an aligned offset.
+ * All checkpoint tensors of a model one after another, as one engine sends them to another: row-major, in the dtype of
+ * their parameters, each at an aligned offset.
  */
 export interface CheckpointLayout {
   tensors: LaidTensor[]
@@ -53,8 +53,9 @@ export function layOutCheckpoint (table: Pick<ModelTable, 'tensors'>): Checkpoin
 }
 
 /**
- * The layout front to back in pieces of at most `limit` bytes (or one row, if that is longer), plus the gap that aligns the next
- * tensor. Cuts lie between rows. Both ends of a transfer cut in the same way, so they need to agree on the limit only.
+ * The layout front to back in pieces of at most `limit` bytes (or one row, if that is longer), plus the gap that aligns
+ * the next tensor. Cuts lie between rows. Both ends of a transfer cut in the same way, so they need to agree on the
+ * limit only.
  */
 export function* cutCheckpoint ({ tensors }: CheckpointLayout, limit: number): Generator<CheckpointPiece> {
   let piece: CheckpointPiece | undefined

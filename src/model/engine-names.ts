@@ -1,6 +1,7 @@
 import type { ModelTable, Param, TensorEntry } from './architecture.ts'
 
-// The parameters of a rank as SGLang names and shapes them (`named_parameters()` of its models), for `load_format` "direct".
+// The parameters of a rank as SGLang names and shapes them (`named_parameters()` of its models), for `load_format`
+// "direct".
 
 /** Parameters that fuse several checkpoint tensors. The others have the name of their checkpoint tensor. */
 const FUSED: Record<string, string> = {
@@ -13,8 +14,8 @@ const FUSED: Record<string, string> = {
 const known = new WeakMap<ModelTable, ReadonlyMap<string, TensorEntry>>()
 
 /**
- * By SGLang's name, every parameter as a tensor that each rank takes whole, from one of its own. The shapes are those of one rank;
- * expert weights are [experts, rows, columns].
+ * By SGLang's name, every parameter as a tensor that each rank takes whole, from one of its own. The shapes are those
+ * of one rank; expert weights are [experts, rows, columns].
  */
 export function engineTensors (table: ModelTable): ReadonlyMap<string, TensorEntry> {
   let tensors = known.get(table)

@@ -1,8 +1,8 @@
 import type { NormPlacement, QkNorm } from '../native/recipe.ts'
 
 /**
- * A model family: how its config.json becomes a recipe, and what its checkpoint calls the norms. A family that combines what the
- * forward passes can do already is one entry of FAMILIES, and its goldens (test/goldens/make.py).
+ * A model family: how its config.json becomes a recipe, and what its checkpoint calls the norms. A family that combines
+ * what the forward passes can do already is one entry of FAMILIES, and its goldens (test/goldens/make.py).
  *
  * Defaults apply where config.json leaves a field out. They are those of the family's config class in transformers.
  */
@@ -14,8 +14,9 @@ export interface Family {
   /** Default of `head_dim`; null: hidden_size / num_attention_heads. */
   headDim: number | null
   /**
-   * When `num_key_value_heads` means one KV head per attention head: where it is null or absent, only where it is null, or never.
-   * The defaults of the other families are numbers that fit one size only, so an absent field is an error there.
+   * When `num_key_value_heads` means one KV head per attention head: where it is null or absent, only where it is null,
+   * or never. The defaults of the other families are numbers that fit one size only, so an absent field is an error
+   * there.
    */
   multiHead: 'null or absent' | 'null' | 'never'
   /** Default of `rms_norm_eps`. */
@@ -30,7 +31,10 @@ export interface Family {
   roundOnce: boolean
   /** Reads the fields of a mixture of experts. */
   experts: boolean
-  /** A sliding window holds where `use_sliding_window` is true, or wherever `sliding_window` (default: this number) is not null. */
+  /**
+   * A sliding window holds where `use_sliding_window` is true, or wherever `sliding_window` (default: this number) is
+   * not null.
+   */
   slidingWindow: 'use_sliding_window' | number
   /** Names of the two norms of a layer in checkpoints: that of attention and that of the MLP. */
   norms: { attention: string, mlp: string }

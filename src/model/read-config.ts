@@ -6,7 +6,9 @@ import { parseModelConfig } from './parse-config.ts'
 
 const MAX_BYTES = 4 << 20
 
-/** The architecture of a model folder, from its config.json and its generation_config.json, if any. Throws MODEL_CONFIG. */
+/**
+ * The architecture of a model folder, from its config.json and its generation_config.json, if any. Throws MODEL_CONFIG.
+ */
 export async function readArchitecture (folder: string): Promise<Architecture> {
   const config = await readJson(join(folder, 'config.json'))
   if (config === undefined) {

@@ -8,8 +8,8 @@ const DEFAULT_THETA = 10_000
 const MAX_POSITIONS = 2 ** 30
 
 /**
- * RoPE of a model: `rope_parameters` (transformers 5) or `rope_theta` with `rope_scaling` (transformers 4).
- * Formulas as transformers' modeling_rope_utils.py has them, in float64; "RoPE", "llama3" of Llama 3.1, "yarn" of arXiv 2309.00071.
+ * RoPE of a model: `rope_parameters` (transformers 5) or `rope_theta` with `rope_scaling` (transformers 4). Formulas as
+ * transformers' modeling_rope_utils.py has them, in float64; "RoPE", "llama3" of Llama 3.1, "yarn" of arXiv 2309.00071.
  */
 export function parseRope (config: ConfigFields, headDim: number, contextLength: number): Rope {
   const rope = ropeFields(config)
@@ -56,7 +56,8 @@ function ropeFields (config: ConfigFields): ConfigFields {
     const value = config.get(name)
     if (value === undefined) continue
     if (!isObject(value)) throw config.error(name, `expected an object, got ${show(value)}`)
-    // Configs with layer_types may nest one object per type. unsupported.ts refuses the types other than full attention.
+    // Configs with layer_types may nest one object per type. unsupported.ts refuses the types other than full
+    // attention.
     const nested = value.full_attention
     if (isObject(nested)) return new ConfigFields(nested, `${name}.full_attention.`)
     return new ConfigFields(value, `${name}.`)

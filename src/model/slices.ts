@@ -35,7 +35,9 @@ export function colShards (ranks: number, { param, dstRow = 0 }: Place): Slices 
   }
 }
 
-/** Rows of a padded vocabulary, `shard` rows for each rank: the last ranks may get fewer rows than they hold, or none. */
+/**
+ * Rows of a padded vocabulary, `shard` rows for each rank: the last ranks may get fewer rows than they hold, or none.
+ */
 export function vocabShards (ranks: number, { param }: Place, shard: number): Slices {
   return (rows, cols) =>
     Array

@@ -5,7 +5,10 @@ const PREFIX = /^(?:module\.|base_model\.model\.|(?:model\.)?language_model\.)/
 const BARE = /^(?:layers|embed_tokens|norm)\./
 const BUFFER = /(?:^|\.)rotary_emb\.(?:inv_freq|original_inv_freq|cos_cached|sin_cached)$/
 
-/** The checkpoint name for a name that a trainer sent; the name unchanged if there is none. `known`: the names of the model. */
+/**
+ * The checkpoint name for a name that a trainer sent; the name unchanged if there is none. `known`: the names of the
+ * model.
+ */
 export function canonicalName (name: string, known: (name: string) => boolean): string {
   if (known(name)) return name
   let bare = name.replace(WRAPPERS, '')

@@ -6,9 +6,9 @@ import { colShards, gateUpShards, replicated, rowShards, vocabShards } from './s
 import type { Slices } from './slices.ts'
 
 /**
- * Every checkpoint name of an architecture, as Hugging Face has it and in its order, with its rectangles on all ranks. The split
- * is SGLang's: q, k, v, gate and up by rows, o and down by columns, the vocabulary by rows; norms, routers and the bias of o are
- * whole on every rank.
+ * Every checkpoint name of an architecture, as Hugging Face has it and in its order, with its rectangles on all ranks.
+ * The split is SGLang's: q, k, v, gate and up by rows, o and down by columns, the vocabulary by rows; norms, routers
+ * and the bias of o are whole on every rank.
  */
 export function tensorTable (arch: Architecture, sizes: RankSizes, params: Param[]): Map<string, TensorEntry> {
   return new TensorTable(arch, sizes, params).build()

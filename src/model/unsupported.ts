@@ -3,8 +3,8 @@ import type { ConfigFields } from './config-fields.ts'
 import type { Family } from './families.ts'
 
 /**
- * Refuses, by field, what config.json requests and the forward pass does not compute. Without the refusal the output would be
- * silently wrong.
+ * Refuses, by field, what config.json requests and the forward pass does not compute. Without the refusal the output
+ * would be silently wrong.
  */
 export function refuseUnsupported (fields: ConfigFields, family: Family, layers: number, contextLength: number): void {
   const quantization = fields.get('quantization_config') ?? fields.get('compression_config')
@@ -56,6 +56,7 @@ function refuseDefaultWindow (fields: ConfigFields, fallback: number, contextLen
   const origin = fields.has('sliding_window') ? '' : ', the default where the field is absent'
   throw fields.error(
     'sliding_window',
-    `a sliding window (${window} tokens${origin}) is not supported; refit runs the models whose config.json has null here`
+    `a sliding window (${window} tokens${origin}) is not supported; ` +
+      'refit runs the models whose config.json has null here'
   )
 }

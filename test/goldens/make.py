@@ -2,7 +2,8 @@
 
     python test/goldens/make.py [NAME ...]       (torch, transformers 5, safetensors)
 
-Without names all models and rope.json are made anew. Every folder beside this file is a tiny random model as save_pretrained writes it, plus golden.json:
+Without names all models and rope.json are made anew. Every folder beside this file is a tiny random model as
+save_pretrained writes it, plus golden.json:
 
     cases[]: prompt     token ids
              positions  positions of the prompt whose logits are kept
@@ -11,11 +12,11 @@ Without names all models and rope.json are made anew. Every folder beside this f
              greedy     32 tokens, float32, without regard to end-of-sequence
              gaps       logit of the best token less that of the second, for each of them
              logprobs   by temperature: of tokens 1.. of prompt + greedy, given all before
-             experts    mixtures of experts: base64 of uint8 [prompt + greedy, sparse layers, experts per token], float32: where
-                        each token goes, best first
+             experts    mixtures of experts: base64 of uint8 [prompt + greedy, sparse layers, experts per token],
+                        float32: the experts of each token, best first
 
-rope.json holds inverse frequencies and scales of many rope_parameters. Stored weights are what the model is: float32 logits
-come from the bfloat16 (or float16) weights, widened.
+rope.json holds inverse frequencies and scales of many rope_parameters. The stored weights define the model: float32
+logits come from the bfloat16 (or float16) weights, widened.
 """
 
 import base64
@@ -67,6 +68,7 @@ LLAMA3 = dict(
     high_freq_factor=4.0,
     original_max_position_embeddings=64,
 )
+LINEAR = dict(rope_type="linear", rope_theta=10000.0, factor=2.0)
 YARN = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=32)
 
 
@@ -102,11 +104,16 @@ MODELS = {
     ),
     "llama-linear-bias": (
         LlamaForCausalLM,
-        LlamaConfig(**TINY, attention_bias=True, rope_parameters=dict(rope_type="linear", rope_theta=10000.0, factor=2.0)),
+        LlamaConfig(**TINY, attention_bias=True, rope_parameters=LINEAR),
         torch.bfloat16,
         {},
     ),
-    "qwen2-yarn-v4": (Qwen2ForCausalLM, Qwen2Config(**TINY, rope_parameters=YARN), torch.bfloat16, dict(config=version4)),
+    "qwen2-yarn-v4": (
+        Qwen2ForCausalLM,
+        Qwen2Config(**TINY, rope_parameters=YARN),
+        torch.bfloat16,
+        dict(config=version4),
+    ),
     "qwen3-sharded-fp16": (
         Qwen3ForCausalLM,
         Qwen3Config(**TINY, head_dim=16, tie_word_embeddings=True),
@@ -115,7 +122,10 @@ MODELS = {
     ),
     "qwen3-moe-step2": (
         Qwen3MoeForCausalLM,
-        Qwen3MoeConfig(**(TINY | dict(num_hidden_layers=2)), **moe(num_experts=4, decoder_sparse_step=2, norm_topk_prob=False)),
+        Qwen3MoeConfig(
+            **(TINY | dict(num_hidden_layers=2)),
+            **moe(num_experts=4, decoder_sparse_step=2, norm_topk_prob=False),
+        ),
         torch.bfloat16,
         {},
     ),

@@ -48,7 +48,10 @@ const architectures = fc
 
 type Paint = Map<string, Int32Array>
 
-/** Writes the id of each tensor's elements into parameters of all ranks as the rectangles say: 1 + index of the element in the whole checkpoint. */
+/**
+ * Writes the id of each tensor's elements into parameters of all ranks as the rectangles say: 1 + index of the element
+ * in the whole checkpoint.
+ */
 function paint (table: ModelTable, plans: TensorEntry[], starts: Map<string, number>): Paint {
   const params: Paint = new Map()
   for (const [id, { rows, cols }] of table.params.entries()) {

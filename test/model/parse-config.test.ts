@@ -1,7 +1,6 @@
 import { mkdirSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t from 'tap'
-import type { Architecture } from '../../src/model/architecture.ts'
 import { ARCHITECTURES } from '../../src/model/families.ts'
 import type { ArchitectureName } from '../../src/model/families.ts'
 import { parseModelConfig } from '../../src/model/parse-config.ts'
@@ -90,43 +89,6 @@ t.test('a published Qwen3-30B-A3B config, of transformers 4, is read', async t =
     normTopkProb: true
   })
   t.ok(arch.sparseLayers.every(Boolean))
-})
-
-t.test('biases: Qwen2 has them on q, k, v without a flag; attention_bias gives Llama and Qwen3 all four', async t => {
-  t.match(tinyArchitecture('Qwen2ForCausalLM'), { qkvBias: true, oBias: false, qkNorm: 'none' })
-  t.match(
-    tinyArchitecture('Qwen2ForCausalLM', { attention_bias: true }),
-    { qkvBias: true, oBias: false },
-    'transformers does not read the flag'
-  )
-  for (const name of ['LlamaForCausalLM', 'Qwen3ForCausalLM', 'Qwen3MoeForCausalLM'] as const) {
-    const qkNorm = name === 'LlamaForCausalLM' ? 'none' : 'head'
-    t.match(tinyArchitecture(name), { qkvBias: false, oBias: false, qkNorm })
-    t.match(tinyArchitecture(name, { attention_bias: true }), { qkvBias: true, oBias: true })
-  }
-})
-
-t.test('head_dim: as given, else hidden / heads, else 128 for Qwen3', async t => {
-  for (const absent of [undefined, null]) {
-    t.equal(tinyArchitecture('LlamaForCausalLM', { head_dim: absent }).headDim, 16)
-    t.equal(tinyArchitecture('Qwen2ForCausalLM', { head_dim: absent }).headDim, 16)
-    t.equal(tinyArchitecture('Qwen3MoeForCausalLM', { head_dim: absent }).headDim, 16)
-    t.equal(tinyArchitecture('Qwen3ForCausalLM', { head_dim: absent }).headDim, 128)
-  }
-  t.equal(tinyArchitecture('Qwen3ForCausalLM', { head_dim: 48, hidden_size: 66 }).headDim, 48)
-})
-
-t.test('num_key_value_heads: absent means all heads for Llama; null does for the dense ones; else it must be there', async t => {
-  t.equal(tinyArchitecture('LlamaForCausalLM', { num_key_value_heads: undefined }).kvHeads, 4)
-  t.equal(tinyArchitecture('Qwen3ForCausalLM', { num_key_value_heads: null }).kvHeads, 4)
-  t.throws(() => tinyArchitecture('Qwen3ForCausalLM', { num_key_value_heads: undefined }), {
-    code: 'MODEL_CONFIG',
-    param: 'num_key_value_heads'
-  })
-  t.throws(() => tinyArchitecture('Qwen3MoeForCausalLM', { num_key_value_heads: null }), {
-    code: 'MODEL_CONFIG',
-    param: 'num_key_value_heads'
-  })
 })
 
 t.test('tied embeddings are off unless the file says so', async t => {
@@ -355,47 +317,6 @@ t.test('without architectures, model_type tells', async t => {
 
 t.test('what is not an object at all is refused', async t => {
   for (const value of [null, [], 'x', 3]) t.throws(() => parseModelConfig(value), { code: 'MODEL_CONFIG' })
-})
-
-t.test('OLMo 2 has norms after attention and MLP, and norms of the whole q and k projections', async t => {
-  t.match(tinyArchitecture('Olmo2ForCausalLM'), { normPlacement: 'post', qkNorm: 'projection', roundOnce: true })
-  const absent = {
-    rms_norm_eps: undefined,
-    bos_token_id: undefined,
-    eos_token_id: undefined,
-    attention_bias: undefined
-  }
-  t.match(tinyArchitecture('Olmo2ForCausalLM', absent), {
-    rmsNormEps: 1e-5,
-    bosTokenId: null,
-    eosTokenIds: [50_279],
-    qkvBias: false,
-    oBias: false
-  })
-  for (const name of ARCHITECTURES) {
-    if (name === 'Olmo2ForCausalLM') continue
-    t.match(tinyArchitecture(name), { normPlacement: 'pre', roundOnce: false }, name)
-  }
-})
-
-t.test('Mistral is Llama without biases; its window must be null, or as long as the context', async t => {
-  const mistral = (overrides: Record<string, unknown> = {}): Architecture =>
-    tinyArchitecture('MistralForCausalLM', overrides)
-  t.match(mistral({ attention_bias: true }), { qkvBias: false, oBias: false, qkNorm: 'none', normPlacement: 'pre' })
-  t.match(mistral({ bos_token_id: undefined, eos_token_id: undefined }), { bosTokenId: 1, eosTokenIds: [2] })
-  t.equal(mistral({ max_position_embeddings: undefined }).contextLength, 131_072)
-  t.equal(mistral({ sliding_window: 512 }).contextLength, 512)
-  t.equal(mistral({ sliding_window: undefined }).contextLength, 512, 'the default window of 4096 hides nothing')
-  t.throws(() => mistral({ sliding_window: 511 }), {
-    code: 'MODEL_CONFIG',
-    param: 'sliding_window',
-    message: /a sliding window \(511 tokens\) is not supported; refit runs the models whose config.json has null here/
-  })
-  t.throws(() => mistral({ sliding_window: undefined, max_position_embeddings: 8192 }), {
-    code: 'MODEL_CONFIG',
-    param: 'sliding_window',
-    message: /4096 tokens, the default where the field is absent/
-  })
 })
 
 t.test('a folder without a config, or with a broken one, is named', async t => {

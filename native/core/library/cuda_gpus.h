@@ -1,4 +1,4 @@
-// What there is of CUDA on this machine; field by field as src/native/addon.ts says.
+// The CUDA devices and libraries of this machine; the fields are documented in src/native/devices.ts.
 #pragma once
 #include <cstdint>
 #include <string>

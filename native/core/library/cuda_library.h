@@ -1,4 +1,4 @@
-// The addon's side of librefit_cuda.so: opened on the first request for a card, then kept for the life of the process.
+// The addon's side of librefit_cuda.so: opened on the first request for a GPU, then kept for the life of the process.
 #pragma once
 #include <memory>
 #include <string>
@@ -14,12 +14,14 @@ namespace refit {
 std::string cuda_library_path();
 
 // All throw std::runtime_error where the library is missing, does not open or is of another build; the message has the
-// path and the cure. Any thread. Throws std::invalid_argument (bad configuration), NoMemory, DeviceLost.
+// path and says what to do. Any thread.
+//
+// Throws std::invalid_argument (bad configuration), NoMemory, DeviceLost.
 std::unique_ptr<Device> make_cuda_device(const CoreConfig& config);
 CudaMemoryPlan cuda_memory_plan(const CoreConfig& config);
 // NcclGroup::kIdBytes for a group in which a rank of this process is the first. Throws GroupError.
 std::vector<uint8_t> nccl_unique_id(const std::string& library);
-// Never throws for a lack of cards: `error` says it, also where the library is missing.
+// Never throws for a lack of GPUs: `error` reports it, also where the library is missing.
 CudaGpus cuda_gpus();
 
 #ifdef REFIT_FAULTS

@@ -3,7 +3,8 @@
 //
 // Both sides have their own copy of the C++ library, so no exception, no ownership and no container to be grown may
 // cross. Inputs are read only; results are handed to a function of the caller while the library still owns them;
-// failures are plain records. Both sides must have been built from the same headers: `version` and `layout` tell.
+// failures are plain records. Both sides must have been built from the same headers, which `version` and `layout`
+// check.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -15,7 +16,7 @@
 
 namespace refit {
 
-// To be raised with every change of this file that sizes do not show.
+// Raise this with every change of this file that leaves all sizes as they were.
 constexpr uint32_t kDeviceLibraryVersion = 10;
 constexpr const char* kDeviceLibraryEntry = "refit_device_library";
 
@@ -47,10 +48,10 @@ struct DeviceLibrary {
   NcclGroupTable groups;
 };
 
-// Of the library: `extern "C" const DeviceLibrary* refit_device_library()`.
+// The library exports `extern "C" const DeviceLibrary* refit_device_library()`.
 using DeviceLibraryEntry = const DeviceLibrary* (*)();
 
-// Differs where the two sides do not agree about the size of what crosses.
+// A hash of the sizes of everything that crosses the boundary; it differs where the two sides disagree.
 constexpr uint64_t device_library_layout() {
   uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a (Fowler, Noll, Vo), 64 bits
   for (const uint64_t size : {sizeof(DeviceLibrary),

@@ -1,5 +1,5 @@
-// The library's side of core/device_library.h: what every device does there alike. Nothing that is thrown gets out of
-// here.
+// The library's side of core/library/device_library.h: the functions that are the same for every device. No exception
+// leaves them.
 #pragma once
 #include <algorithm>
 #include <cstring>

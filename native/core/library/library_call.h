@@ -37,7 +37,7 @@ struct Sink {
 
 // --- the addon's side
 
-// Throws what the library has reported.
+// Throws the failure that the library has reported.
 inline void raise(const Failure& failure) {
   switch (failure.kind) {
     case FailureKind::kNone:
@@ -64,7 +64,7 @@ inline void raise(const Failure& failure) {
   throw std::runtime_error(failure.message);
 }
 
-// A copy of what a sink was given. What the copying throws waits here until the library has returned.
+// A copy of the result that a sink received. An exception of the copy is kept here until the library has returned.
 template <typename T>
 class Taken {
  public:

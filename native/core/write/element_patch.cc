@@ -15,7 +15,7 @@ T load(const uint8_t* data, uint64_t index) {
   return value;
 }
 
-// Calls each(index of the value, position) until it returns false. Positions of gaps wrap where they are nonsense.
+// Calls each(index of the value, position) until it returns false. Positions from invalid gaps may wrap around.
 template <typename Each>
 void walk(const ElementPatch& patch, Each&& each) {
   const auto gaps = [&](auto type) {
@@ -28,7 +28,7 @@ void walk(const ElementPatch& patch, Each&& each) {
   switch (patch.encoding) {
     case Positions::kInt32:
       for (uint64_t i = 0; i < patch.count; i++) {
-        // A negative one becomes one that no tensor has.
+        // A negative position becomes one that no tensor has.
         if (!each(i, static_cast<uint64_t>(int64_t{load<int32_t>(patch.positions, i)}))) return;
       }
       return;

@@ -1,5 +1,5 @@
-// Changes of single elements of a tensor: which ones, and what they become. The positions of trainers' deltas are read
-// where they lie, in each of the ways in which they are written.
+// Changes of single elements of a tensor: their positions and their new values. The positions of trainers' deltas are
+// read in place, in each of the formats that trainers write.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace refit {
 
-// How the positions are written. The numbers are those of POSITIONS in src/native/deltas.ts.
+// The format of the positions. The numbers are those of POSITIONS in src/native/deltas.ts.
 enum class Positions : uint8_t {
   kInt32 = 0,  // int32 each, little-endian, in any order
   kRange = 1,  // none are: they follow `first` one by one
@@ -28,16 +28,17 @@ struct ElementPatch {
   bool is_xor = false;             // the value is what changes the bits, not the new ones
 };
 
-// Every position lies inside a tensor of `elements`, and none comes twice, in one patch or in two. `dtype`: in which
-// the tensor is held; a change by bits needs the same. Throws std::invalid_argument, std::bad_alloc.
+// Checks that every position lies inside a tensor of `elements`, and that none occurs twice, in one patch or in two.
+// `dtype`: of the tensor in the engine; an XOR patch needs the same dtype. Throws std::invalid_argument,
+// std::bad_alloc.
 void check_patches(const std::vector<ElementPatch>& patches, uint64_t elements, DType dtype);
 
-// Changes those of the tensor's elements [first, first + count) that a checked patch has. `block` holds them in `dtype`
-// (bf16 or fp32). Same dtype: the value's bits; else rounded to nearest even. Returns how many elements have other bits
-// than before.
+// Changes the elements of [first, first + count) that a checked patch contains. `block` holds them in `dtype` (bf16 or
+// fp32). Same dtype: the value's bits; else rounded to nearest even. Returns how many elements have other bits than
+// before.
 uint64_t apply_patch(const ElementPatch& patch, uint64_t first, uint64_t count, DType dtype, uint8_t* block);
 
-// What torch.hash_tensor gives (its mode 0): each element as a float64, all of them by XOR.
+// The result of torch.hash_tensor (mode 0): the XOR of all elements, each as a float64.
 uint64_t torch_hash(const uint8_t* data, uint64_t count, DType dtype);
 // The same of uint8: each as a uint64.
 uint64_t torch_hash(const uint8_t* data, uint64_t count);

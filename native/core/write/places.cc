@@ -27,7 +27,7 @@ Run run_of(const Tensor& tensor, const Rect& rect, const ParamPlace& param) {
   return run;
 }
 
-// What one rank takes.
+// The runs that one rank takes.
 class RankRuns {
  public:
   void add(const Run& run) { runs_.push_back(run); }

@@ -35,7 +35,7 @@ class Writer {
 
   void run(Pool& pool) {
     if (plan_.scratch > 0) {
-      // All of it before the first byte is written: a lack of memory is then a refusal.
+      // All memory is allocated before the first byte is written, so a lack of memory is a refusal.
       if (REFIT_FAULT(kAlloc)) throw std::bad_alloc();
       scratch_ = Arena(static_cast<size_t>(pool.threads()) * Arena::padded(plan_.scratch));
     }
@@ -117,7 +117,7 @@ class Writer {
     return false;
   }
 
-  // Copies what the rectangle needs of the chunk.
+  // Copies the part of the chunk that the rectangle needs.
   void scatter(const Block& block, const Chunk& chunk, const Rect& rect) {
     const Tensor& tensor = job_.tensors[chunk.tensor];
     const DType from = tensor.dtype;

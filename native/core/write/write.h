@@ -1,5 +1,5 @@
-// A weight write: tensors somewhere in sources, and the rectangles of them that go into parameters
-// (src/native/addon.ts: WriteJob).
+// A weight write: tensors inside sources, and the rectangles of them that go into parameters (WriteJob of
+// src/native/write-job.ts).
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace refit {
 
-// Memory of a card that another process shares by CUDA IPC (src/native/addon.ts: CudaSegment).
+// Memory of a GPU that another process shares by CUDA IPC (CudaSegment of src/native/write-job.ts).
 struct Segment {
   std::string uuid;             // of the exporter's card, as CudaGpu::uuid
   std::vector<uint8_t> handle;  // cudaIpcMemHandle_t, 64 bytes; empty: blocks
@@ -24,8 +24,8 @@ struct Segment {
   size_t blocks() const { return fds.empty() ? fabric.size() / kHandleBytes : fds.size(); }
 };
 
-// A file (fd >= 0), memory, memory of a card, memory that is opened for the write (segment >= 0), or a copy of the same
-// bytes on each rank's card (rank_data).
+// A file (fd >= 0), host memory, memory of a GPU, memory that is opened for the write (segment >= 0), or a copy of the
+// same bytes on each rank's GPU (rank_data).
 struct Source {
   int fd = -1;
   const uint8_t* data = nullptr;
@@ -35,7 +35,7 @@ struct Source {
   std::vector<const uint8_t*> rank_data{};  // not empty: of each rank, `bytes` of memory of its own card
 
   bool on_gpu() const { return gpu >= 0 || segment >= 0 || !rank_data.empty(); }
-  // Where rank's bytes begin, where the source is memory.
+  // The first byte for a rank, if the source is memory.
   const uint8_t* of(int rank) const { return rank_data.empty() ? data : rank_data[static_cast<size_t>(rank)]; }
 };
 
@@ -71,7 +71,7 @@ struct WriteJob {
   std::vector<Segment> segments;
   std::vector<Tensor> tensors;
   std::vector<Rect> rects;  // sorted by tensor
-  // Set by another thread: the write stops soon and fails. May be null; outlives the write.
+  // Another thread sets it to make the write stop soon and fail. May be null; outlives the write.
   const std::atomic<bool>* cancel = nullptr;
   int event_timeout_ms = 60000;  // how long the segments' events may take until all are done
 };

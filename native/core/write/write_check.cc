@@ -26,7 +26,8 @@ std::string rect_name(size_t index, const Rect& rect) {
   return "rectangle " + std::to_string(index) + " (tensor " + std::to_string(rect.tensor) + ")";
 }
 
-// `who` names what is wrong: called for a refusal alone, since a job has tens of thousands of rectangles.
+// `who` returns the name for the message. It is called only for a refusal, because a job has tens of thousands of
+// rectangles.
 template <typename Who>
 void check_target(Who who, int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, int ranks,
                   const std::vector<Param>& params) {
@@ -88,7 +89,7 @@ void check_tensor(size_t index, const Tensor& tensor, const std::vector<Source>&
     refuse(who() + ": shape " + shape(tensor.rows, tensor.cols) + " at byte " + std::to_string(tensor.offset) +
            " does not fit 63 bits");
   }
-  // Strides of a view may be anything, as all of it lies inside the source; packed rows that overlap are a mistake.
+  // A view may have any strides as long as it lies inside the source. Packed rows that overlap are a mistake.
   if (tensor.rows > 1 && tensor.rows_are_packed() && tensor.row_bytes < last_col + element) {
     refuse(who() + ": " + std::to_string(tensor.row_bytes) + " bytes from row to row, but a row has " +
            std::to_string(last_col + element));

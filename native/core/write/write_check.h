@@ -10,12 +10,11 @@
 namespace refit {
 
 // Every tensor lies inside its source (files are bounded by their own end when they are read, segments by theirs when
-// they are open), every rectangle inside
-// its tensor and its parameter, rectangles are sorted by tensor, and no two of them overlap in a parameter: what such a
-// write leaves would depend on which thread came last.
+// they are open), every rectangle lies inside its tensor and its parameter, rectangles are sorted by tensor, and no two
+// of them overlap in a parameter, because the result would depend on the order of threads.
 void check_write(const WriteJob& job, int ranks, const std::vector<Param>& params);
 
-// tensor_cols[rect.tensor] bounds the columns; rows have no bound but that indices fit 63 bits.
+// tensor_cols[rect.tensor] bounds the columns; rows are bounded only by indices of 63 bits.
 void check_checksum(const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols, int ranks,
                     const std::vector<Param>& params);
 

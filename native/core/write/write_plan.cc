@@ -32,8 +32,8 @@ class Planner {
     int64_t end() const { return from + count; }
   };
 
-  // The lines of a tensor are its rows or, where columns are further apart (a transposed view), its columns: what lies
-  // close together stays in one piece. `along` is the other axis.
+  // The lines of a tensor are its rows or, where columns are further apart (a transposed view), its columns:
+  // neighbouring elements then stay in one piece. `along` is the other axis.
   Span lines(const Rect& rect) const {
     return by_columns_ ? Span{rect.src_col, rect.cols} : Span{rect.src_row, rect.rows};
   }
@@ -139,7 +139,7 @@ class Planner {
     return need.from < have.end() && have.from < need.end();
   }
 
-  // A rectangle whose parameter can take this block of the file as it is, or -1.
+  // A rectangle whose parameter can take this block of the file unchanged, or -1.
   int straight_rect(int64_t rows, int64_t col, int64_t cols) const {
     const Tensor& tensor = job_.tensors[job_.rects[live_[0]].tensor];
     if (job_.sources[tensor.source].fd < 0 || !tensor.rows_are_packed()) return -1;

@@ -1,4 +1,4 @@
-// How a write is cut into pieces of work: each piece is read once, for all ranks that need it.
+// Cuts a write into pieces of work. Each piece is read once for all ranks that need it.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -29,9 +29,9 @@ struct WritePlan {
 // From the first to the last byte of the chunk in its source.
 uint64_t chunk_span(const Chunk& chunk, const Tensor& tensor);
 
-// Most bytes that a chunk spans, but for a single element's.
+// The most bytes that a chunk spans; a single element may be larger.
 struct ChunkLimits {
-  // Straight reads are long, to spare system calls. Staged ones stay in a core's second-level cache, so that the
+  // Straight reads are long, which saves system calls. Staged ones stay in a core's second-level cache, so that the
   // scatter reads from there and staging costs no memory bandwidth.
   uint64_t straight = 2 << 20;
   uint64_t staged = 256 << 10;

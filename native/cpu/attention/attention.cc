@@ -36,7 +36,7 @@ void Attention::plan(const StepBatch& batch, int threads) {
       spans_.push_back({s, begin, std::min(last, begin + step), batch.start_pos[s] + (begin - first)});
     }
   }
-  // Longest first, so that no thread is left with a long one at the end. Order is of no consequence to the result.
+  // Longest first, so that no thread gets a long item at the end. The order does not change the result.
   std::stable_sort(spans_.begin(), spans_.end(), [](const Span& a, const Span& b) {
     return (a.end - a.begin) * static_cast<int64_t>(a.position + 1) >
            (b.end - b.begin) * static_cast<int64_t>(b.position + 1);

@@ -1,8 +1,8 @@
 // Grouped-query attention over the paged KV cache.
 //
-// Keys are taken in blocks of kKeyBlock at absolute positions, with a running maximum and sum. The operations that make
-// one output (token, head) and their order depend on the token's absolute position alone: which tokens share the step,
-// how a prompt was cut in chunks and where its pages lie change no bit.
+// Keys are taken in blocks of kKeyBlock at absolute positions, with a running maximum and sum. The operations behind
+// one output (token, head), and their order, depend only on the token's absolute position: the other tokens of the
+// step, the chunks of a prompt and the places of its pages change no bit.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -20,7 +20,7 @@ class Attention {
  public:
   Attention(const Model& model, const KvCache& cache, const Kernels& kernels);
 
-  // Plans the work of a step: the same for every layer.
+  // Divides the work of a step into items, the same for every layer.
   void plan(const StepBatch& batch, int threads);
   // q: per rank [tokens, ldq], its first heads * head_dim columns after norm and RoPE; out: per rank [tokens, heads *
   // head_dim]. The K and V of the step's tokens are in the cache already.

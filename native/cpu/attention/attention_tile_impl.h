@@ -145,8 +145,8 @@ void mix_rows(const float* p, const float* alpha, int begin, int end, const floa
 }
 
 void mix(const float* p, const float* alpha, const int* counts, int rows, const float* v, int padded, float* acc) {
-  // The keys that all rows see go through the tile; what a later token sees beyond that follows row by row, in the same
-  // order. No row ever multiplies a key that it must not see, not even by zero: that key may be infinite.
+  // The keys that all rows see go through the tile. The further keys of later tokens follow row by row, in the same
+  // order. No row multiplies a key that it must not see, not even by zero, because that key may be infinite.
   int common = counts[0];
   for (int r = 1; r < rows; ++r) common = counts[r] < common ? counts[r] : common;
   switch (rows) {

@@ -91,12 +91,13 @@ void plan(Job& job, int threads) {
   job.tiles = ceil_div(job.M, job.direct ? ops.direct_rows : ops.tile_rows);
   job.row_claims = 1;
   if (job.direct) {
-    // Claims large enough for memory to run in long strides, and some for every thread.
+    // Claims are large enough for long sequential reads of memory, and there are some for every thread.
     const int64_t panel_bytes = std::max<int64_t>(1, ops.width * job.row_bytes());
     job.claim_panels = std::clamp<int64_t>(kClaimBytes / panel_bytes, 1, std::max<int64_t>(1, panels / (4 * threads)));
   } else {
     job.claim_panels = panels < 6 * threads ? 1 : kPanels;
-    // Too few columns for the threads: the rows are cut too, at the price of packing the same panels again.
+    // There are too few columns for the threads, so the rows are cut too. The same panels are then packed several
+    // times.
     const int64_t columns = ceil_div(panels, job.claim_panels);
     if (threads > 1)
       job.row_claims = std::clamp<int64_t>(3 * threads / columns, 1, std::max<int64_t>(1, job.tiles / 8));
@@ -142,8 +143,8 @@ void load_bias(const Job& job, int64_t n, float* out) {
   }
 }
 
-// The first tile waits for memory, the others find the rows of w in the cache: in their time the next panel's rows
-// come.
+// The first tile waits for memory; the others find the rows of w in the cache. The next panel's rows are fetched
+// meanwhile.
 void multiply_direct(const Job& job, int64_t n, const float* bias) {
   for (int64_t t = 0; t < job.tiles; t++) {
     const int64_t row = job.tile_row(t), rows = job.tile_row(t + 1) - row;
@@ -194,7 +195,7 @@ void work(Job& job) {
     const int64_t row_claim = claim.first % job.row_claims;
     const int64_t t = job.first_tile(row_claim), t_end = job.first_tile(row_claim + 1);
     for (int64_t n = begin; n < end;) {
-      // The last columns, less than a panel, take the way over a padded one: the bits are the same.
+      // The last columns, less than a panel, go through a padded panel: the bits are the same.
       const bool direct = job.direct && n + ops.width <= end;
       const int64_t n_end = std::min(end, n + (job.direct ? 1 : kPanels) * ops.width);
       if (job.bias != nullptr) {
@@ -210,7 +211,7 @@ void work(Job& job) {
   }
 }
 
-// Handing work to the pool costs about a microsecond; this much is done sooner alone.
+// Handing work to the pool costs about a microsecond. Less work than this is finished sooner on one thread.
 bool is_tiny(const Job& job) {
   const int64_t weights = job.N * job.K;
   return weights * job.ops.weight_bytes <= 32768 && job.M * weights <= 131072;

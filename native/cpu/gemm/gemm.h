@@ -1,4 +1,4 @@
-// y = x w^T + bias by the panels and tiles of one instruction set: cuts the work up and hands it to the pool.
+// y = x w^T + bias by the panels and tiles of one instruction set: divides the work and hands it to the pool.
 #pragma once
 #include <cstdint>
 

@@ -158,7 +158,7 @@ struct Gemm {
   template <int MR>
   static void direct_rows(const uint32_t* x, const uint8_t* w, int64_t row_bytes, int64_t K, int64_t ahead,
                           float* lanes) {
-    // A few rows at once are the fastest to come; more of them halve the work on x, which counts when the tile is tall.
+    // A few rows at once arrive fastest. More of them halve the work on x, which matters for a tall tile.
     constexpr int kWanted = (MR <= 4 ? 4 : 8) / kRows;
     constexpr int kSide = kWanted < side(MR) ? kWanted : side(MR);
     const int64_t step = kVectors * row_bytes;

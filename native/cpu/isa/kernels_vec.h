@@ -185,7 +185,7 @@ float exp_sum(float* x, float max, int64_t n) {
   return sum_lanes<V>(acc[0], acc[1], acc[2], acc[3]);
 }
 
-// NaN if any is NaN: a poisoned row must not look healthy. -infinity for n = 0.
+// NaN if any is NaN, so that a row with a NaN is noticed. -infinity for n = 0.
 template <class V>
 float max_of(const float* x, int64_t n) {
   using F = typename V::F;

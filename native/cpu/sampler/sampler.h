@@ -1,6 +1,8 @@
 // From logits to tokens and logprobs, in fp32, one row at a time:
+//
 // penalties -> bias -> temperature -> top-k -> top-p -> min-p -> Gumbel-max with counter-based noise (core/philox.h).
-// A row's result depends on its logits and its own fields alone.
+//
+// A row's result depends only on its logits and its own fields.
 //
 // Logprobs are log-softmax over the whole vocabulary after penalties, bias and temperature (or of the logits as they
 // came, on request), never renormalised over what top-k, top-p and min-p keep. Temperature 0 means greedy: logprobs are

@@ -1,4 +1,4 @@
-// What changes logits before temperature: penalties of tokens that were there already, and logit bias.
+// Changes of logits before temperature: penalties of tokens that have occurred already, and logit bias.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -12,7 +12,7 @@ struct Penalties {
 };
 
 // Repetition counts prompt and generated tokens (a positive logit is divided by it, a negative one multiplied), then
-// frequency (times the count) and presence (once) are subtracted for generated tokens alone. The first `prompt` tokens
+// frequency (times the count) and presence (once) are subtracted for generated tokens only. The first `prompt` tokens
 // of history are the prompt. counts: [vocab] zeros, zero again on return.
 void apply_penalties(float* logits, std::span<const int32_t> history, int prompt, const Penalties& penalties,
                      std::vector<int32_t>& counts);
