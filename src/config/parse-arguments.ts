@@ -27,15 +27,15 @@ export function flagsOf (table: OptionTable): ReadonlyMap<string, string> {
 export function parseArguments (args: readonly string[], table: OptionTable = OPTIONS): Values {
   const flags = flagsOf(table)
   const values: Values = {}
-  const words: string[] = []
+  const positional: string[] = []
   for (let i = 0; i < args.length; i++) {
     const argument = args[i]!
     if (argument === '--') {
-      words.push(...args.slice(i + 1))
+      positional.push(...args.slice(i + 1))
       break
     }
     if (!argument.startsWith('-') || argument === '-') {
-      words.push(argument)
+      positional.push(argument)
       continue
     }
     const { key, name, inline, negated } = readFlag(argument, table, flags)
@@ -59,7 +59,7 @@ export function parseArguments (args: readonly string[], table: OptionTable = OP
       ]
       : parseText(option, text, name)
   }
-  return takeModel(values, words, table)
+  return takeModel(values, positional, table)
 }
 
 function readFlag (
@@ -89,15 +89,15 @@ function readFlag (
   )
 }
 
-function takeModel (values: Values, words: string[], table: OptionTable): Values {
-  if (!('model' in table) && words.length > 0) {
+function takeModel (values: Values, positional: string[], table: OptionTable): Values {
+  if (!('model' in table) && positional.length > 0) {
     throw new RefitError(
       'CONFIG',
-      `${JSON.stringify(words[0])}: expected options only, such as --engine http://host:30000`,
-      { param: words[0]! }
+      `${JSON.stringify(positional[0])}: expected options only, such as --engine http://host:30000`,
+      { param: positional[0]! }
     )
   }
-  const [model, extra] = words
+  const [model, extra] = positional
   if (extra !== undefined) {
     throw new RefitError(
       'CONFIG',

@@ -6,8 +6,8 @@ import type { ExpertLayout } from '../contract/rollout-engine.ts'
  * The layout of experts that an engine with --enable-return-routed-experts records; null without it. Throws CONFIG for
  * a model without experts.
  */
-export function recordedLayout (arch: Architecture, isWanted: boolean): ExpertLayout | null {
-  if (!isWanted) return null
+export function recordedLayout (arch: Architecture, isEnabled: boolean): ExpertLayout | null {
+  if (!isEnabled) return null
   const sparse = [...arch.sparseLayers.keys()].filter(layer => arch.sparseLayers[layer] === 1)
   if (sparse.length === 0) {
     throw new RefitError(

@@ -9,7 +9,7 @@ const IDS = 3
  * not end, and knows its requests although the scheduler's thread is stuck.
  */
 export class Heartbeat {
-  readonly #words: Int32Array
+  readonly #fields: Int32Array
 
   /** `sequences`: most requests in a step. */
   static allocate (sequences: number): SharedArrayBuffer {
@@ -17,31 +17,31 @@ export class Heartbeat {
   }
 
   constructor (memory: SharedArrayBuffer) {
-    this.#words = new Int32Array(memory)
+    this.#fields = new Int32Array(memory)
   }
 
   /** Scheduler's thread: a step begins. */
   begin (sequences: readonly { id: number }[]): void {
-    const words = this.#words
-    const count = Math.min(sequences.length, words.length - IDS)
-    for (let i = 0; i < count; i++) words[IDS + i] = sequences[i]!.id
-    words[COUNT] = count
+    const fields = this.#fields
+    const count = Math.min(sequences.length, fields.length - IDS)
+    for (let i = 0; i < count; i++) fields[IDS + i] = sequences[i]!.id
+    fields[COUNT] = count
     // Atomic, so that a thread that sees the step also sees its requests.
-    Atomics.add(words, BEGUN, 1)
+    Atomics.add(fields, BEGUN, 1)
   }
 
   end (): void {
-    Atomics.add(this.#words, ENDED, 1)
+    Atomics.add(this.#fields, ENDED, 1)
   }
 
   /** Any thread: number of the step under way (it wraps around), null between steps. */
   get step (): number | null {
-    const begun = Atomics.load(this.#words, BEGUN)
-    return begun === Atomics.load(this.#words, ENDED) ? null : begun
+    const begun = Atomics.load(this.#fields, BEGUN)
+    return begun === Atomics.load(this.#fields, ENDED) ? null : begun
   }
 
   /** Requests of the step under way, as int32. */
   get ids (): number[] {
-    return [...this.#words.subarray(IDS, IDS + this.#words[COUNT]!)]
+    return [...this.#fields.subarray(IDS, IDS + this.#fields[COUNT]!)]
   }
 }

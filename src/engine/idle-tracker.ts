@@ -35,7 +35,7 @@ export class IdleTracker {
   }
 
   /** A gate is requested. Returns whether the message alone shuts it. `abort`: it ends requests, if there are any. */
-  gateAsked (abort: boolean): boolean {
+  gateRequested (abort: boolean): boolean {
     const idle = this.#unfinished.size === 0
     return this.#gates++ === 0 && (idle || (!abort && (this.#paused || this.#asleep)))
   }

@@ -187,7 +187,7 @@ export class SchedulerClient implements GateKeeper {
 
   async shut ({ abort, inPlace = false, deadlineMs, signal }: Parameters<GateKeeper['shut']>[0]): Promise<Gate> {
     this.#requireOpen()
-    if (this.#idleTracker.gateAsked(abort)) this.#post({ type: 'shut', call: this.#numbers++, abort, inPlace })
+    if (this.#idleTracker.gateRequested(abort)) this.#post({ type: 'shut', call: this.#numbers++, abort, inPlace })
     else await this.#awaitGate({ type: 'shut', abort, inPlace }, deadlineMs, signal)
     let shut = true
     return {

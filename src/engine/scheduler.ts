@@ -213,21 +213,21 @@ export class Scheduler {
 
   /** Completes calls that wait for such a moment. */
   #settle (): void {
-    const stands = this.#paused !== null || this.#asleep !== null
+    const isStopped = this.#paused !== null || this.#asleep !== null
     // Held requests wait through a release, a resume and the update that cures the weights. Nothing else would end them
     // here.
-    if (this.#torn !== null && !stands && !this.#gateShut) {
+    if (this.#torn !== null && !isStopped && !this.#gateShut) {
       for (const seq of this.#batcher.all()) this.#batcher.fail(seq, 'ENGINE_TORN', this.#torn)
     }
     const { running, startedWaiting } = this.#batcher
-    if (this.#drains.length > 0 && (stands || running.length + startedWaiting === 0)) {
+    if (this.#drains.length > 0 && (isStopped || running.length + startedWaiting === 0)) {
       this.#paused ??= 'in_place'
       for (const call of this.#drains) this.#options.sink.reply(call, true)
       this.#drains = []
     }
     if (
       this.#shuts.length > 0 && !this.#gateShut &&
-      (stands || this.#shuts[0]!.inPlace || running.length + startedWaiting === 0)
+      (isStopped || this.#shuts[0]!.inPlace || running.length + startedWaiting === 0)
     ) {
       this.#gateShut = true
       this.#options.sink.reply(this.#shuts.shift()!.call, true)

@@ -10,7 +10,7 @@ export type NormPlacement = 'pre' | 'post'
 export type QkNorm = 'none' | 'head' | 'projection'
 
 /**
- * What a forward pass computes: the sizes and flags of a model. It crosses the addon once, as part of `CoreConfig`, and
+ * The sizes and flags of a model that a forward pass computes. It crosses the addon once, as part of `CoreConfig`, and
  * the CPU and CUDA read the same struct (ModelRecipe of native/core/model.h). A test compares the two lists of fields.
  * Sizes are those of the whole model, not of a rank.
  */

@@ -25,10 +25,10 @@ export function expectedNames (
     else if (!table.ignored(name)) unknown.push(given)
   }
   if (unknown.length === 0) return names
-  const listNames = unknown.slice(0, SHOWN_NAMES).map(name => `"${name}"`).join(', ')
+  const shown = unknown.slice(0, SHOWN_NAMES).map(name => `"${name}"`).join(', ')
   throw new RefitError(
     'WEIGHTS_UNKNOWN_NAME',
-    `the model has no tensor ${listNames}${
+    `the model has no tensor ${shown}${
       unknown.length > SHOWN_NAMES ? ` and ${unknown.length - SHOWN_NAMES} more` : ''
     }, so that none can be expected`,
     { param: 'expected' }

@@ -123,12 +123,12 @@ function sentTwice (weight: string, one: AnnouncedTensor, other: AnnouncedTensor
 }
 
 function unknownNames (unknown: string[], tensors: ReadonlyMap<string, TensorEntry>): RefitError {
-  const listNames = unknown.slice(0, 5).map(name => `"${name}"`).join(', ')
+  const shown = unknown.slice(0, 5).map(name => `"${name}"`).join(', ')
   const more = unknown.length > 5 ? ` and ${unknown.length - 5} more` : ''
   const example = tensors.keys().next().value
   return new RefitError(
     'WEIGHTS_UNKNOWN_NAME',
-    `the model has no tensor ${listNames}${more}; its names look like "${example}"`,
+    `the model has no tensor ${shown}${more}; its names look like "${example}"`,
     { param: unknown[0]! }
   )
 }

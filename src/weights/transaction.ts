@@ -46,7 +46,7 @@ export class WeightTransaction {
   readonly #writes: UpdateContext
   readonly #update: Update
   readonly #inside = new ExclusiveSection(QUEUED_WRITES)
-  readonly #giveUp = new AbortController()
+  readonly #aborting = new AbortController()
   readonly #deadline: TransactionDeadline
   readonly #openedAt: number
   /** Epoch before the first write. */
@@ -78,7 +78,7 @@ export class WeightTransaction {
       store,
       strictNames: true,
       parallel: true,
-      signal: this.#giveUp.signal,
+      signal: this.#aborting.signal,
       shut: async () => await this.#shut(),
       leave: () => {
         this.#close()()
@@ -86,7 +86,7 @@ export class WeightTransaction {
     }
     this.#update = new Update(this.#writes, gate)
     // Every stream that is being written adds a listener.
-    setMaxListeners(0, this.#giveUp.signal)
+    setMaxListeners(0, this.#aborting.signal)
     const { deadlineMs: ms } = options
     const passed = options.scope === true
       ? `nothing came for ${ms / 1000} s`
@@ -273,7 +273,7 @@ export class WeightTransaction {
       this.#refusal = new RefitError('TRANSACTION_ENDED', `${this.name} was aborted: ${reason}`)
       this.#deadline.end()
       this.#inside.refuseWaiting(this.#refusal)
-      this.#giveUp.abort(this.#refusal)
+      this.#aborting.abort(this.#refusal)
     }
     await this.#settle(async () => {
       const leave = await this.#inside.enter(Infinity)
@@ -349,7 +349,7 @@ export class WeightTransaction {
       return await this.#context.shut({
         abort: this.#abortRequests,
         deadlineMs: Math.max(1, this.#deadline.msLeft),
-        signal: this.#giveUp.signal
+        signal: this.#aborting.signal
       })
     } catch (error) {
       throw this.#refusal ?? error

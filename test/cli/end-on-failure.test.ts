@@ -6,7 +6,7 @@ t.test('a lost device is one fatal line, and the process is ended with 70 once r
   const lines: unknown[] = []
   const code = await new Promise<number>(resolve => {
     endOnFailure(
-      new RefitError('DEVICE_LOST', 'rank 1, card 3: attention failed; requests in the step: a, b'),
+      new RefitError('DEVICE_LOST', 'rank 1, GPU 3: attention failed; requests in the step: a, b'),
       {
         fatal: (...line: unknown[]) => {
           lines.push(line)
@@ -19,7 +19,7 @@ t.test('a lost device is one fatal line, and the process is ended with 70 once r
   t.equal(code, 70)
   t.same(lines, [[
     { code: 'DEVICE_LOST' },
-    'device lost: rank 1, card 3: attention failed; requests in the step: a, b. Ending with exit code 70'
+    'device lost: rank 1, GPU 3: attention failed; requests in the step: a, b. Ending with exit code 70'
   ]])
 })
 

@@ -6,7 +6,7 @@ import { Harness, makeRequest } from '../helpers/scheduler-harness.ts'
 
 // Two threads simulated by hand: messages of either side are read later, in every order that two queues allow.
 
-type Heard = { id: number } | { call: number, done: boolean, holds: () => void }
+type Received = { id: number } | { call: number, done: boolean, holds: () => void }
 
 class Threads {
   readonly tracker = new IdleTracker()
@@ -19,13 +19,13 @@ class Threads {
     maxBatchTokens: 16
   })
   readonly toWorker: Array<() => void> = []
-  readonly toMain: Heard[] = []
-  readonly #told = new Set<number>()
+  readonly toMain: Received[] = []
+  readonly #replied = new Set<number>()
   readonly #pauses = new Map<number, () => void>()
   readonly #live = new Set<number>()
   /** True from the message that shuts the gate without an answer until the message that opens it. */
   #mayRely = false
-  #asked = 0
+  #requested = 0
   #gate: { call: number, isShut: boolean } | null = null
   #calls = 0
   #requests = 0
@@ -73,7 +73,7 @@ class Threads {
   shut (abort: boolean): void {
     if (this.#gate !== null) return
     const call = ++this.#calls
-    const isShut = this.tracker.gateAsked(abort)
+    const isShut = this.tracker.gateRequested(abort)
     this.#gate = { call, isShut }
     this.#mayRely = isShut
     if (isShut) this.relied++
@@ -88,7 +88,7 @@ class Threads {
     this.#mayRely = false
     this.tracker.gateOpened(asleep)
     this.toWorker.push(() => {
-      this.h.openWith(++this.#asked, { asleep: asleep ? 'asleep' : null })
+      this.h.openWith(++this.#requested, { asleep: asleep ? 'asleep' : null })
     })
   }
 
@@ -107,14 +107,14 @@ class Threads {
   }
 
   hear (): void {
-    const heard = this.toMain.shift()
-    if (heard === undefined) return
-    if ('id' in heard) {
-      this.#live.delete(heard.id)
-      return this.tracker.ended(heard.id)
+    const received = this.toMain.shift()
+    if (received === undefined) return
+    if ('id' in received) {
+      this.#live.delete(received.id)
+      return this.tracker.ended(received.id)
     }
-    if (heard.done) heard.holds()
-    if (this.#gate?.call === heard.call) this.#gate.isShut = true
+    if (received.done) received.holds()
+    if (this.#gate?.call === received.call) this.#gate.isShut = true
   }
 
   #reply (call: number, done: boolean): void {
@@ -123,8 +123,8 @@ class Threads {
 
   #tell (): void {
     for (const id of this.h.outcomes.keys()) {
-      if (!this.h.ended(id) || this.#told.has(id)) continue
-      this.#told.add(id)
+      if (!this.h.ended(id) || this.#replied.has(id)) continue
+      this.#replied.add(id)
       this.toMain.push({ id })
     }
     for (const [call, done] of this.h.replies) this.#reply(call, done)
@@ -208,28 +208,28 @@ t.test('no step runs between a gate that is shut without an answer and its openi
 
 t.test('the tracker knows idle, paused and asleep; a request without a reader counts until it has ended', async t => {
   const tracker = new IdleTracker()
-  t.equal(tracker.gateAsked(false), true, 'nothing was ever sent')
-  t.equal(tracker.gateAsked(false), false, 'another gate is shut')
+  t.equal(tracker.gateRequested(false), true, 'nothing was ever sent')
+  t.equal(tracker.gateRequested(false), false, 'another gate is shut')
   tracker.gateGivenUp()
   tracker.gateOpened(false)
   tracker.sent(1)
-  t.equal(tracker.gateAsked(false), false, 'a request may run')
+  t.equal(tracker.gateRequested(false), false, 'a request may run')
   tracker.gateOpened(false)
   const holds = tracker.pausing()
-  t.equal(tracker.gateAsked(false), false, 'the pause may not have been read')
+  t.equal(tracker.gateRequested(false), false, 'the pause may not have been read')
   tracker.gateGivenUp()
   holds()
-  t.equal(tracker.gateAsked(true), false, 'its end is wanted')
+  t.equal(tracker.gateRequested(true), false, 'its end is wanted')
   tracker.gateGivenUp()
-  t.equal(tracker.gateAsked(false), true)
+  t.equal(tracker.gateRequested(false), true)
   tracker.gateOpened(false)
   const late = tracker.pausing()
   tracker.unsettled()
   late()
-  t.equal(tracker.gateAsked(false), false, 'a resume was sent after the pause')
+  t.equal(tracker.gateRequested(false), false, 'a resume was sent after the pause')
   tracker.gateOpened(true)
-  t.equal(tracker.gateAsked(false), true, 'asleep')
+  t.equal(tracker.gateRequested(false), true, 'asleep')
   tracker.gateOpened(false)
   tracker.ended(1)
-  t.equal(tracker.gateAsked(false), true)
+  t.equal(tracker.gateRequested(false), true)
 })

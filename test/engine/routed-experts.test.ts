@@ -103,7 +103,7 @@ t.test('sizes: memory for experts next to the KV cache, and refusals of unfit mo
   t.equal(recordedLayout(MOE, false), null)
   const table = buildModelTable(MOE, 1)
   const noGpus = async (): Promise<never> => {
-    throw new Error('no card is looked for')
+    throw new Error('no GPU is looked for')
   }
   const on = await sizeCore(MOE, table, { enableReturnRoutedExperts: true, threads: 1 }, {} as never, noGpus)
   t.match(on, { core: { recordExperts: true }, experts: layout })

@@ -113,9 +113,9 @@ t.test('a lost device ends the scheduler with the requests of its step; other fa
   const h = new Harness({ maxRunningRequests: 2 })
   const ids = [1, 2, 3].map((n) => h.add(makeRequest([n, 2, 3], LONG)))
   h.scheduler.step()
-  h.device.fault = Object.assign(new Error('card 1: misaligned address'), { code: 'DEVICE_LOST' })
-  t.throws(() => h.scheduler.step(), { message: 'card 1: misaligned address' })
-  h.device.fault = Object.assign(new Error('card 1: gone'), { code: 'DEVICE_LOST' })
+  h.device.fault = Object.assign(new Error('GPU 1: misaligned address'), { code: 'DEVICE_LOST' })
+  t.throws(() => h.scheduler.step(), { message: 'GPU 1: misaligned address' })
+  h.device.fault = Object.assign(new Error('GPU 1: gone'), { code: 'DEVICE_LOST' })
   try {
     h.scheduler.step()
     t.fail('it threw nothing')

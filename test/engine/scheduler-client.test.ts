@@ -279,7 +279,7 @@ for (
       'loses its device',
       LOST_SEED,
       60_000,
-      /^rank 1, card 3 \(H100\): the kernel "attention" failed; requests in the step: .*b/
+      /^rank 1, GPU 3 \(H100\): the kernel "attention" failed; requests in the step: .*b/
     ],
     [
       'does not end',
@@ -315,8 +315,8 @@ t.test('a device that is lost in a write also fails running requests', async (t)
   const { client, failures } = await start(t, { watchdogMs: 60_000 })
   const running = collect(client.generate(request('a', [1], LONG)))
   await client.pause('in_place')
-  client.lost('rank 0, card 0 (H100): the copy of a write failed')
-  await t.rejects(running, { code: 'DEVICE_LOST', message: 'rank 0, card 0 (H100): the copy of a write failed' })
+  client.lost('rank 0, GPU 0 (H100): the copy of a write failed')
+  await t.rejects(running, { code: 'DEVICE_LOST', message: 'rank 0, GPU 0 (H100): the copy of a write failed' })
   t.match(failures, [{ code: 'DEVICE_LOST' }])
 })
 

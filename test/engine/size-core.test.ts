@@ -36,11 +36,11 @@ const found = (...free: number[]): () => Promise<CudaGpus> => async () => ({
 })
 
 function addon () {
-  const asked: CoreConfig[] = []
+  const requested: CoreConfig[] = []
   return {
-    asked,
+    requested,
     cudaMemoryNeeds: (config: CoreConfig) => {
-      asked.push(config)
+      requested.push(config)
       return MEMORY
     }
   }
@@ -63,7 +63,7 @@ t.test('GPUs: the KV cache has the room that the fullest one has next to weights
   })
   t.match(plan, { maxRunningRequests: 256, maxBatchTokens: 4096, contextLength: 512 })
   t.same(
-    native.asked.map(({ pages }) => pages),
+    native.requested.map(({ pages }) => pages),
     [1, plan.core.pages],
     'what buffers take is asked with the pages that there will be'
   )
@@ -129,12 +129,12 @@ t.test('GPUs: buffers that grow with the longest sequence always have room', asy
 
 t.test('GPUs: a model that they cannot compute is refused with a message, as a wrong option is', async (t) => {
   const cudaMemoryNeeds = (): never => {
-    throw new Error('bad configuration: head_dim 4 is not a multiple of 8 up to 256, which cards need')
+    throw new Error('bad configuration: head_dim 4 is not a multiple of 8 up to 256, which GPUs need')
   }
   await t.rejects(sizeCore(ARCH, buildModelTable(ARCH, 1), { device: 'cuda' }, { cudaMemoryNeeds }, found(1e9)), {
     code: 'CONFIG',
     param: 'device',
-    message: '--device cuda: bad configuration: head_dim 4 is not a multiple of 8 up to 256, which cards need'
+    message: '--device cuda: bad configuration: head_dim 4 is not a multiple of 8 up to 256, which GPUs need'
   })
 })
 
@@ -142,7 +142,7 @@ t.test('a checkpoint in float32 computes in bfloat16 on GPUs and in float32 on a
   const arch = tinyArchitecture('Qwen3ForCausalLM', { dtype: 'float32' })
   const table = buildModelTable(arch, 1)
   t.equal((await sizeCore(arch, table, { device: 'cuda' }, addon(), found(1e9))).core.dtype, 'bfloat16')
-  const cpu = await sizeCore(arch, table, { threads: 3 }, addon(), () => t.fail('no card is looked for') as never)
+  const cpu = await sizeCore(arch, table, { threads: 3 }, addon(), () => t.fail('no GPU is looked for') as never)
   t.match(cpu, {
     maxRunningRequests: 64,
     maxBatchTokens: 512,

@@ -21,7 +21,7 @@ export class CountingGates implements GateKeeper {
   shutCount = 0
   openCount = 0
   /** Options of the last request. */
-  asked: Parameters<GateKeeper['shut']>[0] | undefined
+  requested: Parameters<GateKeeper['shut']>[0] | undefined
   last: Parameters<Gate['open']>[0] | undefined
   labels: string[] = []
   losses: string[] = []
@@ -29,7 +29,7 @@ export class CountingGates implements GateKeeper {
   holders = 0
 
   async shut (options: Parameters<GateKeeper['shut']>[0]): Promise<Gate> {
-    this.asked = options
+    this.requested = options
     if (this.shutCount !== this.openCount) throw new Error('the gate was shut twice')
     this.shutCount++
     return {

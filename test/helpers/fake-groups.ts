@@ -76,12 +76,12 @@ export class FakeGroups {
     const note = (what: string): void => {
       this.log.push(what)
     }
-    const demandGate = (what: string): void => {
+    const requireGate = (what: string): void => {
       note(what)
       if (this.#isNccl && !this.gateIsShut) throw new Error(`${what} with the gate open`)
     }
     const receive = async (what: string, group: number, slot: number | null, parts: Float64Array): Promise<void> => {
-      demandGate(what)
+      requireGate(what)
       if (this.#receiving) throw new Error('two receives at once')
       this.#receiving = true
       try {
@@ -104,22 +104,22 @@ export class FakeGroups {
       },
       ncclUniqueId: () => Buffer.alloc(128, 9),
       ncclConnect: async () => {
-        demandGate('connect')
+        requireGate('connect')
       },
       stageGroup: async (group: number, bytes: number, slots: number) => {
-        demandGate('stage')
+        requireGate('stage')
         this.staged.push([bytes, slots])
         this.#staged.set(group, { bytes, slots })
       },
       groupBarrier: async () => {
-        demandGate('barrier')
+        requireGate('barrier')
       },
       groupAbort: (_group: number, reason: string) => {
         note('abort')
         this.#fail?.(nativeError('GROUP_BROKEN', reason))
       },
       endGroup: async () => {
-        demandGate('end')
+        requireGate('end')
       },
       groupPlaces: (_group: number, parts: Float64Array) => {
         note('places')
@@ -135,7 +135,7 @@ export class FakeGroups {
         await receive('receive', group, slot, parts)
       },
       groupBegin: async (_group: number, slot: number, parts: Float64Array) => {
-        demandGate('begin')
+        requireGate('begin')
         if (this.#begun.length === 2) throw new Error('both slots are being received into')
         if (this.#begun.some(([other]) => other === slot)) throw new Error(`slot ${slot} is being received into`)
         this.#begun.push([slot, parts])

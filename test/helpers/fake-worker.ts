@@ -36,7 +36,7 @@ if (parentPort !== null) {
           })
         }
         if (batch.rowSeeds.includes(LOST_SEED)) {
-          throw Object.assign(new Error('rank 1, card 3 (H100): the kernel "attention" failed'), {
+          throw Object.assign(new Error('rank 1, GPU 3 (H100): the kernel "attention" failed'), {
             code: 'DEVICE_LOST'
           })
         }

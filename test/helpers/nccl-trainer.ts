@@ -11,7 +11,7 @@ import { findUniqueId, publishUniqueId } from '../../src/rendezvous/unique-id.ts
 import { modelFolder, SMALL } from './load-from.ts'
 
 const SECONDS = 60_000
-/** Shared by all trainers of a file, because an engine on a GPU takes long to make. */
+/** Shared by all trainers of a test file, because an engine on a GPU takes long to make. */
 let engine: Promise<LocalEngine> | undefined
 
 async function shared (t: Test): Promise<LocalEngine> {
@@ -40,7 +40,7 @@ export function useLoop (): string {
 export interface NcclTrainerOptions {
   size: number
   rank?: number
-  /** The port of an engine's store, if the trainer is not rank 0. */
+  /** Port of an engine's store, if the trainer is not rank 0. */
   port?: number
   loop: string
   /** Takes part in vLLM's first sum (default true). */
@@ -71,7 +71,7 @@ export class NcclTrainer {
     this.#client = client
   }
 
-  /** On a card that no engine of the tests has. */
+  /** On a GPU that no engine of the tests uses. */
   static async start (
     t: Test,
     { size, rank = 0, port, loop, warmUp = true }: NcclTrainerOptions

@@ -323,7 +323,7 @@ t.test('the real library opens without CUDA libraries, and reports the missing o
       .trim()
   const plan = JSON.parse(alone('addon.cudaMemoryNeeds(config)')) as ReturnType<typeof addon.cudaMemoryNeeds>
   t.ok(plan.weightBytes >= 2 * config.params.reduce((sum, { rows, cols }) => sum + rows * cols, 0))
-  t.equal(plan.kvBytes, 2 * 2 ** 20, 'rounded up to what a card maps')
+  t.equal(plan.kvBytes, 2 * 2 ** 20, 'rounded up to the mapping unit of a GPU')
   t.ok(plan.scratchBytes > 2 ** 20 && plan.fixedBytes > 2 ** 28)
   for (const call of ['cudaMemoryNeeds', 'createCore']) {
     t.match(

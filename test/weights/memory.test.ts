@@ -256,9 +256,9 @@ t.test('mappings are closed between two steps, without waiting for running reque
     }
   })
   await write(1)
-  t.not(gates.asked!.inPlace, true, 'a write waits for them')
+  t.not(gates.requested!.inPlace, true, 'a write waits for them')
   await store.closeMappings('pool')
-  t.match(gates.asked, { abort: false, inPlace: true })
+  t.match(gates.requested, { abort: false, inPlace: true })
   // An update has its turn and has not requested the gate yet.
   const update = await store.update()
   await store.closeMappings('other')
@@ -269,7 +269,7 @@ t.test('mappings are closed between two steps, without waiting for running reque
 })
 
 t.test('a device that is lost in a write, a read, a release or a closing of mappings is reported once', async t => {
-  const lost = Object.assign(new Error('rank 0, card 2 (H200): the copy of a write failed'), { code: 'DEVICE_LOST' })
+  const lost = Object.assign(new Error('rank 0, GPU 2 (H200): the copy of a write failed'), { code: 'DEVICE_LOST' })
   for (const operation of ['write', 'checksum', 'release', 'resume', 'closeMappings'] as const) {
     const broken = {
       ...addon,
@@ -288,7 +288,7 @@ t.test('a device that is lost in a write, a read, a release or a closing of mapp
         await store.closeMappings('pool')
       }
     }[operation]
-    await t.rejects(run() as Promise<unknown>, { message: /rank 0, card 2/ })
+    await t.rejects(run() as Promise<unknown>, { message: /rank 0, GPU 2/ })
     t.same(gates.losses, [lost.message], operation)
     t.equal(gates.shutCount, gates.openCount)
   }

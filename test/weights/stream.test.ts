@@ -22,7 +22,7 @@ function streamed (
   whole: StoredSource,
   cuts: readonly number[],
   breaks?: Breaks
-): StreamedSource & { asked: () => number } {
+): StreamedSource & { requested: () => number } {
   const { buffer } = whole.sources[0] as { buffer: Uint8Array }
   const ends = [...new Set(cuts.filter(cut => cut > OVERLAP && cut < buffer.length))].sort((a, b) => a - b).concat(
     buffer.length
@@ -39,7 +39,7 @@ function streamed (
     tensors,
     verify,
     close,
-    asked: () => next,
+    requested: () => next,
     stream: {
       ready: async () => {
         stop()
@@ -180,7 +180,7 @@ t.test('pieces that break off before the first write change nothing and stop no 
   )
   const wrong = streamed(memorySource(table, names, 2, tensor => ({ ...tensor, name: `${tensor.name}x` })), [100])
   await t.rejects(apply(store, wrong), { code: 'WEIGHTS_UNKNOWN_NAME' })
-  t.equal(wrong.asked(), 0, 'no piece was asked for')
+  t.equal(wrong.requested(), 0, 'no piece was requested')
   t.equal(gates.shutCount, shut)
   t.same(await store.checksums(), before)
   t.equal(store.state.state, 'current')

@@ -65,11 +65,11 @@ export class Model {
       this.open.written[value === null ? 'delete' : 'add'](name)
       this.open.failed[value === null ? 'add' : 'delete'](name)
     }
-    this.heard()
+    this.renewDeadline()
   }
 
   /** A scope's time starts again. */
-  heard (): void {
+  renewDeadline (): void {
     if (this.open?.scope === true) this.open.until = this.now + DEADLINE_MS
   }
 
@@ -81,7 +81,7 @@ export class Model {
   commit (version: string | undefined): string | null {
     const { open } = this
     if (open === null) throw new Error('none is open')
-    this.heard()
+    this.renewDeadline()
     if (open.failed.size > 0 || [...open.expected ?? []].some(name => !open.written.has(name))) {
       return 'TRANSACTION_INCOMPLETE'
     }

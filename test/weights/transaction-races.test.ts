@@ -71,7 +71,7 @@ for (const order of ['the one that ends them is ready first', 'the other one is 
     if (order === 'the one that ends them is ready first') one.go()
     else two.go()
     await sleep(50)
-    t.equal(gates.asked?.abort, true)
+    t.equal(gates.requested?.abort, true)
     one.go()
     two.go()
     await Promise.all([ending, waiting])

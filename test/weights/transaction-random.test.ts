@@ -158,7 +158,7 @@ t.test('the store behaves as its model in every random program of updates and tr
           if (model.door(id) === null) {
             if (step.do === 'refuse') {
               for (const name of step.names) model.open?.failed.add(name)
-              model.heard()
+              model.renewDeadline()
             } else model.markWritten(step.names, step.do === 'write' ? step.variant : null)
             if (version !== undefined) {
               if (model.open !== null) model.open.version = version

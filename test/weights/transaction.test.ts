@@ -101,15 +101,15 @@ t.test('a copy that fails at any tensor keeps the gate shut until it is repeated
     if (error === null) {
       t.ok(at > 1, 'fewer copies than tensors')
     } else {
-      const owed = store.transactions.current!.failed
-      t.ok(owed.length > 0)
-      t.same(torn().filter(name => !owed.includes(name)), [], 'what is torn is owed')
+      const pending = store.transactions.current!.failed
+      t.ok(pending.length > 0)
+      t.same(torn().filter(name => !pending.includes(name)), [], 'what is torn is owed')
       const refused = await store.transactions.commit(null).then(() => null, (error: RefitError) => error)
       t.match(refused, { code: 'TRANSACTION_INCOMPLETE', message: /were in a write that failed/ })
       t.equal(shut(), 1, 'nothing is generated')
       t.equal(store.weightVersion, 'default')
       // Alternates between the whole bucket and only the pending tensors.
-      await send(memorySource(table, at % 2 === 0 ? second : owed, 2))
+      await send(memorySource(table, at % 2 === 0 ? second : pending, 2))
     }
     t.match(await store.transactions.commit(null), { state: 'committed', outcome: 'new', failedCount: 0, tornCount: 0 })
     t.equal(shut(), 0)
