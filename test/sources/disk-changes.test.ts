@@ -53,13 +53,6 @@ function small (name: string, bytes = 4): Buffer {
   return encodeSafetensors([{ name, dtype: 'BF16', shape: [bytes / 2], data: Buffer.alloc(bytes, 1) }])
 }
 
-/** Refused with this message, by each of its ways in, and nothing stays open. */
-async function refused (t: Test, path: string, roots: string[], code: string, message: RegExp): Promise<void> {
-  const before = fds()
-  await t.rejects(openDiskSource(path, { roots }), { name: 'RefitError', code, message })
-  t.equal(fds(), before, 'no file stays open')
-}
-
 const changes: Array<[string, (path: string) => void, RegExp]> = [
   ['is written to in place', path => {
     const bytes = readFileSync(path)

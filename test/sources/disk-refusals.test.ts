@@ -11,8 +11,6 @@ import { tinyArchitecture } from '../helpers/tiny-config.ts'
 
 const arch = tinyArchitecture('Qwen3ForCausalLM', { num_hidden_layers: 1 })
 
-const tensors = checkpointTensors(arch, { values: positionCoded() })
-
 const INDEX = 'model.safetensors.index.json'
 
 const fds = (): number => readdirSync('/proc/self/fd').length

@@ -89,7 +89,7 @@ t.test('a pickle in a tensor is read as data, and its handles are opened and giv
   t.equal(receiver.counts.filesOpened, receiver.counts.filesClosed)
 })
 
-t.test('a loader that fails after it has opened a pickle gives back both, also one that it did not wait for', async t => {
+t.test('a loader that fails after it has opened a pickle gives back both, awaited or not', async t => {
   for (const wait of [true, false]) {
     const inner = sharedMemory(t, bytes, 5)
     const request = requestOf([['w', pickledTensor({ name: '', memory: inner, shape: [2] })]])

@@ -163,7 +163,8 @@ t.test('every fault of a loader is a 400 with its name, and references are given
       'WEIGHT_LOADER',
       /^weight loader "mine": it failed: out of luck$/
     ],
-    ['rejects with what is no error', async () => await Promise.reject('a word'), 'WEIGHT_LOADER', /it failed: a word/], // eslint-disable-line prefer-promise-reject-errors
+    // eslint-disable-next-line prefer-promise-reject-errors
+    ['rejects with what is no error', async () => await Promise.reject('a word'), 'WEIGHT_LOADER', /it failed: a word/],
     ['returns nothing', () => undefined, 'WEIGHT_LOADER', /it returned nothing, not a list/],
     ['returns a number', () => 3, 'WEIGHT_LOADER', /it returned a number/],
     ['returns text', () => 'weights', 'WEIGHT_LOADER', /it returned a string/],
