@@ -38,7 +38,7 @@ t.test('each GPU of the engine has its socket, which all ranks on it use; other 
   t.throws(() => chooseSlots({ gpus: [card(UUIDS[0]), card(UUIDS[1])], ranks: 2 }, { [UUIDS[0]]: 'ipc://@a' }), {
     code: 'INVALID_REQUEST',
     param: 'zmq_handles',
-    message: /card of rank 1, GPU-2222.* among GPU-1111/
+    message: /GPU of rank 1, GPU-2222.* among GPU-1111/
   })
 })
 
