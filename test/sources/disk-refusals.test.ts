@@ -6,10 +6,6 @@ import type { Test } from 'tap'
 import { openDiskSource } from '../../src/sources/disk/disk.ts'
 import type { StoredSource } from '../../src/contract/weight-source.ts'
 import { encodeSafetensors } from '../../src/wire/safetensors/encode.ts'
-import { checkpointTensors, positionCoded } from '../helpers/make-checkpoint.ts'
-import { tinyArchitecture } from '../helpers/tiny-config.ts'
-
-const arch = tinyArchitecture('Qwen3ForCausalLM', { num_hidden_layers: 1 })
 
 const INDEX = 'model.safetensors.index.json'
 
