@@ -11,8 +11,8 @@ import { rollout, rolloutRequest } from '../helpers/rollout.ts'
 // If the two best logits differ by less, rounding may swap them.
 const CLEAR_GAP = { float32: 1e-3, bfloat16: 0.25 }
 
-// Ranks split heads and columns, and share KV heads where they are more than these (olmo2 on 4 ranks). Norms over a whole
-// projection add up the squares of all ranks.
+// Ranks split heads and columns, and share KV heads where they are more than these (olmo2 on 4 ranks). Norms over a
+// whole projection add up the squares of all ranks.
 for (const [name, tp] of [['olmo2', 2], ['olmo2', 4], ['olmo2-bias-tied', 2], ['mistral', 2]] as const) {
   t.test(`${name} continues greedily as transformers does on ${tp} ranks, in float32`, async t => {
     const { folder, cases } = readGolden(name)

@@ -84,7 +84,7 @@ for (const model of ['qwen2', 'qwen3', 'qwen3-moe', 'llama']) {
 }
 
 for (const architecture of ARCHITECTURES) {
-  t.test(`${architecture}: an engine updated in place is bit for bit the engine loaded fresh, there and back`, async t => {
+  t.test(`${architecture}: an engine updated in place equals the engine loaded fresh, bit for bit`, async t => {
     const root = mkdtempSync(join(tmpdir(), 'refit-fresh-'))
     t.teardown(() => {
       rmSync(root, { recursive: true })
