@@ -126,7 +126,7 @@ t.test("errors have OpenAI's shape", async t => {
     [{ messages: [] }, /^messages: expected at least 1 item, got 0$/, 'messages'],
     [{ messages: [{ content: 'x' }] }, /^messages\[0\]\.role: is required$/, 'messages[0].role'],
     [{ messages: 'hi' }, /^messages: expected an array of objects, got "hi"$/, 'messages'],
-    [{ messages, tools: [{ type: 'function' }] }, /^tools: tools are not supported/, 'tools'],
+    [{ messages, tools: [{ type: 'function' }] }, /^tools: this server puts tools into the prompt/, 'tools'],
     [{ messages, response_format: { type: 'json_schema' } }, /^response_format: only/, 'response_format'],
     [{ messages, top_logprobs: 3 }, /^top_logprobs: needs "logprobs": true/, 'top_logprobs'],
     [{ messages, logprobs: 5 }, /^logprobs: expected true or false or null, got 5$/, 'logprobs'],
