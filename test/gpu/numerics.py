@@ -25,6 +25,9 @@ ARCHITECTURES = [
     "qwen2-yarn-v4",
     "qwen3-sharded-fp16",
     "qwen3-moe-step2",
+    "mistral",
+    "olmo2",
+    "olmo2-bias-tied",
 ]
 GREEDY = 32
 

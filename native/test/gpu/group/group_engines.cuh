@@ -32,12 +32,13 @@ CoreConfig config_of(const test::TestModel& model, std::vector<int> gpus) {
 
 const test::Variant kVariant{"qwen3", 128, 3, 4, 2, 64, 256, 321, false, false, true, true};
 
-void refused(Device& device, const NcclGroupOptions& options, const char* part) {
+void refused(Device& device, const NcclGroupOptions& options, const char* part,
+             GroupErrorKind kind = GroupErrorKind::kRefused) {
   try {
     device.nccl_group(options);
     CHECKF(false, "not refused: %s", part);
   } catch (const GroupError& error) {
-    CHECKF(error.kind == GroupErrorKind::kRefused && has(error.what(), part), "%s", error.what());
+    CHECKF(error.kind == kind && has(error.what(), part), "%s", error.what());
   }
 }
 
@@ -46,14 +47,14 @@ void test_single_gpu() {
   const test::TestModel model(kVariant, DType::kBFloat16, 3);
   {
     CudaDevice device(config_of(model, {0, 0}));
-    refused(device, {3, 1}, "rank 1 and rank 0 share GPU-");
+    refused(device, {3, 1}, "rank 1 and rank 0 share GPU-", GroupErrorKind::kSharedGpu);
   }
   CudaDevice device(config_of(model, {0}));
   cudaDeviceProp prop;
   check(cudaGetDeviceProperties(&prop, 0), "cudaGetDeviceProperties");
   NcclGroupOptions options{2, 1};
   options.peer_gpus = {uuid_text(prop.uuid).substr(4)};
-  refused(device, options, "the trainer share GPU-");
+  refused(device, options, "the trainer share GPU-", GroupErrorKind::kSharedGpu);
   refused(device, {1, 1}, "do not fit into a group of 1");
   options = {2, 1};
   options.library = "/nowhere/libnccl.so.2";
