@@ -1,3 +1,13 @@
+import arealRoutes from '../../routes/areal/index.ts'
+import checkpointEngineRoutes from '../../routes/checkpoint-engine/index.ts'
+import nemoRlRoutes from '../../routes/nemo-rl/index.ts'
+import openaiRoutes from '../../routes/openai/index.ts'
+import primeRlRoutes from '../../routes/prime-rl/index.ts'
+import refitRoutes from '../../routes/refit/index.ts'
+import sglangRoutes from '../../routes/sglang/index.ts'
+import skyrlRoutes from '../../routes/skyrl/index.ts'
+import trlRoutes from '../../routes/trl/index.ts'
+import vllmRoutes from '../../routes/vllm/index.ts'
 import { RefitError } from '../errors.ts'
 import type { Routes } from '../http/context.ts'
 import { areal } from '../dialects/areal/dialect.ts'
@@ -12,29 +22,29 @@ import { skyrl } from '../dialects/skyrl/dialect.ts'
 import { trl } from '../dialects/trl/dialect.ts'
 import { vllm } from '../dialects/vllm/dialect.ts'
 
-/** A dialect with its routes, which only a server loads: the gateway needs none of their code. */
+/** A dialect with its routes. */
 export interface ServedDialect<Name extends string = string> extends Dialect<Name> {
-  routes: () => Promise<{ default: readonly Routes[] }>
+  routes: readonly Routes[]
 }
 
 // The one list of dialects. A new dialect is a folder in src/dialects, a folder in routes, and a line here.
 
 /** Every server has these. */
 export const BASE_DIALECTS = [
-  { ...sglang, routes: async () => await import('../../routes/sglang/index.ts') },
-  { ...openai, routes: async () => await import('../../routes/openai/index.ts') },
-  { ...refit, routes: async () => await import('../../routes/refit/index.ts') }
+  { ...sglang, routes: sglangRoutes },
+  { ...openai, routes: openaiRoutes },
+  { ...refit, routes: refitRoutes }
 ] as const satisfies ServedDialect[]
 
 /** A server has all of these, unless `--dialects` chooses some. */
 export const DIALECTS = [
-  { ...vllm, routes: async () => await import('../../routes/vllm/index.ts') },
-  { ...skyrl, routes: async () => await import('../../routes/skyrl/index.ts') },
-  { ...areal, routes: async () => await import('../../routes/areal/index.ts') },
-  { ...primeRl, routes: async () => await import('../../routes/prime-rl/index.ts') },
-  { ...nemoRl, routes: async () => await import('../../routes/nemo-rl/index.ts') },
-  { ...trl, routes: async () => await import('../../routes/trl/index.ts') },
-  { ...checkpointEngine, routes: async () => await import('../../routes/checkpoint-engine/index.ts') }
+  { ...vllm, routes: vllmRoutes },
+  { ...skyrl, routes: skyrlRoutes },
+  { ...areal, routes: arealRoutes },
+  { ...primeRl, routes: primeRlRoutes },
+  { ...nemoRl, routes: nemoRlRoutes },
+  { ...trl, routes: trlRoutes },
+  { ...checkpointEngine, routes: checkpointEngineRoutes }
 ] as const satisfies ServedDialect[]
 
 export const ALL_DIALECTS: readonly ServedDialect[] = [...BASE_DIALECTS, ...DIALECTS]
@@ -59,20 +69,8 @@ export function chooseDialects (names: readonly string[]): ReadonlySet<DialectNa
   return new Set(names.length === 0 ? DIALECT_NAMES : names as readonly DialectName[])
 }
 
-/** The route plugins of all dialects, by the dialect's name. */
-export async function loadRoutes (): Promise<ReadonlyMap<string, readonly Routes[]>> {
-  return new Map(
-    await Promise.all(
-      ALL_DIALECTS.map(async ({ name, routes }) => [name, (await routes()).default] as const)
-    )
-  )
-}
-
 /** The plugins of the chosen dialects, each once: dialects have some of them in common. */
-export function chooseRoutes (
-  routes: ReadonlyMap<string, readonly Routes[]>,
-  chosen: ReadonlySet<string>
-): ReadonlySet<Routes> {
-  const names = [...BASE_DIALECTS.map(({ name }) => name), ...DIALECT_NAMES.filter(name => chosen.has(name))]
-  return new Set(names.flatMap(name => routes.get(name) ?? []))
+export function chooseRoutes (chosen: ReadonlySet<string>): ReadonlySet<Routes> {
+  const served: readonly ServedDialect[] = [...BASE_DIALECTS, ...DIALECTS.filter(({ name }) => chosen.has(name))]
+  return new Set(served.flatMap(({ routes }) => routes))
 }

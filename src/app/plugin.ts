@@ -29,11 +29,8 @@ import { masterPolicy } from '../rendezvous/master-policy.ts'
 import { CallJoiner } from '../weights/call-joiner.ts'
 import { loadTokenizer } from '../text/tokenizer.ts'
 import type { Tokenizer } from '../text/tokenizer.ts'
-import { chooseDialects, chooseRoutes, loadRoutes } from './dialects.ts'
+import { chooseDialects, chooseRoutes } from './dialects.ts'
 import type { DialectName } from './dialects.ts'
-
-// Begins at import: Fastify's time limit for a plugin, 10 s, must not include the loading of modules on a busy machine.
-const loadingRoutes = loadRoutes()
 
 export interface RefitPluginOptions {
   engine: RolloutEngine
@@ -92,7 +89,7 @@ export default async function refit (app: FastifyInstance, options: RefitPluginO
   installHandlers(app, options)
   watchReceivers(context, receiver)
   closeWith(app, context, receiver)
-  for (const routes of chooseRoutes(await loadingRoutes, context.dialects)) await app.register(routes, { context })
+  for (const routes of chooseRoutes(context.dialects)) await app.register(routes, { context })
 }
 
 /** `receiver`: the tensor receiver of the context, with the methods that routes do not use. */
