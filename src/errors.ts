@@ -58,12 +58,12 @@ const CODES = {
   BROADCAST_SPENT: [
     409,
     'an update through a process group failed after its trainer had begun to send; ' +
-      'the same request again would wait for bytes that nobody sends'
+    'the same request again would wait for bytes that nobody sends'
   ],
   GROUP_TIMEOUT: [
     504,
     'another rank of a process group did not come, or made no progress, for longer than --group-timeout; ' +
-      'initialise it again'
+    'initialise it again'
   ],
   CONFIG: [400, 'a flag, variable or key of the configuration is wrong'],
   NATIVE_MISSING: [500, 'the native addon is not built'],

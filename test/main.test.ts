@@ -265,18 +265,21 @@ for (
     ]
   ] as const
 ) {
-  t.test(`a step that ${how} fails its request with the reason, logs one fatal line, ` +
-    'and ends the process with 70', async t => {
-    const { url, lines, exit } = await serve(t, [...args], { REFIT_NATIVE: FAULTY }, faultAtStep(fault))
-    const reply = await post(`${url}/generate`, {
-      input_ids: [1, 2, 3],
-      rid: 'met',
-      sampling_params: { max_new_tokens: 100, ignore_eos: true }
-    })
-    t.match(reply, { status: 503, body: { error: { code: 'DEVICE_LOST' } } })
-    t.same(await exit, [70, null])
-    const fatal = lines.filter(({ level }) => level === 60)
-    t.equal(fatal.length, 1)
-    t.match(fatal[0], { code: 'DEVICE_LOST', msg: message })
-  })
+  t.test(
+    `a step that ${how} fails its request with the reason, logs one fatal line, ` +
+      'and ends the process with 70',
+    async t => {
+      const { url, lines, exit } = await serve(t, [...args], { REFIT_NATIVE: FAULTY }, faultAtStep(fault))
+      const reply = await post(`${url}/generate`, {
+        input_ids: [1, 2, 3],
+        rid: 'met',
+        sampling_params: { max_new_tokens: 100, ignore_eos: true }
+      })
+      t.match(reply, { status: 503, body: { error: { code: 'DEVICE_LOST' } } })
+      t.same(await exit, [70, null])
+      const fatal = lines.filter(({ level }) => level === 60)
+      t.equal(fatal.length, 1)
+      t.match(fatal[0], { code: 'DEVICE_LOST', msg: message })
+    }
+  )
 }

@@ -113,7 +113,7 @@ t.test("types are checked by refit's rules instead of the host's", async t => {
   )
 })
 
-t.test("refit has a body limit of its own", async t => {
+t.test('refit has a body limit of its own', async t => {
   const { url } = await host(t)
   const reply = await call(`${url}/rollout/generate`, {
     input_ids: Array(400).fill(5),
@@ -227,7 +227,7 @@ t.test('hostile JSON is refused and pollutes no prototype', async t => {
   t.equal(
     (await send(
       '{"input_ids":[5],"constructor":{"prototype":{"polluted":1}},"hasOwnProperty":1,"toString":null,' +
-      '"sampling_params":{"max_new_tokens":1}}'
+        '"sampling_params":{"max_new_tokens":1}}'
     ))
       .status,
     200

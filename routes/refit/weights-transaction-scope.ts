@@ -48,9 +48,9 @@ const scope: Routes<WeightsContext> = async (app, { context }) => {
       summary: 'Begin an update of many requests',
       description:
         'All updates until the end belong to it: labels wait for the end, and nothing is generated from the first ' +
-          'write to the end. ' +
+        'write to the end. ' +
         'A begin while a scope is open, after a crash of the trainer, aborts that one and starts a new one. ' +
-          '409 while a weight transaction is open.',
+        '409 while a weight transaction is open.',
       body: BeginBody
     }
   }, async request => {
@@ -70,9 +70,8 @@ const scope: Routes<WeightsContext> = async (app, { context }) => {
       ...schema,
       operationId: 'endWeightUpdate',
       summary: 'End an update of many requests',
-      description:
-        'Moves the label, drops the caches and lets generation go on. ' +
-          '409, and it stays open, until an update that failed in it has been repeated. ' +
+      description: 'Moves the label, drops the caches and lets generation go on. ' +
+        '409, and it stays open, until an update that failed in it has been repeated. ' +
         '409 also where it was aborted since. Without a begin, and a second time, it succeeds and does nothing.',
       body: EndBody
     }

@@ -10,9 +10,8 @@ const OpenBody = Type.Object({
   owner: Type.String({
     minLength: 1,
     maxLength: 256,
-    description:
-      'Who opens it, for people whose updates are refused meanwhile. ' +
-        'Opening again under the same owner aborts the one that is open.'
+    description: 'Who opens it, for people whose updates are refused meanwhile. ' +
+      'Opening again under the same owner aborts the one that is open.'
   }),
   id: nullable(
     Type.String({ pattern: '^[\\w.-]{1,64}$' }),
@@ -58,9 +57,8 @@ function openRoute (app: App, transactions: WeightTransactions): void {
       ...schema,
       operationId: 'openWeightTransaction',
       summary: 'Open a weight transaction',
-      description:
-        'Updates that name its id write in it, from any source and over several connections. ' +
-          'Nothing is generated from its first write until it ends. ' +
+      description: 'Updates that name its id write in it, from any source and over several connections. ' +
+        'Nothing is generated from its first write until it ends. ' +
         'Other updates get 409 meanwhile.',
       body: OpenBody
     }
@@ -113,9 +111,8 @@ function endRoutes (app: App, transactions: WeightTransactions): void {
       ...schema,
       operationId: 'commitWeightTransaction',
       summary: 'Commit a weight transaction',
-      description:
-        'Moves the label, drops the caches and lets generation go on. ' +
-          '409, and it stays open, while expected tensors are missing or a write that failed ' +
+      description: 'Moves the label, drops the caches and lets generation go on. ' +
+        '409, and it stays open, while expected tensors are missing or a write that failed ' +
         'has not been repeated. A second commit gets the answer of the first.',
       params: Params,
       body: CommitBody
@@ -139,9 +136,8 @@ function endRoutes (app: App, transactions: WeightTransactions): void {
       ...schema,
       operationId: 'abortWeightTransaction',
       summary: 'Abort a weight transaction',
-      description:
-        'The label stays. `outcome` is the state of the weights: ' +
-          '"old" if it had written nothing, "torn" if it had written a part, which has to be written again, and ' +
+      description: 'The label stays. `outcome` is the state of the weights: ' +
+        '"old" if it had written nothing, "torn" if it had written a part, which has to be written again, and ' +
         '"new" if it had written all.',
       params: Params,
       body: AbortBody

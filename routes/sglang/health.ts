@@ -32,9 +32,8 @@ const health: Routes = async (app, { context }) => {
     schema: {
       operationId: 'ready',
       summary: 'Readiness',
-      description:
-        '503 while weights are torn, memory is released or the engine is closed. ' +
-          'An engine that is paused or in a weight transaction is ready: it accepts requests and holds them.',
+      description: '503 while weights are torn, memory is released or the engine is closed. ' +
+        'An engine that is paused or in a weight transaction is ready: it accepts requests and holds them.',
       tags: ['health'],
       response
     }
@@ -50,7 +49,7 @@ const health: Routes = async (app, { context }) => {
       summary: 'Generates one token',
       description:
         'While the engine is idle on purpose (paused, asleep or in a weight transaction), it answers 200 at once; ' +
-          'while weights are torn, 503.',
+        'while weights are torn, 503.',
       tags: ['health'],
       response
     }

@@ -25,22 +25,20 @@ const ROUTES = [
     path: '/release_memory_occupation',
     operation: 'releaseMemoryOccupation',
     summary: 'Give memory back to the system',
-    description:
-      'Addresses stay. Waits for running requests, unless generation is paused: ' +
-        'then held requests wait, and are computed again. ' +
+    description: 'Addresses stay. Waits for running requests, unless generation is paused: ' +
+      'then held requests wait, and are computed again. ' +
       'Until all memory is back, requests are refused with 503. ' +
-        '409 for a kind that is released already, and for kv_cache while a pause in place holds requests.',
+      '409 for a kind that is released already, and for kv_cache while a pause in place holds requests.',
     log: 'memory released'
   },
   {
     path: '/resume_memory_occupation',
     operation: 'resumeMemoryOccupation',
     summary: 'Take memory again',
-    description:
-      'Weights come back torn, to be written by an update, unless the server keeps a copy ' +
-        '(--enable-weights-cpu-backup). ' +
+    description: 'Weights come back torn, to be written by an update, unless the server keeps a copy ' +
+      '(--enable-weights-cpu-backup). ' +
       '409 for a kind that is not released. 503 if there is not enough memory; ' +
-        'kinds that could not be taken stay released.',
+      'kinds that could not be taken stay released.',
     log: 'memory resumed'
   }
 ] as const

@@ -36,9 +36,8 @@ const pull: Routes<WeightsContext> = async (app, { context }) => {
     schema: {
       operationId: 'pullWeights',
       summary: "Bring this host's checkpoint to a published version",
-      description:
-        'Generation continues meanwhile; /update_weights_from_disk with the local folder loads it. ' +
-          'Calls for one folder take turns on a host.',
+      description: 'Generation continues meanwhile; /update_weights_from_disk with the local folder loads it. ' +
+        'Calls for one folder take turns on a host.',
       tags: ['weights'],
       body: PullBody,
       response: { 200: Pulled, ...refusals(WeightsRefusal) }

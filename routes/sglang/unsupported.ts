@@ -19,9 +19,8 @@ const unsupported: Routes = async app => {
       schema: {
         operationId: 'postProcessWeights',
         summary: 'What quantised weights need before and after an update',
-        description:
-          'slime sends this around updates of quantised models. ' +
-            'refit holds weights as they are sent (bfloat16), so there is nothing to do.',
+        description: 'slime sends this around updates of quantised models. ' +
+          'refit holds weights as they are sent (bfloat16), so there is nothing to do.',
         tags: ['weights'],
         body: PostProcessBody,
         response: { 200: Done, ...refusals(WeightsRefusal) }
@@ -45,9 +44,8 @@ const unsupported: Routes = async app => {
       schema: {
         operationId,
         summary: `Refused: no profile is ${word}`,
-        description:
-          'refit has no profiler. Nsight Systems profiles the process from outside; ' +
-            '/metrics has times of steps and updates.',
+        description: 'refit has no profiler. Nsight Systems profiles the process from outside; ' +
+          '/metrics has times of steps and updates.',
         tags: ['control'],
         response: refusals()
       }
@@ -75,7 +73,7 @@ const unsupported: Routes = async app => {
         summary: 'Refused: weights are not written from outside',
         description:
           "Part of SGLang's transfer engine (Mooncake), which lets trainers write into the memory of ranks. " +
-            "refit checks every byte before it is written.",
+          'refit checks every byte before it is written.',
         tags: ['weights'],
         response: refusals()
       }

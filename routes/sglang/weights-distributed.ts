@@ -27,10 +27,9 @@ const distributed: Routes<WeightsContext> = async (app, { context }) => {
     schema: {
       operationId: 'updateWeightsFromDistributed',
       summary: "Take new weights from a trainer's broadcasts",
-      description:
-        'Post it, and broadcast the tensors from rank 0 in the order of `names`. ' +
-          'The tensors of a refused request are received and dropped before the reply; ' +
-          'if their sizes cannot be known, ' +
+      description: 'Post it, and broadcast the tensors from rank 0 in the order of `names`. ' +
+        'The tensors of a refused request are received and dropped before the reply; ' +
+        'if their sizes cannot be known, ' +
         "the group is aborted, and the message says so. A call equal to one that runs already gets that one's outcome.",
       tags: ['weights'],
       body: DistributedUpdateBody,

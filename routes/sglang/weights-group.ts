@@ -26,7 +26,7 @@ const InitBody = Type.Object({
   barrier: nullable(
     Type.Boolean(),
     "refit's own: all ranks meet in a barrier when the group is made, as SGLang's and ROLL's instance loaders do " +
-      "(default false)."
+      '(default false).'
   ),
   pp_rank: unused()
 }, { title: 'InitWeightsUpdateGroupRequest' })
@@ -49,10 +49,9 @@ const groups: Routes<WeightsContext> = async (app, { context }) => {
       ...schema,
       operationId: 'initWeightsUpdateGroup',
       summary: "Join a trainer's process group",
-      description:
-        "Answers as soon as the trainer's store has counted this engine's ranks; " +
-          "the rest continues in the background. The same call again changes nothing; " +
-          "a different one under the same name is a 409.",
+      description: "Answers as soon as the trainer's store has counted this engine's ranks; " +
+        'the rest continues in the background. The same call again changes nothing; ' +
+        'a different one under the same name is a 409.',
       body: InitBody
     }
   }, async request => {

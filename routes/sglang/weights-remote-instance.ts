@@ -71,9 +71,8 @@ const remoteInstance: Routes<WeightsContext> = async (app, { context }) => {
     schema: {
       operationId: 'initWeightsSendGroup',
       summary: "Make a group to send this engine's weights in",
-      description:
-        'Answers once all ranks are connected and have passed a barrier. A group serves one transfer. ' +
-          'Engines that start with --load-from call it.',
+      description: 'Answers once all ranks are connected and have passed a barrier. A group serves one transfer. ' +
+        'Engines that start with --load-from call it.',
       tags,
       body: InitSendBody,
       response: { 200: Done, ...refusals(WeightsRefusal) }
@@ -85,9 +84,8 @@ const remoteInstance: Routes<WeightsContext> = async (app, { context }) => {
     schema: {
       operationId: 'sendWeights',
       summary: "Send this engine's weights",
-      description:
-        'Waits for its turn among the updates: no update writes meanwhile. ' +
-          'Generation continues over gloo, and stops over NCCL while it sends.',
+      description: 'Waits for its turn among the updates: no update writes meanwhile. ' +
+        'Generation continues over gloo, and stops over NCCL while it sends.',
       tags,
       body: SendBody,
       response: { 200: Sent, ...refusals(WeightsRefusal) }
@@ -99,11 +97,10 @@ const remoteInstance: Routes<WeightsContext> = async (app, { context }) => {
     schema: {
       operationId: 'updateWeightsFromPeer',
       summary: 'Take all weights, and the label, of another engine',
-      description:
-        'Like a start with --load-from, while this engine serves: ' +
-          'updates wait, and nothing is generated until every checksum has been compared. ' +
+      description: 'Like a start with --load-from, while this engine serves: ' +
+        'updates wait, and nothing is generated until every checksum has been compared. ' +
         'Closing the request gives the load up: before the first byte nothing has changed; ' +
-          'after it all weights are torn until they are written again.',
+        'after it all weights are torn until they are written again.',
       tags,
       body: PeerLoadBody,
       response: { 200: Loaded, ...refusals(WeightsRefusal) }

@@ -36,9 +36,9 @@ const tensors: Routes<WeightsContext> = async (app, { context }) => {
       operationId: 'updateWeightsFromTensor',
       summary: 'Take new weights from tensors that a torch process shares',
       description:
-        "All handles are read and checked before the first byte is written, and given back before any reply. " +
-          "A call equal to one that runs already gets that one's outcome, except `kept`, which is written once " +
-          "more.",
+        'All handles are read and checked before the first byte is written, and given back before any reply. ' +
+        "A call equal to one that runs already gets that one's outcome, except `kept`, which is written once " +
+        'more.',
       tags: ['weights'],
       body: TensorUpdateBody,
       response: { 200: TensorsUpdated, ...refusals(WeightsRefusal) }

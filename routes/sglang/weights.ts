@@ -89,9 +89,8 @@ function updateRoutes (app: App, context: WeightsContext): void {
     schema: {
       operationId: 'updateWeightsFromDisk',
       summary: 'Take new weights from a checkpoint on disk',
-      description:
-        "All headers are checked before the first byte is written. " +
-          "A call equal to one that runs already gets that one's outcome.",
+      description: 'All headers are checked before the first byte is written. ' +
+        "A call equal to one that runs already gets that one's outcome.",
       tags,
       body: DiskUpdateBody,
       response: { 200: DiskUpdated, ...refusals(WeightsRefusal) }

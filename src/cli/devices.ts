@@ -1,4 +1,4 @@
-import { probeGpus } from '../engine/probe-gpus.ts'
+import { probeGpus } from '../engine/memory/probe-gpus.ts'
 import { RefitError } from '../errors.ts'
 import type { CudaGpu, CudaGpus } from '../native/devices.ts'
 

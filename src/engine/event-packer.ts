@@ -1,7 +1,7 @@
 import type { ErrorCode } from '../errors.ts'
 import type { EventBatch, EventDetail } from './messages.ts'
 import type { TokenEvent } from '../contract/rollout-engine.ts'
-import type { SchedulerStats } from './scheduler.ts'
+import type { SchedulerStats } from './scheduling/scheduler.ts'
 
 /**
  * The worker's side of an EventBatch: gathers events in columns, so that the message of a step costs little however

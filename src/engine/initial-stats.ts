@@ -1,4 +1,4 @@
-import type { SchedulerStats } from './scheduler.ts'
+import type { SchedulerStats } from './scheduling/scheduler.ts'
 
 /** Stats before the worker's first message. */
 export function initialStats (totalTokens: number): SchedulerStats {

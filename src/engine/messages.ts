@@ -9,7 +9,7 @@ import type {
   StartTimes
 } from '../contract/rollout-engine.ts'
 import type { SchedulerOptions } from './step-device.ts'
-import type { SchedulerStats } from './scheduler.ts'
+import type { SchedulerStats } from './scheduling/scheduler.ts'
 import type { GateOpening } from '../contract/gate.ts'
 
 // Messages between the main thread and the scheduler's worker thread. The main thread numbers requests and calls; both

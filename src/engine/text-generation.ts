@@ -1,6 +1,6 @@
 import type { Detokenizer } from '../text/tokenizer.ts'
 import type { FinishReason, GenerateRequest, RolloutEngine, TokenEvent } from '../contract/rollout-engine.ts'
-import { StopMatcher } from './stop-matcher.ts'
+import { StopMatcher } from './scheduling/stop-matcher.ts'
 
 export interface TextStopOptions {
   /** Strings that end the text, across token borders too. */

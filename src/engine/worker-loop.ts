@@ -3,7 +3,7 @@ import type { MessagePort } from 'node:worker_threads'
 import { EventPacker } from './event-packer.ts'
 import type { FromWorker, ToWorker } from './messages.ts'
 import { LostDevice } from './lost-device.ts'
-import { Scheduler } from './scheduler.ts'
+import { Scheduler } from './scheduling/scheduler.ts'
 import type { SchedulerOptions } from './step-device.ts'
 
 /** Longest time of steps without a turn of the event loop. Finalizers free memory in such a turn. */

@@ -58,21 +58,24 @@ for (const name of goldenNames) {
   }
 
   async function exact (t: Test, engine: LocalEngine): Promise<void> {
-    await t.test("the distribution equals that of transformers over the whole vocabulary, and " +
-      "so does every token's score", async t => {
-      for (const { prompt, greedy, positions, fp32, logprobs } of cases) {
-        const every = await distributions(engine, [...prompt, ...greedy])
-        for (const [row, position] of positions.entries()) {
-          within(t, difference(every[position]!, logSoftmax(fp32[row]!)), 1e-4, `position ${position}`)
+    await t.test(
+      'the distribution equals that of transformers over the whole vocabulary, and ' +
+        "so does every token's score",
+      async t => {
+        for (const { prompt, greedy, positions, fp32, logprobs } of cases) {
+          const every = await distributions(engine, [...prompt, ...greedy])
+          for (const [row, position] of positions.entries()) {
+            within(t, difference(every[position]!, logSoftmax(fp32[row]!)), 1e-4, `position ${position}`)
+          }
+          const cold = await firstToken(engine, prompt, 0.7)
+          const last = positions.indexOf(prompt.length - 1)
+          within(t, difference(cold, logSoftmax(fp32[last]!.map(logit => logit / 0.7))), 1e-4, 'temperature 0.7')
+          const tokens = [...prompt, ...greedy]
+          const scores = logprobs['1.0'].map((expected, i) => Math.abs(expected - every[i]![tokens[i + 1]!]!))
+          within(t, Math.max(...scores), 1e-4, 'every token')
         }
-        const cold = await firstToken(engine, prompt, 0.7)
-        const last = positions.indexOf(prompt.length - 1)
-        within(t, difference(cold, logSoftmax(fp32[last]!.map(logit => logit / 0.7))), 1e-4, 'temperature 0.7')
-        const tokens = [...prompt, ...greedy]
-        const scores = logprobs['1.0'].map((expected, i) => Math.abs(expected - every[i]![tokens[i + 1]!]!))
-        within(t, Math.max(...scores), 1e-4, 'every token')
       }
-    })
+    )
   }
 
   async function rounded (t: Test, engine: LocalEngine): Promise<void> {

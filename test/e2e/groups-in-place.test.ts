@@ -147,31 +147,34 @@ for (
     ['Qwen3MoeForCausalLM', WIDE, 'each', false]
   ] as const
 ) {
-  t.test(`${architecture} ${JSON.stringify(overrides)}, experts ${experts}: A, B, A as a ` +
-    'bucket, as two and one by one', async t => {
-    const config = tinyConfig(architecture, overrides)
-    const { server, table, bytesOf, update } = await world(t, config)
-    const names = stateDict(architecture, config.num_hidden_layers as number, experts)
-    const bytes = bytesOf(names)
-    const whole = { status: 200, body: { torn_count: 0, report: { source: 'distributed', bytes, missing_count: 0 } } }
-    const bucket = await update(1, names, BUCKET)
-    t.match(bucket, whole)
-    t.equal(bucket.body.report.bytes_in_place, bucketGoesInPlace ? bytes : 0)
-    await checkVariant(t, server, table, 1)
-    const each = await update(2, names)
-    t.match(each, whole)
-    t.equal(each.body.report.bytes_in_place, bytes, 'one by one, each has its place')
-    await checkVariant(t, server, table, 2)
-    const half = names.length >> 1
-    for (const part of [names.slice(half), names.slice(0, half)]) {
-      const { status, body } = await update(1, part, BUCKET)
-      t.equal(status, 200)
-      if (bucketGoesInPlace) t.equal(body.report.bytes_in_place, bytesOf(part))
+  t.test(
+    `${architecture} ${JSON.stringify(overrides)}, experts ${experts}: A, B, A as a ` +
+      'bucket, as two and one by one',
+    async t => {
+      const config = tinyConfig(architecture, overrides)
+      const { server, table, bytesOf, update } = await world(t, config)
+      const names = stateDict(architecture, config.num_hidden_layers as number, experts)
+      const bytes = bytesOf(names)
+      const whole = { status: 200, body: { torn_count: 0, report: { source: 'distributed', bytes, missing_count: 0 } } }
+      const bucket = await update(1, names, BUCKET)
+      t.match(bucket, whole)
+      t.equal(bucket.body.report.bytes_in_place, bucketGoesInPlace ? bytes : 0)
+      await checkVariant(t, server, table, 1)
+      const each = await update(2, names)
+      t.match(each, whole)
+      t.equal(each.body.report.bytes_in_place, bytes, 'one by one, each has its place')
+      await checkVariant(t, server, table, 2)
+      const half = names.length >> 1
+      for (const part of [names.slice(half), names.slice(0, half)]) {
+        const { status, body } = await update(1, part, BUCKET)
+        t.equal(status, 200)
+        if (bucketGoesInPlace) t.equal(body.report.bytes_in_place, bytesOf(part))
+      }
+      await checkVariant(t, server, table, 1)
+      t.equal(await server.metric('group_received_bytes_total'), 3 * bytes)
+      t.equal(await server.metric('group_dropped_bytes_total'), 0)
     }
-    await checkVariant(t, server, table, 1)
-    t.equal(await server.metric('group_received_bytes_total'), 3 * bytes)
-    t.equal(await server.metric('group_dropped_bytes_total'), 0)
-  })
+  )
 }
 
 t.test('tensors in another order, type or split than in memory are staged', async t => {
@@ -270,11 +273,10 @@ t.test('a write that breaks off tears and names its tensors, and the next update
   t.match(body, {
     error: {
       code: 'WEIGHTS_TORN',
-      message:
-        joinRegex(
-          /process group "weight_transfer".*receiving "model\.embed_tokens\.weight" to/,
-          / "lm_head\.weight".*Torn: .*Repeat the update/
-        )
+      message: joinRegex(
+        /process group "weight_transfer".*receiving "model\.embed_tokens\.weight" to/,
+        / "lm_head\.weight".*Torn: .*Repeat the update/
+      )
     }
   })
   const { weights } = w.server.engine

@@ -2,26 +2,32 @@ import t from 'tap'
 import { groupServer } from '../helpers/group-server.ts'
 import { serve } from '../helpers/load-from.ts'
 
-t.test('a group of the maximum size of which two ranks come is refused within the ' +
-  'deadline, and a larger size at once', async t => {
-  const server = await groupServer(t, { groupTimeoutMs: 2000 })
-  const trainer = await server.trainer({ size: 65_535 })
-  t.match(await server.post('/init_weights_update_group', trainer.init()), { status: 200 })
-  const reply = await server.post('/update_weights_from_distributed', trainer.update(server.tensors('adder')))
-  t.match(reply, {
-    status: 504,
-    body: { error: { code: 'GROUP_TIMEOUT', message: /Ranks 0, 2, 3, .* and more of 65535 are missing/ } }
-  })
-  t.ok(reply.body.message.length < 2000)
-  t.match(await server.post('/init_weights_update_group', { ...trainer.init(), world_size: 65_536 }), {
-    status: 400,
-    body: { message: /world_size/ }
-  })
-  t.match(await server.post('/init_weight_transfer_engine', { init_info: { ...trainer.init(), world_size: 65_536 } }), {
-    status: 400,
-    body: { message: /world_size/ }
-  })
-})
+t.test(
+  'a group of the maximum size of which two ranks come is refused within the ' +
+    'deadline, and a larger size at once',
+  async t => {
+    const server = await groupServer(t, { groupTimeoutMs: 2000 })
+    const trainer = await server.trainer({ size: 65_535 })
+    t.match(await server.post('/init_weights_update_group', trainer.init()), { status: 200 })
+    const reply = await server.post('/update_weights_from_distributed', trainer.update(server.tensors('adder')))
+    t.match(reply, {
+      status: 504,
+      body: { error: { code: 'GROUP_TIMEOUT', message: /Ranks 0, 2, 3, .* and more of 65535 are missing/ } }
+    })
+    t.ok(reply.body.message.length < 2000)
+    t.match(await server.post('/init_weights_update_group', { ...trainer.init(), world_size: 65_536 }), {
+      status: 400,
+      body: { message: /world_size/ }
+    })
+    t.match(
+      await server.post('/init_weight_transfer_engine', { init_info: { ...trainer.init(), world_size: 65_536 } }),
+      {
+        status: 400,
+        body: { message: /world_size/ }
+      }
+    )
+  }
+)
 
 t.test('a group to send in is checked, too', async t => {
   const peer = await serve(t, 'adder')

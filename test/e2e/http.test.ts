@@ -101,67 +101,72 @@ for (const tp of [1, 2]) {
   })
 }
 
-t.test('an update that fails midway answers 500 with what is torn, generation answers 503, ' +
-  'health 200, and a repeat heals', async t => {
-  const server = await serve(t, 2)
-  native().armFault!({ point: 'read', at: 20, action: 'fail' })
-  const failed = await server.post('/update_weights_from_disk', {
-    model_path: join(server.folder, 'adder'),
-    weight_version: 'never'
-  })
-  native().armFault!(null)
-  t.equal(failed.status, 500)
-  t.match(failed.body, {
-    success: false,
-    message: /the write failed at tensor ".*": injected fault.*Torn: .*Repeat the update/,
-    error: { code: 'WEIGHTS_TORN' }
-  })
-  const refused = await server.post('/generate', { text: '1+1=' })
-  t.equal(refused.status, 503)
-  t.match(refused.body.error, {
-    code: 'ENGINE_TORN',
-    message:
-      joinRegex(
+t.test(
+  'an update that fails midway answers 500 with what is torn, generation answers 503, ' +
+    'health 200, and a repeat heals',
+  async t => {
+    const server = await serve(t, 2)
+    native().armFault!({ point: 'read', at: 20, action: 'fail' })
+    const failed = await server.post('/update_weights_from_disk', {
+      model_path: join(server.folder, 'adder'),
+      weight_version: 'never'
+    })
+    native().armFault!(null)
+    t.equal(failed.status, 500)
+    t.match(failed.body, {
+      success: false,
+      message: /the write failed at tensor ".*": injected fault.*Torn: .*Repeat the update/,
+      error: { code: 'WEIGHTS_TORN' }
+    })
+    const refused = await server.post('/generate', { text: '1+1=' })
+    t.equal(refused.status, 503)
+    t.match(refused.body.error, {
+      code: 'ENGINE_TORN',
+      message: joinRegex(
         /^weights are torn \(.*injected fault.*\): (model\.[\w.]+, ){2}model\.[\w.]+( and \d+ more)?;/,
         / write them again with any weight update$/
       )
-  })
-  t.equal((await server.get('/health')).status, 200)
-  t.equal((await server.get('/ready')).status, 503)
-  t.equal((await server.get('/get_weight_version')).body.weight_version, 'default')
-  const healed = await server.post('/update_weights_from_disk', {
-    model_path: join(server.folder, 'adder'),
-    weight_version: 'whole'
-  })
-  t.match(healed, { status: 200, body: { success: true } })
-  t.equal((await server.get('/ready')).status, 200)
-  t.equal(await server.sum('12+345='), '357')
-})
-
-t.test('a checkpoint that is broken, absent, outside or of another model is refused with its fault, ' +
-  'and generation goes on unchanged', async t => {
-  const server = await serve(t)
-  const before = (await server.post('/weights_checker', {})).body
-  cpSync(join(server.folder, 'adder'), join(server.folder, 'short'), { recursive: true })
-  truncateSync(join(server.folder, 'short/model.safetensors'), 500_000)
-  const wrong: [string, RegExp][] = [
-    [join(server.folder, 'short'), /model\.safetensors/],
-    [join(server.folder, 'nowhere'), /not a readable checkpoint|nowhere/],
-    ['/etc', /allowed|root/],
-    [join(packageRoot, 'test/goldens/qwen3'), /allowed|root/]
-  ]
-  for (const [path, message] of wrong) {
-    const reply = await server.post('/update_weights_from_disk', { model_path: path, weight_version: 'never' })
-    t.equal(reply.status, 400, path)
-    t.match(reply.body, { success: false, message })
+    })
+    t.equal((await server.get('/health')).status, 200)
+    t.equal((await server.get('/ready')).status, 503)
+    t.equal((await server.get('/get_weight_version')).body.weight_version, 'default')
+    const healed = await server.post('/update_weights_from_disk', {
+      model_path: join(server.folder, 'adder'),
+      weight_version: 'whole'
+    })
+    t.match(healed, { status: 200, body: { success: true } })
+    t.equal((await server.get('/ready')).status, 200)
+    t.equal(await server.sum('12+345='), '357')
   }
-  cpSync(join(packageRoot, 'test/goldens/qwen3'), join(server.folder, 'other'), { recursive: true })
-  const other = await server.post('/update_weights_from_disk', { model_path: join(server.folder, 'other') })
-  t.match(other, { status: 400, body: { success: false, message: /shape|no tensor/ } })
-  t.same((await server.post('/weights_checker', {})).body, before)
-  t.equal((await server.get('/get_weight_version')).body.weight_version, 'default')
-  t.equal((await server.post('/generate', { text: '1+1=' })).status, 200)
-})
+)
+
+t.test(
+  'a checkpoint that is broken, absent, outside or of another model is refused with its fault, ' +
+    'and generation goes on unchanged',
+  async t => {
+    const server = await serve(t)
+    const before = (await server.post('/weights_checker', {})).body
+    cpSync(join(server.folder, 'adder'), join(server.folder, 'short'), { recursive: true })
+    truncateSync(join(server.folder, 'short/model.safetensors'), 500_000)
+    const wrong: [string, RegExp][] = [
+      [join(server.folder, 'short'), /model\.safetensors/],
+      [join(server.folder, 'nowhere'), /not a readable checkpoint|nowhere/],
+      ['/etc', /allowed|root/],
+      [join(packageRoot, 'test/goldens/qwen3'), /allowed|root/]
+    ]
+    for (const [path, message] of wrong) {
+      const reply = await server.post('/update_weights_from_disk', { model_path: path, weight_version: 'never' })
+      t.equal(reply.status, 400, path)
+      t.match(reply.body, { success: false, message })
+    }
+    cpSync(join(packageRoot, 'test/goldens/qwen3'), join(server.folder, 'other'), { recursive: true })
+    const other = await server.post('/update_weights_from_disk', { model_path: join(server.folder, 'other') })
+    t.match(other, { status: 400, body: { success: false, message: /shape|no tensor/ } })
+    t.same((await server.post('/weights_checker', {})).body, before)
+    t.equal((await server.get('/get_weight_version')).body.weight_version, 'default')
+    t.equal((await server.post('/generate', { text: '1+1=' })).status, 200)
+  }
+)
 
 t.test('updates while clients generate: every answer is of one whole checkpoint, and its label says which', async t => {
   const server = await serve(t)
@@ -210,52 +215,58 @@ t.test('noise in all weights is seen by the checker, refuses generation, and is 
   t.equal((await server.post('/weights_checker', { action: 'compare' })).status, 200)
 })
 
-t.test('a sample that ends without a new token after an update keeps the label of the ' +
-  'weights that made its tokens', async t => {
-  const server = await serve(t)
-  slowSteps(t, 4)
-  const sample = server.post('/generate', {
-    input_ids: [49, 43, 49, 61],
-    rid: 'held',
-    sampling_params: { max_new_tokens: 2000, ignore_eos: true }
-  })
-  while (server.engine.stats.generationTokens < 5) await new Promise(resolve => setTimeout(resolve, 1))
-  await server.post('/pause_generation', { mode: 'in_place' })
-  await server.post('/update_weights_from_disk', {
-    model_path: join(server.folder, 'adder'),
-    weight_version: 'v2',
-    flush_cache: false
-  })
-  await server.post('/abort_request', { rid: 'held' })
-  const { body } = await sample
-  t.match(body.meta_info, {
-    finish_reason: { type: 'abort' },
-    weight_version: 'default',
-    weight_versions: [{ version: 'default', start: 0 }]
-  })
-  t.equal((await server.get('/get_weight_version')).body.weight_version, 'v2')
-})
+t.test(
+  'a sample that ends without a new token after an update keeps the label of the ' +
+    'weights that made its tokens',
+  async t => {
+    const server = await serve(t)
+    slowSteps(t, 4)
+    const sample = server.post('/generate', {
+      input_ids: [49, 43, 49, 61],
+      rid: 'held',
+      sampling_params: { max_new_tokens: 2000, ignore_eos: true }
+    })
+    while (server.engine.stats.generationTokens < 5) await new Promise(resolve => setTimeout(resolve, 1))
+    await server.post('/pause_generation', { mode: 'in_place' })
+    await server.post('/update_weights_from_disk', {
+      model_path: join(server.folder, 'adder'),
+      weight_version: 'v2',
+      flush_cache: false
+    })
+    await server.post('/abort_request', { rid: 'held' })
+    const { body } = await sample
+    t.match(body.meta_info, {
+      finish_reason: { type: 'abort' },
+      weight_version: 'default',
+      weight_versions: [{ version: 'default', start: 0 }]
+    })
+    t.equal((await server.get('/get_weight_version')).body.weight_version, 'v2')
+  }
+)
 
-t.test("requests that would fill the server's memory are refused: endless scores, endless " +
-  "tensors, empty checkpoints", async t => {
-  const server = await serve(t)
-  const scores = await server.post('/generate', {
-    input_ids: [49],
-    return_logprob: true,
-    token_ids_logprob: new Array(1e6).fill(1),
-    sampling_params: { max_new_tokens: 40 }
-  })
-  t.match(scores, { status: 400, body: { message: /at most the vocabulary's 260 token ids, got 1000000/ } })
-  const rows = await server.post('/get_weights_by_name', { name: 'model.embed_tokens.weight', truncate_size: 1e9 })
-  t.match(rows, { status: 400, body: { message: /at most 43690 rows/ } })
-  const header = Buffer.from('{}      ')
-  const length = Buffer.alloc(8)
-  length.writeBigUInt64LE(BigInt(header.length))
-  writeFileSync(join(server.folder, 'nothing.safetensors'), Buffer.concat([length, header]))
-  const nothing = await server.post('/update_weights_from_disk', {
-    model_path: join(server.folder, 'nothing.safetensors'),
-    weight_version: 'never'
-  })
-  t.match(nothing, { status: 400, body: { success: false, message: /brings no weight of this model/ } })
-  t.equal((await server.get('/get_weight_version')).body.weight_version, 'default')
-})
+t.test(
+  "requests that would fill the server's memory are refused: endless scores, endless " +
+    'tensors, empty checkpoints',
+  async t => {
+    const server = await serve(t)
+    const scores = await server.post('/generate', {
+      input_ids: [49],
+      return_logprob: true,
+      token_ids_logprob: new Array(1e6).fill(1),
+      sampling_params: { max_new_tokens: 40 }
+    })
+    t.match(scores, { status: 400, body: { message: /at most the vocabulary's 260 token ids, got 1000000/ } })
+    const rows = await server.post('/get_weights_by_name', { name: 'model.embed_tokens.weight', truncate_size: 1e9 })
+    t.match(rows, { status: 400, body: { message: /at most 43690 rows/ } })
+    const header = Buffer.from('{}      ')
+    const length = Buffer.alloc(8)
+    length.writeBigUInt64LE(BigInt(header.length))
+    writeFileSync(join(server.folder, 'nothing.safetensors'), Buffer.concat([length, header]))
+    const nothing = await server.post('/update_weights_from_disk', {
+      model_path: join(server.folder, 'nothing.safetensors'),
+      weight_version: 'never'
+    })
+    t.match(nothing, { status: 400, body: { success: false, message: /brings no weight of this model/ } })
+    t.equal((await server.get('/get_weight_version')).body.weight_version, 'default')
+  }
+)

@@ -39,34 +39,37 @@ const visible = ({ tokens, logprobs, input }: Rollout): object => ({ tokens, log
 
 for (const model of ['qwen2', 'qwen3', 'qwen3-moe', 'llama']) {
   for (const dtype of ['bfloat16', 'float32'] as const) {
-    t.test(`${model} in ${dtype}: alone, batched, chunked, cached, retracted and on two ` +
-      'threads, the bits are the same', async t => {
-      const folder = join(GOLDENS, model)
-      const plain = await engineOf(t, folder, { dtype })
-      const alone: Rollout[] = []
-      for (const ids of PROMPTS) alone.push(await rollout(plain, rolloutRequest(ids, {}, { startLen: 0 })))
-      const expected = alone.map(visible)
+    t.test(
+      `${model} in ${dtype}: alone, batched, chunked, cached, retracted and on two ` +
+        'threads, the bits are the same',
+      async t => {
+        const folder = join(GOLDENS, model)
+        const plain = await engineOf(t, folder, { dtype })
+        const alone: Rollout[] = []
+        for (const ids of PROMPTS) alone.push(await rollout(plain, rolloutRequest(ids, {}, { startLen: 0 })))
+        const expected = alone.map(visible)
 
-      t.same((await together(plain)).map(visible), expected, 'batched, with a warm prefix cache')
-      const warm = await rollout(plain, rolloutRequest(PROMPTS[6]!))
-      t.ok(warm.last.cachedTokens >= 80, 'the prefix was cached')
-      t.same(warm.tokens, alone[6]!.tokens, 'a prefix hit')
-      t.same(warm.logprobs, alone[6]!.logprobs)
+        t.same((await together(plain)).map(visible), expected, 'batched, with a warm prefix cache')
+        const warm = await rollout(plain, rolloutRequest(PROMPTS[6]!))
+        t.ok(warm.last.cachedTokens >= 80, 'the prefix was cached')
+        t.same(warm.tokens, alone[6]!.tokens, 'a prefix hit')
+        t.same(warm.logprobs, alone[6]!.logprobs)
 
-      const chunked = await engineOf(t, folder, { dtype, maxPrefillTokens: 16, maxRunningRequests: 3 })
-      t.same((await together(chunked)).map(visible), expected, 'prefill in chunks of a page')
+        const chunked = await engineOf(t, folder, { dtype, maxPrefillTokens: 16, maxRunningRequests: 3 })
+        t.same((await together(chunked)).map(visible), expected, 'prefill in chunks of a page')
 
-      const small = await engineOf(t, folder, { dtype, maxTotalTokens: 208 })
-      await small.pause('in_place') // so that all of them are there when the first step is planned
-      const squeezing = together(small)
-      await small.resume()
-      const squeezed = await squeezing
-      t.same(squeezed.map(visible), expected, 'too few pages for all')
-      t.ok(squeezed.some(({ last }) => last.retractions > 0), 'some were retracted')
+        const small = await engineOf(t, folder, { dtype, maxTotalTokens: 208 })
+        await small.pause('in_place') // so that all of them are there when the first step is planned
+        const squeezing = together(small)
+        await small.resume()
+        const squeezed = await squeezing
+        t.same(squeezed.map(visible), expected, 'too few pages for all')
+        t.ok(squeezed.some(({ last }) => last.retractions > 0), 'some were retracted')
 
-      const threads = await engineOf(t, folder, { dtype, threads: 2 })
-      t.same((await together(threads)).map(visible), expected, 'two threads')
-    })
+        const threads = await engineOf(t, folder, { dtype, threads: 2 })
+        t.same((await together(threads)).map(visible), expected, 'two threads')
+      }
+    )
   }
 
   t.test(`${model} in float32 answers alike on 1, 2 and 4 ranks, within rounding`, async t => {
@@ -116,40 +119,43 @@ for (const architecture of ARCHITECTURES) {
   })
 }
 
-t.test('tokens before and after an update in place are labelled with the weights that made them, and ' +
-  'old KV is never hit by new requests', async t => {
-  const root = mkdtempSync(join(tmpdir(), 'refit-inplace-'))
-  t.teardown(() => {
-    rmSync(root, { recursive: true })
-  })
-  cpSync(join(packageRoot, 'models/adder'), join(root, 'adder'), { recursive: true })
-  cpSync(join(packageRoot, 'models/adder-base'), join(root, 'base'), { recursive: true })
-  const fresh = await engineOf(t, join(root, 'adder'), {})
-  const ids = prompt(9, 60, 250)
-  const expected = await rollout(fresh, rolloutRequest(ids))
-
-  const engine = await engineOf(t, join(root, 'base'), { weightVersion: 'old' })
-  const hurry = slowSteps(t, 5)
-  let paused: Promise<void> | undefined
-  const running = rollout(engine, rolloutRequest(ids, { maxNewTokens: 400 }), event => {
-    if (event.completionTokens < 5 || paused !== undefined) return
-    paused = engine.pause('in_place').then(async () => {
-      hurry()
-      const source = await openDiskSource(join(root, 'adder'), { roots: [root] })
-      const update = await engine.update()
-      await update.write(source)
-      await update.commit({ version: 'new', flushCache: false })
-      await source.close()
-      await engine.resume()
+t.test(
+  'tokens before and after an update in place are labelled with the weights that made them, and ' +
+    'old KV is never hit by new requests',
+  async t => {
+    const root = mkdtempSync(join(tmpdir(), 'refit-inplace-'))
+    t.teardown(() => {
+      rmSync(root, { recursive: true })
     })
-  })
-  const through = await running
-  await paused
-  t.equal(through.tokens.length, 400)
-  const turn = through.versions.indexOf('new')
-  t.ok(turn >= 5 && turn < 400, `the label moved at token ${turn}`)
-  t.same(through.versions, through.versions.map((_, i) => i < turn ? 'old' : 'new'))
-  const after = await rollout(engine, rolloutRequest(ids))
-  t.equal(after.last.cachedTokens, 0, 'nothing of the old epoch was hit')
-  t.same(visible(after), visible(expected))
-})
+    cpSync(join(packageRoot, 'models/adder'), join(root, 'adder'), { recursive: true })
+    cpSync(join(packageRoot, 'models/adder-base'), join(root, 'base'), { recursive: true })
+    const fresh = await engineOf(t, join(root, 'adder'), {})
+    const ids = prompt(9, 60, 250)
+    const expected = await rollout(fresh, rolloutRequest(ids))
+
+    const engine = await engineOf(t, join(root, 'base'), { weightVersion: 'old' })
+    const hurry = slowSteps(t, 5)
+    let paused: Promise<void> | undefined
+    const running = rollout(engine, rolloutRequest(ids, { maxNewTokens: 400 }), event => {
+      if (event.completionTokens < 5 || paused !== undefined) return
+      paused = engine.pause('in_place').then(async () => {
+        hurry()
+        const source = await openDiskSource(join(root, 'adder'), { roots: [root] })
+        const update = await engine.update()
+        await update.write(source)
+        await update.commit({ version: 'new', flushCache: false })
+        await source.close()
+        await engine.resume()
+      })
+    })
+    const through = await running
+    await paused
+    t.equal(through.tokens.length, 400)
+    const turn = through.versions.indexOf('new')
+    t.ok(turn >= 5 && turn < 400, `the label moved at token ${turn}`)
+    t.same(through.versions, through.versions.map((_, i) => i < turn ? 'old' : 'new'))
+    const after = await rollout(engine, rolloutRequest(ids))
+    t.equal(after.last.cachedTokens, 0, 'nothing of the old epoch was hit')
+    t.same(visible(after), visible(expected))
+  }
+)

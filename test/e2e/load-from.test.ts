@@ -48,28 +48,31 @@ for (
   })
 }
 
-t.test("weights in the folder are ignored: the peer's are loaded, and an engine that " +
-  "loaded them serves the next one", async t => {
-  const peer = await serve(t, 'adder', { weightVersion: 'v7' })
-  const second = await member(
-    t,
-    await createEngine(modelFolder('adder-base'), { ...SMALL, tp: 2, loadFrom: { url: peer.url } })
-  )
-  const third = await member(
-    t,
-    await createEngine(modelFolder('adder-base'), { ...SMALL, loadFrom: { url: second.url } })
-  )
-  const base = await serve(t, 'adder-base')
-  t.same(await third.sums(), await peer.sums())
-  t.notSame(await third.sums(), await base.sums())
-  t.equal(third.engine.weightVersion, 'v7')
-  t.match(
-    await third.post('/update_weights_from_disk', { model_path: modelFolder('adder-base'), weight_version: 'v8' }),
-    { status: 200 },
-    'and takes updates like any other'
-  )
-  t.same(await third.sums(), await base.sums())
-})
+t.test(
+  "weights in the folder are ignored: the peer's are loaded, and an engine that " +
+    'loaded them serves the next one',
+  async t => {
+    const peer = await serve(t, 'adder', { weightVersion: 'v7' })
+    const second = await member(
+      t,
+      await createEngine(modelFolder('adder-base'), { ...SMALL, tp: 2, loadFrom: { url: peer.url } })
+    )
+    const third = await member(
+      t,
+      await createEngine(modelFolder('adder-base'), { ...SMALL, loadFrom: { url: second.url } })
+    )
+    const base = await serve(t, 'adder-base')
+    t.same(await third.sums(), await peer.sums())
+    t.notSame(await third.sums(), await base.sums())
+    t.equal(third.engine.weightVersion, 'v7')
+    t.match(
+      await third.post('/update_weights_from_disk', { model_path: modelFolder('adder-base'), weight_version: 'v8' }),
+      { status: 200 },
+      'and takes updates like any other'
+    )
+    t.same(await third.sums(), await base.sums())
+  }
+)
 
 t.test('several engines load at once while the peer generates and is updated, each one whole version', async t => {
   const peer = await serve(t, 'adder', { weightVersion: 'adder' })
@@ -120,43 +123,46 @@ t.test('several engines load at once while the peer generates and is updated, ea
 })
 
 for (const layout of ['checkpoint', 'parameters'] as const) {
-  t.test('while it sends, the peer generates, updates wait, and the label is that of ' +
-    `what was sent (${layout})`, async t => {
-    const peer = await serve(t, 'adder', { weightVersion: 'old' })
-    const before = await peer.sums()
-    const into = await createEngine(modelFolder('adder-base'), SMALL)
-    t.teardown(async () => {
-      await into.close()
-    })
-    const hand = await joinByHand(peer, into, { layout })
-    const { sent: sending } = await hand.begin()
-    let updated = false
-    // The receiver has not received anything yet: the sender waits for it.
-    const update = peer
-      .post('/update_weights_from_disk', { model_path: modelFolder('adder-base'), weight_version: 'new' })
-      .then(reply => {
-        updated = true
-        return reply
+  t.test(
+    'while it sends, the peer generates, updates wait, and the label is that of ' +
+      `what was sent (${layout})`,
+    async t => {
+      const peer = await serve(t, 'adder', { weightVersion: 'old' })
+      const before = await peer.sums()
+      const into = await createEngine(modelFolder('adder-base'), SMALL)
+      t.teardown(async () => {
+        await into.close()
       })
-    t.equal((await answers(peer)).length, 4)
-    t.notOk(updated)
-    await hand.receive()
-    const sent = await sending
-    t.match(sent, {
-      status: 200,
-      body: {
-        success: true,
-        weight_version: 'old',
-        layout,
-        message: `Succeeded to send weights through 127.0.0.1:${hand.ports} ${hand.name}.`
-      }
-    })
-    t.same(sent.body.checksums, before)
-    t.match(await update, { status: 200 })
-    t.equal(peer.engine.weightVersion, 'new')
-    t.same(Object.fromEntries((await into.checksums()).tensors.map(({ name, checksum }) => [name, checksum])), before)
-    await hand.close()
-  })
+      const hand = await joinByHand(peer, into, { layout })
+      const { sent: sending } = await hand.begin()
+      let updated = false
+      // The receiver has not received anything yet: the sender waits for it.
+      const update = peer
+        .post('/update_weights_from_disk', { model_path: modelFolder('adder-base'), weight_version: 'new' })
+        .then(reply => {
+          updated = true
+          return reply
+        })
+      t.equal((await answers(peer)).length, 4)
+      t.notOk(updated)
+      await hand.receive()
+      const sent = await sending
+      t.match(sent, {
+        status: 200,
+        body: {
+          success: true,
+          weight_version: 'old',
+          layout,
+          message: `Succeeded to send weights through 127.0.0.1:${hand.ports} ${hand.name}.`
+        }
+      })
+      t.same(sent.body.checksums, before)
+      t.match(await update, { status: 200 })
+      t.equal(peer.engine.weightVersion, 'new')
+      t.same(Object.fromEntries((await into.checksums()).tensors.map(({ name, checksum }) => [name, checksum])), before)
+      await hand.close()
+    }
+  )
 }
 
 for (const layout of ['checkpoint', 'parameters'] as const) {

@@ -103,41 +103,47 @@ function resident (): number {
   return Number(readFileSync('/proc/self/statm', 'utf8').split(' ')[1]) * 4096 / 1e6
 }
 
-t.test('the order of colocated trainers: flush, release all, resume weights, update, ' +
-  'resume the rest, generate', async t => {
-  const { engine, get, post, ok, update, tokens } = await serve(t)
-  const { addresses } = native().coreInfo(1)
-  const a = await tokens(PROMPT)
-  await update('b')
-  const b = await tokens(PROMPT)
-  t.notSame(a, b)
-  const sums = (await ok('/weights_checker')).checksums
+t.test(
+  'the order of colocated trainers: flush, release all, resume weights, update, ' +
+    'resume the rest, generate',
+  async t => {
+    const { engine, get, post, ok, update, tokens } = await serve(t)
+    const { addresses } = native().coreInfo(1)
+    const a = await tokens(PROMPT)
+    await update('b')
+    const b = await tokens(PROMPT)
+    t.notSame(a, b)
+    const sums = (await ok('/weights_checker')).checksums
 
-  t.equal((await get('/flush_cache')).status, 200)
-  t.equal(await ok('/release_memory_occupation', {}), null)
-  t.match((await get('/health')).body, { status: 'asleep', released_memory: { weights: engine.info.weightBytes } })
-  t.equal((await post('/generate', { input_ids: [5] })).status, 503)
-  t.equal(await ok('/resume_memory_occupation', { tags: ['weights'] }), null)
-  t.match((await post('/generate', { input_ids: [5] })).body.error, { code: 'ENGINE_TORN', message: /came back empty/ })
-  await ok('/pause_generation', {})
-  t.equal((await get('/flush_cache')).status, 200)
-  await update('b')
-  t.match(await ok('/continue_generation', {}), { status: 'asleep' })
-  t.match((await post('/generate', { input_ids: [5] })).body.error, {
-    code: 'ENGINE_ASLEEP',
-    message: /kv_cache, cuda_graph/
-  })
-  t.equal(await ok('/resume_memory_occupation', { tags: ['kv_cache', 'cuda_graph'] }), null)
-  t.same(await tokens(PROMPT), b)
-  t.same((await ok('/weights_checker')).checksums, sums)
-  t.same(native().coreInfo(1).addresses, addresses)
+    t.equal((await get('/flush_cache')).status, 200)
+    t.equal(await ok('/release_memory_occupation', {}), null)
+    t.match((await get('/health')).body, { status: 'asleep', released_memory: { weights: engine.info.weightBytes } })
+    t.equal((await post('/generate', { input_ids: [5] })).status, 503)
+    t.equal(await ok('/resume_memory_occupation', { tags: ['weights'] }), null)
+    t.match((await post('/generate', { input_ids: [5] })).body.error, {
+      code: 'ENGINE_TORN',
+      message: /came back empty/
+    })
+    await ok('/pause_generation', {})
+    t.equal((await get('/flush_cache')).status, 200)
+    await update('b')
+    t.match(await ok('/continue_generation', {}), { status: 'asleep' })
+    t.match((await post('/generate', { input_ids: [5] })).body.error, {
+      code: 'ENGINE_ASLEEP',
+      message: /kv_cache, cuda_graph/
+    })
+    t.equal(await ok('/resume_memory_occupation', { tags: ['kv_cache', 'cuda_graph'] }), null)
+    t.same(await tokens(PROMPT), b)
+    t.same((await ok('/weights_checker')).checksums, sums)
+    t.same(native().coreInfo(1).addresses, addresses)
 
-  // KV alone, as by trainers that send the weights over a network meanwhile.
-  await ok('/release_memory_occupation', { tags: ['kv_cache'] })
-  await update('a')
-  await ok('/resume_memory_occupation', { tags: ['kv_cache'] })
-  t.same(await tokens(PROMPT), a)
-})
+    // KV alone, as by trainers that send the weights over a network meanwhile.
+    await ok('/release_memory_occupation', { tags: ['kv_cache'] })
+    await update('a')
+    await ok('/resume_memory_occupation', { tags: ['kv_cache'] })
+    t.same(await tokens(PROMPT), a)
+  }
+)
 
 t.test('requests that a pause retracted are held through release, resume and update, and computed again', async t => {
   const { engine, ok, update, post, tokens } = await serve(t)
@@ -222,39 +228,45 @@ t.test('memory that cannot be taken is 503 with the reason and stays released; t
   t.same(await tokens(PROMPT), before)
 })
 
-t.test('fifty rounds of release, resume, update and generate: the memory goes each ' +
-  'time, and does not grow', async t => {
-  const { engine, ok, update, tokens } = await serve(t)
-  const expected: Record<string, number[]> = {}
-  for (const name of ['b', 'a']) {
-    await update(name)
-    expected[name] = await tokens(PROMPT)
+t.test(
+  'fifty rounds of release, resume, update and generate: the memory goes each ' +
+    'time, and does not grow',
+  async t => {
+    const { engine, ok, update, tokens } = await serve(t)
+    const expected: Record<string, number[]> = {}
+    for (const name of ['b', 'a']) {
+      await update(name)
+      expected[name] = await tokens(PROMPT)
+    }
+    const weights = engine.info.weightBytes / 1e6
+    const low: number[] = []
+    const high: number[] = []
+    const back: number[] = []
+    for (let round = 0; round < 50; round++) {
+      const name = round % 2 === 0 ? 'b' : 'a'
+      const before = resident()
+      await ok('/release_memory_occupation')
+      low.push(resident())
+      back.push(before - low.at(-1)!)
+      await ok('/resume_memory_occupation', { tags: ['weights'] })
+      await update(name)
+      await ok('/resume_memory_occupation', { tags: ['kv_cache', 'cuda_graph'] })
+      t.same(await tokens(PROMPT), expected[name])
+      high.push(resident())
+    }
+    const median = (values: number[]): number => [...values].sort((a, b) => a - b)[values.length >> 1]!
+    t.ok(
+      median(back) > 0.9 * weights,
+      `${median(back).toFixed(1)} MB came back, of ${weights.toFixed(1)} MB of weights`
+    )
+    // Heaps of threads and the allocator find their size in the first rounds; what was not given back would be that of
+    // whole rounds.
+    for (const [state, values] of [['asleep', low], ['awake', high]] as const) {
+      const growth = median(values.slice(-10)) - median(values.slice(25, 35))
+      t.ok(growth < weights, `${state}, it grew by ${growth.toFixed(1)} MB in 15 rounds`)
+    }
   }
-  const weights = engine.info.weightBytes / 1e6
-  const low: number[] = []
-  const high: number[] = []
-  const back: number[] = []
-  for (let round = 0; round < 50; round++) {
-    const name = round % 2 === 0 ? 'b' : 'a'
-    const before = resident()
-    await ok('/release_memory_occupation')
-    low.push(resident())
-    back.push(before - low.at(-1)!)
-    await ok('/resume_memory_occupation', { tags: ['weights'] })
-    await update(name)
-    await ok('/resume_memory_occupation', { tags: ['kv_cache', 'cuda_graph'] })
-    t.same(await tokens(PROMPT), expected[name])
-    high.push(resident())
-  }
-  const median = (values: number[]): number => [...values].sort((a, b) => a - b)[values.length >> 1]!
-  t.ok(median(back) > 0.9 * weights, `${median(back).toFixed(1)} MB came back, of ${weights.toFixed(1)} MB of weights`)
-  // Heaps of threads and the allocator find their size in the first rounds; what was not given back would be that of
-  // whole rounds.
-  for (const [state, values] of [['asleep', low], ['awake', high]] as const) {
-    const growth = median(values.slice(-10)) - median(values.slice(25, 35))
-    t.ok(growth < weights, `${state}, it grew by ${growth.toFixed(1)} MB in 15 rounds`)
-  }
-})
+)
 
 t.test('a step on a lost device fails its requests with 503 at once, and the plugin stays up, not ready', async t => {
   const failures: string[] = []

@@ -74,88 +74,94 @@ for (const name of ['qwen3-moe', 'qwen3-moe-step2']) {
 }
 
 for (const dtype of ['float32', 'bfloat16'] as const) {
-  t.test(`in ${dtype}: alone, batched, chunked, cached, retracted and on two threads, ` +
-    'the experts are the same', async t => {
-    const folder = join(goldenRoot, 'qwen3-moe')
-    const alone: Rollout[] = []
-    for (const ids of PROMPTS) {
-      const engine = await createEngine(folder, {
-        threads: 1,
-        maxTotalTokens: 4096,
-        dtype,
-        enableReturnRoutedExperts: true
-      })
-      alone.push(await routed(engine, ids))
-      await engine.close()
+  t.test(
+    `in ${dtype}: alone, batched, chunked, cached, retracted and on two threads, ` +
+      'the experts are the same',
+    async t => {
+      const folder = join(goldenRoot, 'qwen3-moe')
+      const alone: Rollout[] = []
+      for (const ids of PROMPTS) {
+        const engine = await createEngine(folder, {
+          threads: 1,
+          maxTotalTokens: 4096,
+          dtype,
+          enableReturnRoutedExperts: true
+        })
+        alone.push(await routed(engine, ids))
+        await engine.close()
+      }
+      const expected = alone.map(visible)
+      const together = async (engine: LocalEngine): Promise<Rollout[]> =>
+        await Promise.all(PROMPTS.map(async ids => await routed(engine, ids)))
+      for (const [i, { tokens, last }] of alone.entries()) {
+        t.equal(
+          last.experts!.length,
+          (PROMPTS[i]!.length + tokens.length - 1) * 4
+        )
+      }
+
+      const plain = await engineOf(t, folder, { dtype })
+      t.same((await together(plain)).map(visible), expected, 'batched')
+      const warm = await together(plain)
+      t.ok(warm[6]!.last.cachedTokens >= 80, 'the prefix was cached')
+      t.same(warm.map(visible), expected, 'prefix hits')
+
+      const chunked = await engineOf(t, folder, { dtype, maxPrefillTokens: 16, maxRunningRequests: 3 })
+      t.same((await together(chunked)).map(visible), expected, 'prefill in chunks of a page')
+
+      const small = await engineOf(t, folder, { dtype, maxTotalTokens: 208 })
+      await small.pause('in_place') // so that all of them are there when the first step is planned
+      const squeezing = together(small)
+      await small.resume()
+      const squeezed = await squeezing
+      t.same(squeezed.map(visible), expected, 'too few pages for all')
+      t.ok(squeezed.some(({ last }) => last.retractions > 0), 'some were retracted')
+
+      const threads = await engineOf(t, folder, { dtype, threads: 2 })
+      t.same((await together(threads)).map(visible), expected, 'two threads')
     }
-    const expected = alone.map(visible)
-    const together = async (engine: LocalEngine): Promise<Rollout[]> =>
-      await Promise.all(PROMPTS.map(async ids => await routed(engine, ids)))
-    for (const [i, { tokens, last }] of alone.entries()) {
-      t.equal(
-        last.experts!.length,
-        (PROMPTS[i]!.length + tokens.length - 1) * 4
-      )
-    }
-
-    const plain = await engineOf(t, folder, { dtype })
-    t.same((await together(plain)).map(visible), expected, 'batched')
-    const warm = await together(plain)
-    t.ok(warm[6]!.last.cachedTokens >= 80, 'the prefix was cached')
-    t.same(warm.map(visible), expected, 'prefix hits')
-
-    const chunked = await engineOf(t, folder, { dtype, maxPrefillTokens: 16, maxRunningRequests: 3 })
-    t.same((await together(chunked)).map(visible), expected, 'prefill in chunks of a page')
-
-    const small = await engineOf(t, folder, { dtype, maxTotalTokens: 208 })
-    await small.pause('in_place') // so that all of them are there when the first step is planned
-    const squeezing = together(small)
-    await small.resume()
-    const squeezed = await squeezing
-    t.same(squeezed.map(visible), expected, 'too few pages for all')
-    t.ok(squeezed.some(({ last }) => last.retractions > 0), 'some were retracted')
-
-    const threads = await engineOf(t, folder, { dtype, threads: 2 })
-    t.same((await together(threads)).map(visible), expected, 'two threads')
-  })
+  )
 }
 
-t.test('aborted requests report the experts of their tokens, also from the queue ' +
-  'that they were retracted to', async t => {
-  const engine = await engineOf(t, join(goldenRoot, 'qwen3-moe'), {})
-  const whole = await routed(engine, PROMPTS[3]!, { maxNewTokens: 200 })
-  for (const mode of ['retract', 'in_place'] as const) {
-    let isPaused = false
-    const hurry = slowSteps(t, 20)
-    const ended = await rollout(
-      engine,
-      { ...rolloutRequest(PROMPTS[3]!, { maxNewTokens: 200 }), expertsFrom: 0 },
-      event => {
-        if (isPaused || event.completionTokens < 20) return
-        isPaused = true
-        engine.pause(mode).then(() => engine.abortAll(), error => {
-          t.error(error)
-        })
-      }
-    )
-    hurry()
+t.test(
+  'aborted requests report the experts of their tokens, also from the queue ' +
+    'that they were retracted to',
+  async t => {
+    const engine = await engineOf(t, join(goldenRoot, 'qwen3-moe'), {})
+    const whole = await routed(engine, PROMPTS[3]!, { maxNewTokens: 200 })
+    for (const mode of ['retract', 'in_place'] as const) {
+      let isPaused = false
+      const hurry = slowSteps(t, 20)
+      const ended = await rollout(
+        engine,
+        { ...rolloutRequest(PROMPTS[3]!, { maxNewTokens: 200 }), expertsFrom: 0 },
+        event => {
+          if (isPaused || event.completionTokens < 20) return
+          isPaused = true
+          engine.pause(mode).then(() => engine.abortAll(), error => {
+            t.error(error)
+          })
+        }
+      )
+      hurry()
+      await engine.resume()
+      t.equal(ended.last.finish!.type, 'abort')
+      const rows = PROMPTS[3]!.length + ended.tokens.length - 1
+      t.ok(ended.tokens.length >= 20 && ended.tokens.length < 200)
+      t.same(expertsOf(ended), expertsOf(whole).slice(0, rows * 4), mode)
+    }
+    await engine.pause('in_place')
+    const queued = routed(engine, PROMPTS[4]!)
+    while (engine.stats.queued === 0) {
+      await new Promise(resolve => {
+        setImmediate(resolve)
+      })
+    }
+    engine.abortAll()
+    t.equal((await queued).last.experts, undefined, 'nothing was computed of it')
     await engine.resume()
-    t.equal(ended.last.finish!.type, 'abort')
-    const rows = PROMPTS[3]!.length + ended.tokens.length - 1
-    t.ok(ended.tokens.length >= 20 && ended.tokens.length < 200)
-    t.same(expertsOf(ended), expertsOf(whole).slice(0, rows * 4), mode)
   }
-  await engine.pause('in_place')
-  const queued = routed(engine, PROMPTS[4]!)
-  while (engine.stats.queued === 0) {
-    await new Promise(resolve => {
-      setImmediate(resolve)
-    })
-  }
-  engine.abortAll()
-  t.equal((await queued).last.experts, undefined, 'nothing was computed of it')
-  await engine.resume()
-})
+)
 
 t.test('after an update experts come from the new weights, not from the cache', async t => {
   const root = mkdtempSync(join(tmpdir(), 'refit-experts-'))

@@ -11,73 +11,76 @@ import type { Reply } from '../helpers/transaction-server.ts'
 
 process.env.REFIT_NATIVE = join(packageRoot, 'build/faults/refit.node')
 
-t.test('buckets in a scope, some of which fail, while clients generate: every answer is of one whole ' +
-  'checkpoint, and its label says which', async t => {
-  const { engine, folder, ok, bucket, post } = await serve(t, { tp: 2 })
-  const expected = new Map<string, string[]>()
-  const sums = new Map<string, unknown>()
-  const ask = async (): Promise<{ text: string[], version: string[] }> => {
-    const body = await ok('/generate', { text: PROMPTS, sampling_params: { temperature: 0, max_new_tokens: 8 } })
-    return { text: body.map((one: any) => one.text), version: body.map((one: any) => one.meta_info.weight_version) }
-  }
-  for (const model of ['trained', 'base'] as const) {
-    await ok('/update_weights_from_disk', { model_path: join(folder, model), weight_version: model })
-    expected.set(model, (await ask()).text)
-    sums.set(model, (await ok('/weights_checker')).checksums)
-  }
-  t.notSame(expected.get('base'), expected.get('trained'))
-  const over = new AbortController()
-  let answers = 0
-  const clients = [0, 1, 2].map(async () => {
-    while (!over.signal.aborted) {
-      const { text, version } = await ask()
-      answers++
-      for (const [i, label] of version.entries()) {
-        if (text[i] !== expected.get(label)![i]) t.fail(`${PROMPTS[i]!}${text[i]!} is not what ${label} says`)
-      }
+t.test(
+  'buckets in a scope, some of which fail, while clients generate: every answer is of one whole ' +
+    'checkpoint, and its label says which',
+  async t => {
+    const { engine, folder, ok, bucket, post } = await serve(t, { tp: 2 })
+    const expected = new Map<string, string[]>()
+    const sums = new Map<string, unknown>()
+    const ask = async (): Promise<{ text: string[], version: string[] }> => {
+      const body = await ok('/generate', { text: PROMPTS, sampling_params: { temperature: 0, max_new_tokens: 8 } })
+      return { text: body.map((one: any) => one.text), version: body.map((one: any) => one.meta_info.weight_version) }
     }
-  })
-  for (let round = 0; round < 9; round++) {
-    const model = round % 2 === 0 ? 'trained' : 'base'
-    await ok('/begin_weight_update', { selector: 'all' })
-    let steps = -1
-    for (let index = 0; index < BUCKETS; index++) {
-      if (index > 0 && round % 3 === index) {
-        native().armFault!({ point: 'read', at: 2, action: 'fail' })
-        t.equal((await bucket(model, index, { weight_version: model })).status, 500)
-        native().armFault!(null)
-        t.match(await post('/end_weight_update'), {
-          status: 409,
-          body: { success: false, error: { code: 'TRANSACTION_INCOMPLETE' } }
-        })
-      }
-      t.match(await bucket(model, index, { weight_version: model }), {
-        status: 200,
-        body: { message: /Weight version will be .* when its transaction ends/ }
-      })
-      await new Promise(resolve => setTimeout(resolve, 3))
-      if (steps < 0) steps = engine.stats.steps
-      t.equal(engine.stats.steps, steps, 'no step is run on a mixture')
+    for (const model of ['trained', 'base'] as const) {
+      await ok('/update_weights_from_disk', { model_path: join(folder, model), weight_version: model })
+      expected.set(model, (await ask()).text)
+      sums.set(model, (await ok('/weights_checker')).checksums)
     }
-    t.match(await ok('/end_weight_update'), {
-      success: true,
-      message: 'Success',
-      transaction: {
-        kind: 'scope',
-        state: 'committed',
-        writes: BUCKETS,
-        missing_count: 0,
-        outcome: 'new',
-        weight_version: model
+    t.notSame(expected.get('base'), expected.get('trained'))
+    const over = new AbortController()
+    let answers = 0
+    const clients = [0, 1, 2].map(async () => {
+      while (!over.signal.aborted) {
+        const { text, version } = await ask()
+        answers++
+        for (const [i, label] of version.entries()) {
+          if (text[i] !== expected.get(label)![i]) t.fail(`${PROMPTS[i]!}${text[i]!} is not what ${label} says`)
+        }
       }
     })
-    t.same((await ok('/weights_checker')).checksums, sums.get(model))
-    const before = answers
-    await until(() => answers > before)
+    for (let round = 0; round < 9; round++) {
+      const model = round % 2 === 0 ? 'trained' : 'base'
+      await ok('/begin_weight_update', { selector: 'all' })
+      let steps = -1
+      for (let index = 0; index < BUCKETS; index++) {
+        if (index > 0 && round % 3 === index) {
+          native().armFault!({ point: 'read', at: 2, action: 'fail' })
+          t.equal((await bucket(model, index, { weight_version: model })).status, 500)
+          native().armFault!(null)
+          t.match(await post('/end_weight_update'), {
+            status: 409,
+            body: { success: false, error: { code: 'TRANSACTION_INCOMPLETE' } }
+          })
+        }
+        t.match(await bucket(model, index, { weight_version: model }), {
+          status: 200,
+          body: { message: /Weight version will be .* when its transaction ends/ }
+        })
+        await new Promise(resolve => setTimeout(resolve, 3))
+        if (steps < 0) steps = engine.stats.steps
+        t.equal(engine.stats.steps, steps, 'no step is run on a mixture')
+      }
+      t.match(await ok('/end_weight_update'), {
+        success: true,
+        message: 'Success',
+        transaction: {
+          kind: 'scope',
+          state: 'committed',
+          writes: BUCKETS,
+          missing_count: 0,
+          outcome: 'new',
+          weight_version: model
+        }
+      })
+      t.same((await ok('/weights_checker')).checksums, sums.get(model))
+      const before = answers
+      await until(() => answers > before)
+    }
+    over.abort()
+    await Promise.all(clients)
   }
-  over.abort()
-  await Promise.all(clients)
-})
+)
 
 for (const mode of ['in_place', 'retract', 'abort'] as const) {
   t.test(`paused with ${mode}, a continue inside a scope opens nothing before its end`, async t => {
@@ -138,45 +141,48 @@ t.test("a pause between buckets of a scope is answered, and lasts beyond the sco
   t.match(await queued, { text: '357', meta_info: { weight_version: 'v1' } })
 })
 
-t.test('a scope whose trainer is gone ends at its deadline and names torn tensors; the ' +
-  'next begin or update heals them', async t => {
-  const { ok, bucket, post, get, engine, names, folder } = await serve(t)
-  // If its deadline passes before its first bucket, that bucket is an update of its own.
-  const first = await eventually(async () => {
-    await ok('/begin_weight_update', { deadline: 0.1 })
-    return await bucket('trained', 0)
-  }, ({ body }) => body.report.transaction !== undefined)
-  t.equal(first.status, 200)
-  const waiting = post('/generate', { text: '1+1=' })
-  await until(async () => (await get('/weight_transactions')).body.open === null)
-  const third = names.filter((_, i) => i % BUCKETS === 0)
-  t.match((await get('/health')).body, {
-    status: 'torn',
-    weights: {
-      torn_count: third.length,
-      reason: /was aborted after \d+ tensors of it had been written: nothing came for 0.1 s/
-    },
-    transaction: null
-  })
-  t.match(await waiting, { status: 503, body: { error: { code: 'ENGINE_TORN' } } })
-  t.match(await post('/end_weight_update'), {
-    status: 409,
-    body: { success: false, message: /nothing came for 0.1 s/, error: { code: 'TRANSACTION_ENDED' } }
-  })
-  t.equal(engine.weightVersion, 'default')
+t.test(
+  'a scope whose trainer is gone ends at its deadline and names torn tensors; the ' +
+    'next begin or update heals them',
+  async t => {
+    const { ok, bucket, post, get, engine, names, folder } = await serve(t)
+    // If its deadline passes before its first bucket, that bucket is an update of its own.
+    const first = await eventually(async () => {
+      await ok('/begin_weight_update', { deadline: 0.1 })
+      return await bucket('trained', 0)
+    }, ({ body }) => body.report.transaction !== undefined)
+    t.equal(first.status, 200)
+    const waiting = post('/generate', { text: '1+1=' })
+    await until(async () => (await get('/weight_transactions')).body.open === null)
+    const third = names.filter((_, i) => i % BUCKETS === 0)
+    t.match((await get('/health')).body, {
+      status: 'torn',
+      weights: {
+        torn_count: third.length,
+        reason: /was aborted after \d+ tensors of it had been written: nothing came for 0.1 s/
+      },
+      transaction: null
+    })
+    t.match(await waiting, { status: 503, body: { error: { code: 'ENGINE_TORN' } } })
+    t.match(await post('/end_weight_update'), {
+      status: 409,
+      body: { success: false, message: /nothing came for 0.1 s/, error: { code: 'TRANSACTION_ENDED' } }
+    })
+    t.equal(engine.weightVersion, 'default')
 
-  await ok('/begin_weight_update')
-  await bucket('trained', 0)
-  await ok('/begin_weight_update')
-  for (let index = 0; index < BUCKETS; index++) await bucket('trained', index, { weight_version: 'v1' })
-  t.match(await ok('/end_weight_update'), { transaction: { torn_count: 0 } })
-  t.match(await ok('/end_weight_update', {}), { transaction: { weight_version: 'v1' } }, 'a retry of the end')
-  t.match(await ok('/generate', { text: '12+345=', sampling_params: { temperature: 0, max_new_tokens: 8 } }), {
-    text: '357',
-    meta_info: { weight_version: 'v1' }
-  })
-  await ok('/update_weights_from_disk', { model_path: join(folder, 'base') })
-})
+    await ok('/begin_weight_update')
+    await bucket('trained', 0)
+    await ok('/begin_weight_update')
+    for (let index = 0; index < BUCKETS; index++) await bucket('trained', index, { weight_version: 'v1' })
+    t.match(await ok('/end_weight_update'), { transaction: { torn_count: 0 } })
+    t.match(await ok('/end_weight_update', {}), { transaction: { weight_version: 'v1' } }, 'a retry of the end')
+    t.match(await ok('/generate', { text: '12+345=', sampling_params: { temperature: 0, max_new_tokens: 8 } }), {
+      text: '357',
+      meta_info: { weight_version: 'v1' }
+    })
+    await ok('/update_weights_from_disk', { model_path: join(folder, 'base') })
+  }
+)
 
 t.test('a scope with a request that was refused unread cannot end before all tensors are written', async t => {
   const { ok, post, bucket, folder, app } = await serve(t)

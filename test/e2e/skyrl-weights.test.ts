@@ -64,11 +64,10 @@ t.test('unknown methods are refused with the list of known ones', async t => {
     status: 400,
     body: {
       error: {
-        message:
-          joinRegex(
-            /^method: "exec" is not a method of this server; expected one of/,
-            / init_weight_transfer_engine, start_weight_update, update_weights, finish_weight_update$/
-          )
+        message: joinRegex(
+          /^method: "exec" is not a method of this server; expected one of/,
+          / init_weight_transfer_engine, start_weight_update, update_weights, finish_weight_update$/
+        )
       }
     }
   })

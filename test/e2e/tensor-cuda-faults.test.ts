@@ -35,61 +35,64 @@ const openFiles = (): number =>
     })
     .length
 
-t.test('a fault at the k-th segment, event or closing changes nothing or names the torn ' +
-  'weights, and gives all back', async t => {
-  const { server, table } = await serve(t, 2)
-  t.teardown(() => {
-    native().armFault!(null)
-  })
-  await server.ok(PATH, { serialized_named_tensors: [cudaEntry(sendModel(t, table, 1).tensors)] })
-  let least = Infinity
-  const outcomes = { unchanged: 0, torn: 0, written: 0 }
-  for (const point of ['open', 'event', 'close', 'copy'] as const) {
-    for (const at of [1, 2, 20, 45]) {
-      const { tensors, sender } = sendModel(t, table, 2, { perSegment: 1 })
-      native().armFault!({ point, at, action: 'fail' })
-      const reply = await server.post(PATH, { serialized_named_tensors: [cudaEntry(tensors)] })
+t.test(
+  'a fault at the k-th segment, event or closing changes nothing or names the torn ' +
+    'weights, and gives all back',
+  async t => {
+    const { server, table } = await serve(t, 2)
+    t.teardown(() => {
       native().armFault!(null)
-      t.equal(sender.held, 0, `${point} ${at}: given back`)
-      const { weights } = server.engine
-      if (reply.status === 200) {
-        outcomes.written++
-        t.ok(
-          point === 'close' || at > tensors.length,
-          'all is there when it is closed; there are not more events than tensors'
-        )
-        await checkVariant(t, server, table, 2)
-      } else if (weights.state === 'torn') {
-        outcomes.torn++
-        t.match(reply.body, {
-          success: false,
-          error: { code: 'WEIGHTS_TORN' },
-          message: /at tensor "model\.\S+": .*Torn: .*model\./
-        })
-        t.ok(weights.tensors.length > 0)
-        least = Math.min(least, weights.tensors.length)
-      } else {
-        outcomes.unchanged++
-        t.match(reply, {
-          status: 400,
-          body: {
+    })
+    await server.ok(PATH, { serialized_named_tensors: [cudaEntry(sendModel(t, table, 1).tensors)] })
+    let least = Infinity
+    const outcomes = { unchanged: 0, torn: 0, written: 0 }
+    for (const point of ['open', 'event', 'close', 'copy'] as const) {
+      for (const at of [1, 2, 20, 45]) {
+        const { tensors, sender } = sendModel(t, table, 2, { perSegment: 1 })
+        native().armFault!({ point, at, action: 'fail' })
+        const reply = await server.post(PATH, { serialized_named_tensors: [cudaEntry(tensors)] })
+        native().armFault!(null)
+        t.equal(sender.held, 0, `${point} ${at}: given back`)
+        const { weights } = server.engine
+        if (reply.status === 200) {
+          outcomes.written++
+          t.ok(
+            point === 'close' || at > tensors.length,
+            'all is there when it is closed; there are not more events than tensors'
+          )
+          await checkVariant(t, server, table, 2)
+        } else if (weights.state === 'torn') {
+          outcomes.torn++
+          t.match(reply.body, {
             success: false,
-            error: { code: 'TENSOR_PAYLOAD' },
-            message: /at tensor "(?:model\.|lm_head)\S+" before anything was written: /
-          }
-        })
+            error: { code: 'WEIGHTS_TORN' },
+            message: /at tensor "model\.\S+": .*Torn: .*model\./
+          })
+          t.ok(weights.tensors.length > 0)
+          least = Math.min(least, weights.tensors.length)
+        } else {
+          outcomes.unchanged++
+          t.match(reply, {
+            status: 400,
+            body: {
+              success: false,
+              error: { code: 'TENSOR_PAYLOAD' },
+              message: /at tensor "(?:model\.|lm_head)\S+" before anything was written: /
+            }
+          })
+          await checkVariant(t, server, table, 1)
+        }
+        // The next update heals it, and closes what a fault kept open.
+        await server.ok(PATH, { serialized_named_tensors: [cudaEntry(sendModel(t, table, 1).tensors)] })
+        t.equal(server.engine.weights.state, 'current')
         await checkVariant(t, server, table, 1)
+        await checkIdle(t, server, sender)
       }
-      // The next update heals it, and closes what a fault kept open.
-      await server.ok(PATH, { serialized_named_tensors: [cudaEntry(sendModel(t, table, 1).tensors)] })
-      t.equal(server.engine.weights.state, 'current')
-      await checkVariant(t, server, table, 1)
-      await checkIdle(t, server, sender)
     }
+    t.ok(outcomes.unchanged > 0 && outcomes.torn > 0 && outcomes.written > 0, JSON.stringify(outcomes))
+    t.ok(least < sendModel(t, table, 1).tensors.length, 'what had been written whole is not named')
   }
-  t.ok(outcomes.unchanged > 0 && outcomes.torn > 0 && outcomes.written > 0, JSON.stringify(outcomes))
-  t.ok(least < sendModel(t, table, 1).tensors.length, 'what had been written whole is not named')
-})
+)
 
 t.test('a refusal before the opening names the reason, opens nothing and gives all references back', async t => {
   const { server, table } = await serve(t, 2)

@@ -98,68 +98,74 @@ async function flushOf (
 }
 
 for (const tp of [1, 2]) {
-  t.test(`on ${tp} GPUs a flush changes every second element, comes again without effect, and ` +
-    'whole weights come the same way', async t => {
-    const { server, table } = await serve(t, tp)
-    const names = [...table.tensors.values()].filter(plan => !plan.alternative).map(({ name }) => name)
-    await server.ok(PATH, { serialized_named_tensors: [cudaEntry(sendModel(t, table, 1).tensors)] })
-    const elements = names.reduce(
-      (sum, name) => sum + Math.ceil(table.tensors.get(name)!.rows * table.tensors.get(name)!.cols / 2),
-      0
-    )
-    for (const isAgain of [false, true]) {
-      const { entries, sender } = await flushOf(t, server, table, 2, { names })
-      const { report } = await server.ok(PATH, { serialized_named_tensors: entries, load_format: LOADER })
-      t.equal(report.bytes, elements * 6)
-      t.ok(isAgain ? report.changed === 0 : report.changed > elements * 0.9)
-      await checkIdle(t, server, sender)
+  t.test(
+    `on ${tp} GPUs a flush changes every second element, comes again without effect, and ` +
+      'whole weights come the same way',
+    async t => {
+      const { server, table } = await serve(t, tp)
+      const names = [...table.tensors.values()].filter(plan => !plan.alternative).map(({ name }) => name)
+      await server.ok(PATH, { serialized_named_tensors: [cudaEntry(sendModel(t, table, 1).tensors)] })
+      const elements = names.reduce(
+        (sum, name) => sum + Math.ceil(table.tensors.get(name)!.rows * table.tensors.get(name)!.cols / 2),
+        0
+      )
+      for (const isAgain of [false, true]) {
+        const { entries, sender } = await flushOf(t, server, table, 2, { names })
+        const { report } = await server.ok(PATH, { serialized_named_tensors: entries, load_format: LOADER })
+        t.equal(report.bytes, elements * 6)
+        t.ok(isAgain ? report.changed === 0 : report.changed > elements * 0.9)
+        await checkIdle(t, server, sender)
+      }
+      const { values } = await server.engine.readWeight('model.norm.weight')
+      const [one, two] = [1, 2].map(variant => codedTensor(variant, 'model.norm.weight', values.length))
+      const bits = new Uint32Array(values.buffer, values.byteOffset, values.length)
+      t.same(
+        [...bits].map(word => word >>> 16),
+        [...bits.keys()].map(index => index % 2 === 0 ? two![index] : one![index])
+      )
+      const { entries } = await flushOf(t, server, table, 3, { names, isDense: true })
+      await server.ok(PATH, { serialized_named_tensors: entries, load_format: LOADER })
+      await checkVariant(t, server, table, 3)
+      t.equal(await server.metric('cuda_segments_opened_total'), await server.metric('cuda_segments_closed_total'))
     }
-    const { values } = await server.engine.readWeight('model.norm.weight')
-    const [one, two] = [1, 2].map(variant => codedTensor(variant, 'model.norm.weight', values.length))
-    const bits = new Uint32Array(values.buffer, values.byteOffset, values.length)
-    t.same(
-      [...bits].map(word => word >>> 16),
-      [...bits.keys()].map(index => index % 2 === 0 ? two![index] : one![index])
-    )
-    const { entries } = await flushOf(t, server, table, 3, { names, isDense: true })
-    await server.ok(PATH, { serialized_named_tensors: entries, load_format: LOADER })
-    await checkVariant(t, server, table, 3)
-    t.equal(await server.metric('cuda_segments_opened_total'), await server.metric('cuda_segments_closed_total'))
-  })
+  )
 }
 
-t.test("the sender's pending work is waited for, and missing or wrong memory is a refusal " +
-  "that gives everything back", async t => {
-  const { server, table } = await serve(t, 2)
-  await server.ok(PATH, { serialized_named_tensors: [cudaEntry(sendModel(t, table, 1).tensors)] })
-  const names = ['model.norm.weight']
-  const late = await flushOf(t, server, table, 2, { names, isReady: false })
-  let isDone = false
-  const reply = server.ok(PATH, { serialized_named_tensors: late.entries, load_format: LOADER }).then(() => {
-    isDone = true
-  })
-  await new Promise(resolve => setTimeout(resolve, 200))
-  t.notOk(isDone)
-  for (const { set } of late.events) set()
-  await reply
-  await checkIdle(t, server, late.sender)
-  await server.ok(PATH, { serialized_named_tensors: [cudaEntry(sendModel(t, table, 1).tensors)] })
+t.test(
+  "the sender's pending work is waited for, and missing or wrong memory is a refusal " +
+    'that gives everything back',
+  async t => {
+    const { server, table } = await serve(t, 2)
+    await server.ok(PATH, { serialized_named_tensors: [cudaEntry(sendModel(t, table, 1).tensors)] })
+    const names = ['model.norm.weight']
+    const late = await flushOf(t, server, table, 2, { names, isReady: false })
+    let isDone = false
+    const reply = server.ok(PATH, { serialized_named_tensors: late.entries, load_format: LOADER }).then(() => {
+      isDone = true
+    })
+    await new Promise(resolve => setTimeout(resolve, 200))
+    t.notOk(isDone)
+    for (const { set } of late.events) set()
+    await reply
+    await checkIdle(t, server, late.sender)
+    await server.ok(PATH, { serialized_named_tensors: [cudaEntry(sendModel(t, table, 1).tensors)] })
 
-  const gone = await flushOf(t, server, table, 2, { names })
-  gone.events[2]!.remove()
-  t.match(await server.post(PATH, { serialized_named_tensors: gone.entries, load_format: LOADER }), {
-    status: 400,
-    body: { message: /__delta_spec__.*event that its sender recorded cannot be waited for/ }
-  })
-  await checkIdle(t, server, gone.sender)
-  const wrong = await flushOf(t, server, table, 2, { names, checksum: 7n })
-  t.match(await server.post(PATH, { serialized_named_tensors: wrong.entries, load_format: LOADER }), {
-    status: 400,
-    body: { message: /checksum/ }
-  })
-  await checkIdle(t, server, wrong.sender)
-  await checkVariant(t, server, table, 1)
-})
+    const gone = await flushOf(t, server, table, 2, { names })
+    gone.events[2]!.remove()
+    t.match(await server.post(PATH, { serialized_named_tensors: gone.entries, load_format: LOADER }), {
+      status: 400,
+      body: { message: /__delta_spec__.*event that its sender recorded cannot be waited for/ }
+    })
+    await checkIdle(t, server, gone.sender)
+    const wrong = await flushOf(t, server, table, 2, { names, checksum: 7n })
+    t.match(await server.post(PATH, { serialized_named_tensors: wrong.entries, load_format: LOADER }), {
+      status: 400,
+      body: { message: /checksum/ }
+    })
+    await checkIdle(t, server, wrong.sender)
+    await checkVariant(t, server, table, 1)
+  }
+)
 
 t.test('bytes behind the end of a segment, and invalid handles, are not fetched', async t => {
   const { server } = await serve(t)

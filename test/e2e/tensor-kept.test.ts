@@ -19,47 +19,53 @@ const data = (table: Parameters<typeof sendModel>[1], names: readonly string[], 
 const kept = async (server: CudaServer): Promise<number[]> =>
   await Promise.all(['kept_tensor_names', 'kept_tensor_bytes'].map(async name => await server.metric(name)))
 
-t.test('kept tensors are written again by a small request, without another mapping, ' +
-  'until they are released', async t => {
-  const { server, table } = await serve(t, 2)
-  const { tensors, sender, segments, events } = sendModel(t, table, 1, { perSegment: Infinity })
-  const names = tensors.map(({ name }) => name)
-  await server.ok(PATH, { serialized_named_tensors: [cudaEntry(tensors)], keep: { name: 'pool', generation: 1 } })
-  await checkVariant(t, server, table, 1)
-  t.equal(sender.held, tensors.length, "the sender's references are kept with it")
-  t.same(await kept(server), [1, segments[0]!.bytes])
-  const opened = await server.metric('cuda_segments_opened_total')
-  t.equal(await server.metric('cuda_segments_closed_total'), 0)
-  // Events are used only for the first write; the sender may free them afterwards.
-  events[0]!.remove()
-  for (const variant of [2, 3, 1]) {
-    segments[0]!.fill(0, data(table, names, variant))
-    t.match(await server.ok(PATH, { kept: { name: 'pool', generation: 1 }, weight_version: String(variant) }), {
-      message: `Success Weight version updated to ${variant}.`,
-      report: { tensors: tensors.length }
+t.test(
+  'kept tensors are written again by a small request, without another mapping, ' +
+    'until they are released',
+  async t => {
+    const { server, table } = await serve(t, 2)
+    const { tensors, sender, segments, events } = sendModel(t, table, 1, { perSegment: Infinity })
+    const names = tensors.map(({ name }) => name)
+    await server.ok(PATH, { serialized_named_tensors: [cudaEntry(tensors)], keep: { name: 'pool', generation: 1 } })
+    await checkVariant(t, server, table, 1)
+    t.equal(sender.held, tensors.length, "the sender's references are kept with it")
+    t.same(await kept(server), [1, segments[0]!.bytes])
+    const opened = await server.metric('cuda_segments_opened_total')
+    t.equal(await server.metric('cuda_segments_closed_total'), 0)
+    // Events are used only for the first write; the sender may free them afterwards.
+    events[0]!.remove()
+    for (const variant of [2, 3, 1]) {
+      segments[0]!.fill(0, data(table, names, variant))
+      t.match(await server.ok(PATH, { kept: { name: 'pool', generation: 1 }, weight_version: String(variant) }), {
+        message: `Success Weight version updated to ${variant}.`,
+        report: { tensors: tensors.length }
+      })
+      await checkVariant(t, server, table, variant)
+    }
+    t.equal(await server.metric('cuda_segments_opened_total'), opened, 'nothing was opened again')
+    t.equal(sender.held, tensors.length)
+    // Another sender's concurrent update opens and closes its own memory.
+    const other = sendModel(t, table, 2)
+    await server.ok(PATH, { serialized_named_tensors: [cudaEntry(other.tensors)] })
+    t.equal(other.sender.held, 0)
+    t.equal(
+      await server.metric('cuda_segments_opened_total') - opened,
+      await server.metric('cuda_segments_closed_total')
+    )
+    t.same(await server.ok('/release_kept_tensors', { name: 'nobody' }), { success: true, released: [] })
+    t.equal(sender.held, tensors.length)
+    t.same(await server.ok('/release_kept_tensors', { name: 'pool' }), {
+      success: true,
+      released: [{ name: 'pool', generation: 1 }]
     })
-    await checkVariant(t, server, table, variant)
+    t.same(await kept(server), [0, 0])
+    await checkIdle(t, server, sender)
+    t.match(await server.post(PATH, { kept: { name: 'pool', generation: 1 } }), {
+      status: 404,
+      body: { success: false, message: /^nothing is kept under "pool"/, error: { code: 'NOT_FOUND' } }
+    })
   }
-  t.equal(await server.metric('cuda_segments_opened_total'), opened, 'nothing was opened again')
-  t.equal(sender.held, tensors.length)
-  // Another sender's concurrent update opens and closes its own memory.
-  const other = sendModel(t, table, 2)
-  await server.ok(PATH, { serialized_named_tensors: [cudaEntry(other.tensors)] })
-  t.equal(other.sender.held, 0)
-  t.equal(await server.metric('cuda_segments_opened_total') - opened, await server.metric('cuda_segments_closed_total'))
-  t.same(await server.ok('/release_kept_tensors', { name: 'nobody' }), { success: true, released: [] })
-  t.equal(sender.held, tensors.length)
-  t.same(await server.ok('/release_kept_tensors', { name: 'pool' }), {
-    success: true,
-    released: [{ name: 'pool', generation: 1 }]
-  })
-  t.same(await kept(server), [0, 0])
-  await checkIdle(t, server, sender)
-  t.match(await server.post(PATH, { kept: { name: 'pool', generation: 1 } }), {
-    status: 404,
-    body: { success: false, message: /^nothing is kept under "pool"/, error: { code: 'NOT_FOUND' } }
-  })
-})
+)
 
 t.test('two equal requests for kept tensors are two writes: the memory may have changed between them', async t => {
   const { server, table } = await serve(t)

@@ -84,72 +84,78 @@ function ask (
 }
 
 for (const [from, to] of [[1, 1], [2, 2], [1, 2], [2, 1]] as const) {
-  t.test(`over NCCL, from tp ${from} to tp ${to}, while both generate: no step runs while ` +
-    'the transfer needs the GPUs', async t => {
-    const [peer, one] = await pair(t, from, to)
-    const expected = { 'step-1': (await answers(one))[0]!, 'step-9': (await answers(peer))[0]! }
-    const watched = [watchCalls(peer), watchCalls(one)]
-    const clients = [ask(t, peer, expected), ask(t, one, expected)]
-    await until(() => clients.every(({ seen }) => seen.size === 1))
-    const reply = await one.post('/update_weights_from_peer', { url: peer.url })
-    t.match(reply, {
-      status: 200,
-      body: {
-        success: true,
-        weight_version: 'step-9',
-        backend: 'nccl',
-        layout: from === to ? 'parameters' : 'checkpoint',
-        report: { missing_count: 0 }
+  t.test(
+    `over NCCL, from tp ${from} to tp ${to}, while both generate: no step runs while ` +
+      'the transfer needs the GPUs',
+    async t => {
+      const [peer, one] = await pair(t, from, to)
+      const expected = { 'step-1': (await answers(one))[0]!, 'step-9': (await answers(peer))[0]! }
+      const watched = [watchCalls(peer), watchCalls(one)]
+      const clients = [ask(t, peer, expected), ask(t, one, expected)]
+      await until(() => clients.every(({ seen }) => seen.size === 1))
+      const reply = await one.post('/update_weights_from_peer', { url: peer.url })
+      t.match(reply, {
+        status: 200,
+        body: {
+          success: true,
+          weight_version: 'step-9',
+          backend: 'nccl',
+          layout: from === to ? 'parameters' : 'checkpoint',
+          report: { missing_count: 0 }
+        }
+      })
+      await until(() => clients[1]!.seen.size === 2)
+      for (const { end } of clients) await end()
+      for (const { names, stepped, connecting } of watched) {
+        t.equal(connecting, from === to ? from : 1, 'all links connect while the engine stands still once')
+        t.ok(names.has('ncclConnect') && names.has('endGroup'))
+        t.same([...stepped], [])
       }
-    })
-    await until(() => clients[1]!.seen.size === 2)
-    for (const { end } of clients) await end()
-    for (const { names, stepped, connecting } of watched) {
-      t.equal(connecting, from === to ? from : 1, 'all links connect while the engine stands still once')
-      t.ok(names.has('ncclConnect') && names.has('endGroup'))
-      t.same([...stepped], [])
+      t.same(await one.sums(), await peer.sums())
+      t.same(await answers(one), await answers(peer))
     }
-    t.same(await one.sums(), await peer.sums())
-    t.same(await answers(one), await answers(peer))
-  })
+  )
 }
 
 for (const [from, to] of [[1, 1], [1, 2]] as const) {
-  t.test(`over NCCL, from tp ${from} to tp ${to}: the peer generates while this ` +
-    "engine's running requests end", async t => {
-    const [peer, one] = await pair(t, from, to)
-    const long = one.post('/generate', {
-      text: '12+30=',
-      sampling_params: { temperature: 0, max_new_tokens: 1500, ignore_eos: true }
-    })
-    await until(() => one.engine.stats.running > 0)
-    const order: string[] = []
-    const { addon } = peer.engine.held!.store
-    for (const name of ['groupParams', 'groupSend'] as const) {
-      const call = addon[name].bind(addon) as (...args: unknown[]) => Promise<void>
-      Object.assign(addon, {
-        [name]: async (...args: unknown[]) => {
-          order.push('sends')
-          await call(...args)
-        }
+  t.test(
+    `over NCCL, from tp ${from} to tp ${to}: the peer generates while this ` +
+      "engine's running requests end",
+    async t => {
+      const [peer, one] = await pair(t, from, to)
+      const long = one.post('/generate', {
+        text: '12+30=',
+        sampling_params: { temperature: 0, max_new_tokens: 1500, ignore_eos: true }
       })
+      await until(() => one.engine.stats.running > 0)
+      const order: string[] = []
+      const { addon } = peer.engine.held!.store
+      for (const name of ['groupParams', 'groupSend'] as const) {
+        const call = addon[name].bind(addon) as (...args: unknown[]) => Promise<void>
+        Object.assign(addon, {
+          [name]: async (...args: unknown[]) => {
+            order.push('sends')
+            await call(...args)
+          }
+        })
+      }
+      const filled = one.post('/update_weights_from_peer', { url: peer.url })
+      let answered = 0
+      const isOver = long.then(({ status, body }) => {
+        t.equal(status, 200)
+        t.equal(body.meta_info.weight_version, 'step-1', 'of the weights that it began with')
+        order.push('ended')
+      })
+      while (order.length === 0) {
+        await answers(peer)
+        answered++
+      }
+      await isOver
+      t.match(await filled, { status: 200, body: { weight_version: 'step-9' } })
+      t.equal(order[0], 'ended', 'nothing is sent before')
+      t.ok(order.includes('sends'))
+      t.ok(answered > 2, `${answered} calls were answered meanwhile`)
+      t.same(await one.sums(), await peer.sums())
     }
-    const filled = one.post('/update_weights_from_peer', { url: peer.url })
-    let answered = 0
-    const isOver = long.then(({ status, body }) => {
-      t.equal(status, 200)
-      t.equal(body.meta_info.weight_version, 'step-1', 'of the weights that it began with')
-      order.push('ended')
-    })
-    while (order.length === 0) {
-      await answers(peer)
-      answered++
-    }
-    await isOver
-    t.match(await filled, { status: 200, body: { weight_version: 'step-9' } })
-    t.equal(order[0], 'ended', 'nothing is sent before')
-    t.ok(order.includes('sends'))
-    t.ok(answered > 2, `${answered} calls were answered meanwhile`)
-    t.same(await one.sums(), await peer.sums())
-  })
+  )
 }

@@ -22,15 +22,14 @@ async function json (server: UploadServer, path: string, body: object = {}): Pro
   return { status: reply.status, body: await reply.json() }
 }
 
-t.test("an upload for a foreign, ended or unknown transaction is refused before its body has come", async t => {
+t.test('an upload for a foreign, ended or unknown transaction is refused before its body has come', async t => {
   const server = await uploadServer(t)
   const file = server.file('adder')
   const before = await server.checksums()
   const { body: dead } = await json(server, '/weight_transactions', { owner: 'gone' })
   await json(server, `/weight_transactions/${dead.id}/abort`, { reason: 'tired' })
   const { body: open } = await json(server, '/weight_transactions', { owner: 'me' })
-  const head =
-    '--x\r\ncontent-disposition: form-data; name="transaction"\r\n\r\nID\r\n' +
+  const head = '--x\r\ncontent-disposition: form-data; name="transaction"\r\n\r\nID\r\n' +
     '--x\r\ncontent-disposition: form-data; name="f"; filename="f"\r\n\r\n'
   const cases: [query: string, form: string | null, status: number, code: string, message: RegExp][] = [
     [

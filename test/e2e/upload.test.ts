@@ -244,78 +244,80 @@ t.test('an invalid file, or one of another model, is refused with the reason and
   }
 })
 
-t.test('several files are one update; the same tensor or the same file twice is refused; ' +
-  'an index is held against them', async t => {
-  for (const memory of [undefined, SMALL]) {
-    const server = await uploadServer(t, { uploadMemoryBytes: memory })
-    const before = await server.checksums()
-    const file = server.file('adder')
-    const { tensors } = layout(file)
-    const part = (from: number, to: number): Buffer =>
-      encodeSafetensors(
-        tensors.slice(from, to).map(({ name, dtype, shape, begin, end }) => ({
-          name,
-          dtype,
-          shape,
-          data: file.subarray(begin, end)
-        }))
-      )
-    const [one, two, three] = [part(0, 10), part(10, 45), part(45, 46)]
-    const index = (wrong: string): Buffer =>
-      Buffer.from(
-        JSON.stringify({
-          weight_map: Object.fromEntries(tensors
-            .map(({ name }, i) => [name, i < 10 ? '1.safetensors' : i < 45 ? '2.safetensors' : wrong]))
-        })
-      )
-    const files: FormParts = [['f', one, '1.safetensors'], ['f', two, '2.safetensors'], ['f', three, '3.safetensors']]
-    t.match(await server.form([...files, ['f', part(44, 46), '4.safetensors']]), {
-      status: 400,
-      body: { error: { message: /4\.safetensors: tensor .* is in 2\.safetensors as well/ } }
-    })
-    t.match(await server.form([...files, ['f', part(44, 46), '1.safetensors']]), {
-      status: 400,
-      body: { error: { message: /1\.safetensors: was sent twice/ } }
-    })
-    t.match(await server.form([['i', index('1.safetensors'), 'model.safetensors.index.json'], ...files]), {
-      status: 400,
-      body: { error: { message: /should be in 1\.safetensors, but is in 3\.safetensors/ } }
-    })
-    t.match(await server.form([...files, ['mode', 'stream']]), {
-      status: 400,
-      body: { error: { message: /mode comes after a file/ } }
-    })
-    const second = await server.form([['mode', 'stream'], ...files])
-    t.match(second.body.error.message, /2\.safetensors is a second file/)
-    // If the first file had more than one piece, a part of it has been written by then.
-    t.equal(second.status, memory === undefined ? 400 : 500)
-    t.equal(server.engine.weights.state, memory === undefined ? 'current' : 'torn')
-    if (memory === undefined) t.same(await server.checksums(), before)
-    const reply = await server.form([...files, ['weight_version', '5'], [
-      'i',
-      index('3.safetensors'),
-      'model.safetensors.index.json'
-    ]])
-    t.match(reply, {
-      status: 200,
-      body: {
-        message: 'Success Weight version updated to 5.',
-        report: { tensors: 46, missing_count: 0 },
-        upload: { files: 3, staged: memory === undefined ? 'memory' : 'disk' }
-      }
-    })
-    const after = await server.checksums()
-    await server.send(server.file('adder-base'))
-    await server.send(file)
-    t.same(after, await server.checksums())
-    // A bucket, and an empty one.
-    t.match(await server.form([['f', three, 'bucket']]), {
-      status: 200,
-      body: { report: { tensors: 1, missing_count: 45 } }
-    })
-    t.match(await server.send(part(0, 0), '?weight_version=6'), { status: 200, body: { report: { tensors: 0 } } })
-    t.equal(server.engine.weightVersion, '6')
-    await server.idle()
+t.test(
+  'several files are one update; the same tensor or the same file twice is refused; ' +
+    'an index is held against them',
+  async t => {
+    for (const memory of [undefined, SMALL]) {
+      const server = await uploadServer(t, { uploadMemoryBytes: memory })
+      const before = await server.checksums()
+      const file = server.file('adder')
+      const { tensors } = layout(file)
+      const part = (from: number, to: number): Buffer =>
+        encodeSafetensors(
+          tensors.slice(from, to).map(({ name, dtype, shape, begin, end }) => ({
+            name,
+            dtype,
+            shape,
+            data: file.subarray(begin, end)
+          }))
+        )
+      const [one, two, three] = [part(0, 10), part(10, 45), part(45, 46)]
+      const index = (wrong: string): Buffer =>
+        Buffer.from(
+          JSON.stringify({
+            weight_map: Object.fromEntries(tensors
+              .map(({ name }, i) => [name, i < 10 ? '1.safetensors' : i < 45 ? '2.safetensors' : wrong]))
+          })
+        )
+      const files: FormParts = [['f', one, '1.safetensors'], ['f', two, '2.safetensors'], ['f', three, '3.safetensors']]
+      t.match(await server.form([...files, ['f', part(44, 46), '4.safetensors']]), {
+        status: 400,
+        body: { error: { message: /4\.safetensors: tensor .* is in 2\.safetensors as well/ } }
+      })
+      t.match(await server.form([...files, ['f', part(44, 46), '1.safetensors']]), {
+        status: 400,
+        body: { error: { message: /1\.safetensors: was sent twice/ } }
+      })
+      t.match(await server.form([['i', index('1.safetensors'), 'model.safetensors.index.json'], ...files]), {
+        status: 400,
+        body: { error: { message: /should be in 1\.safetensors, but is in 3\.safetensors/ } }
+      })
+      t.match(await server.form([...files, ['mode', 'stream']]), {
+        status: 400,
+        body: { error: { message: /mode comes after a file/ } }
+      })
+      const second = await server.form([['mode', 'stream'], ...files])
+      t.match(second.body.error.message, /2\.safetensors is a second file/)
+      // If the first file had more than one piece, a part of it has been written by then.
+      t.equal(second.status, memory === undefined ? 400 : 500)
+      t.equal(server.engine.weights.state, memory === undefined ? 'current' : 'torn')
+      if (memory === undefined) t.same(await server.checksums(), before)
+      const reply = await server.form([...files, ['weight_version', '5'], [
+        'i',
+        index('3.safetensors'),
+        'model.safetensors.index.json'
+      ]])
+      t.match(reply, {
+        status: 200,
+        body: {
+          message: 'Success Weight version updated to 5.',
+          report: { tensors: 46, missing_count: 0 },
+          upload: { files: 3, staged: memory === undefined ? 'memory' : 'disk' }
+        }
+      })
+      const after = await server.checksums()
+      await server.send(server.file('adder-base'))
+      await server.send(file)
+      t.same(after, await server.checksums())
+      // A bucket, and an empty one.
+      t.match(await server.form([['f', three, 'bucket']]), {
+        status: 200,
+        body: { report: { tensors: 1, missing_count: 45 } }
+      })
+      t.match(await server.send(part(0, 0), '?weight_version=6'), { status: 200, body: { report: { tensors: 0 } } })
+      t.equal(server.engine.weightVersion, '6')
+      await server.idle()
+    }
   }
-})
-
+)

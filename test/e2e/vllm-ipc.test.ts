@@ -50,66 +50,76 @@ function packedBuffer (
 }
 
 for (const isBare of [false, true]) {
-  t.test(`one handle for each tensor, ${isBare ? 'as its arguments alone' : 'with its function'}: ` +
-    'each reference is given back once', async t => {
-    const { server, table } = await serve(t, 2)
-    await server.ok('/init_weight_transfer_engine', { init_info: {} })
-    await server.ok('/weights_checker', { action: 'reset_tensors' })
-    for (const variant of [1, 2]) {
-      const mine = [0, 1].map(() => sendModel(t, table, variant))
-      // A third GPU, whose trainer sends to another engine: its references are not ours.
-      const other = new Sender(t)
-      const offers = mine[0]!.tensors.map((tensor, i) => ({
-        [gpuUuid(0)]: tensor,
-        [gpuUuid(1)]: mine[1]!.tensors[i]!,
-        [gpuUuid(5)]: { ...tensor, share: other.share() }
-      }))
-      await server.ok('/start_weight_update')
-      for (const [from, to] of [[0, 5], [5, offers.length]] as const) {
-        const reply = await server.ok(UPDATE, {
-          update_info: {
-            ...lists(mine[0]!
-              .tensors
-              .slice(from, to)),
-            ipc_handles_pickled: offerEntry(offers.slice(from, to), isBare)
-          }
-        })
-        t.match(reply, { message: 'Weights updated', report: { source: 'tensor', tensors: to - from } })
+  t.test(
+    `one handle for each tensor, ${isBare ? 'as its arguments alone' : 'with its function'}: ` +
+      'each reference is given back once',
+    async t => {
+      const { server, table } = await serve(t, 2)
+      await server.ok('/init_weight_transfer_engine', { init_info: {} })
+      await server.ok('/weights_checker', { action: 'reset_tensors' })
+      for (const variant of [1, 2]) {
+        const mine = [0, 1].map(() => sendModel(t, table, variant))
+        // A third GPU, whose trainer sends to another engine: its references are not ours.
+        const other = new Sender(t)
+        const offers = mine[0]!.tensors.map((tensor, i) => ({
+          [gpuUuid(0)]: tensor,
+          [gpuUuid(1)]: mine[1]!.tensors[i]!,
+          [gpuUuid(5)]: { ...tensor, share: other.share() }
+        }))
+        await server.ok('/start_weight_update')
+        for (const [from, to] of [[0, 5], [5, offers.length]] as const) {
+          const reply = await server.ok(UPDATE, {
+            update_info: {
+              ...lists(mine[0]!
+                .tensors
+                .slice(from, to)),
+              ipc_handles_pickled: offerEntry(offers.slice(from, to), isBare)
+            }
+          })
+          t.match(reply, { message: 'Weights updated', report: { source: 'tensor', tensors: to - from } })
+        }
+        await server.ok('/finish_weight_update', { weight_version: `v${variant}` })
+        t.equal(server.engine.weightVersion, `v${variant}`)
+        await checkVariant(t, server, table, variant)
+        await checkIdle(t, server, mine[0]!.sender)
+        t.equal(mine[1]!.sender.held, 0)
+        t.equal(other.held, other.shares, 'nobody touched those of another engine')
       }
-      await server.ok('/finish_weight_update', { weight_version: `v${variant}` })
-      t.equal(server.engine.weightVersion, `v${variant}`)
-      await checkVariant(t, server, table, variant)
-      await checkIdle(t, server, mine[0]!.sender)
-      t.equal(mine[1]!.sender.held, 0)
-      t.equal(other.held, other.shares, 'nobody touched those of another engine')
     }
-  })
+  )
 }
 
-t.test('chunks in one buffer that is exported once: written one after another, and ' +
-  'given back once, at the end', async t => {
-  const { server, table } = await serve(t, 2)
-  await server.ok('/init_weight_transfer_engine', { init_info: { packed: true } })
-  for (const variant of [1, 2]) {
-    const buffers = [0, 1].map(() => packedBuffer(t, 1 << 20))
-    const entry = offerEntry({ [gpuUuid(0)]: buffers[0]!.tensor, [gpuUuid(1)]: buffers[1]!.tensor }, true)
-    await server.ok('/start_weight_update')
-    const tensors = model(table, variant)
-    const opened = await server.metric('cuda_segments_opened_total')
-    for (let at = 0; at < tensors.length; at += 3) {
-      const chunk = tensors.slice(at, at + 3)
-      for (const { memory } of buffers) memory.fill(0, Buffer.concat(chunk.map(({ data }) => data)))
-      await server.ok(UPDATE, {
-        update_info: { ...lists(chunk), ipc_handles_pickled: entry, tensor_sizes: chunk.map(({ data }) => data.length) }
-      })
-      t.same(buffers.map(({ sender }) => sender.held), [1, 1], 'held while chunks come')
+t.test(
+  'chunks in one buffer that is exported once: written one after another, and ' +
+    'given back once, at the end',
+  async t => {
+    const { server, table } = await serve(t, 2)
+    await server.ok('/init_weight_transfer_engine', { init_info: { packed: true } })
+    for (const variant of [1, 2]) {
+      const buffers = [0, 1].map(() => packedBuffer(t, 1 << 20))
+      const entry = offerEntry({ [gpuUuid(0)]: buffers[0]!.tensor, [gpuUuid(1)]: buffers[1]!.tensor }, true)
+      await server.ok('/start_weight_update')
+      const tensors = model(table, variant)
+      const opened = await server.metric('cuda_segments_opened_total')
+      for (let at = 0; at < tensors.length; at += 3) {
+        const chunk = tensors.slice(at, at + 3)
+        for (const { memory } of buffers) memory.fill(0, Buffer.concat(chunk.map(({ data }) => data)))
+        await server.ok(UPDATE, {
+          update_info: {
+            ...lists(chunk),
+            ipc_handles_pickled: entry,
+            tensor_sizes: chunk.map(({ data }) => data.length)
+          }
+        })
+        t.same(buffers.map(({ sender }) => sender.held), [1, 1], 'held while chunks come')
+      }
+      t.equal(await server.metric('cuda_segments_opened_total') - opened, 2, 'and mapped once for each rank')
+      await server.ok('/finish_weight_update')
+      await checkVariant(t, server, table, variant)
+      for (const { sender } of buffers) await checkIdle(t, server, sender)
     }
-    t.equal(await server.metric('cuda_segments_opened_total') - opened, 2, 'and mapped once for each rank')
-    await server.ok('/finish_weight_update')
-    await checkVariant(t, server, table, variant)
-    for (const { sender } of buffers) await checkIdle(t, server, sender)
   }
-})
+)
 
 t.test('another buffer, a start and an init give the previous buffer back; a refused chunk does not', async t => {
   const { server, table } = await serve(t)

@@ -65,67 +65,73 @@ t.test('start to finish is one update: nothing is generated from a mixture, and 
   t.equal(server.engine.weightVersion, 'b')
 })
 
-t.test('failed tensors are pending until they are sent, and a start gives up what ' +
-  'a dead trainer left open', async t => {
-  const server = await groupServer(t)
-  const trainer = await joined(server)
-  const [base, adder] = [server.tensors('adder-base'), server.tensors('adder')]
-  await server.post('/start_weight_update')
-  const broken = adder.slice(0, 3).map((tensor, i) =>
-    i === 1 ? { ...tensor, shape: [2, tensor.data.length / 4] } : tensor
-  )
-  t.match(await update(server, trainer, broken, {}, false), {
-    status: 400,
-    body: { message: /the group stays in step/ }
-  })
-  t.match(await server.post('/finish_weight_update'), {
-    status: 409,
-    body: { error: { code: 'TRANSACTION_INCOMPLETE' } }
-  })
-  t.match(await update(server, trainer, adder, { packed: true }, true), { status: 200 })
-  t.match(await server.post('/finish_weight_update'), { status: 200 })
-  t.match((await server.generate()).body, { text: '46' })
-
-  await server.post('/start_weight_update')
-  await update(server, trainer, base.slice(0, 10), {}, false)
-  t.match(await server.post('/start_weight_update'), { status: 200 }, 'a trainer that has come back')
-  t.match(await server.post('/finish_weight_update'), { status: 200 })
-  t.match(
-    await server.generate(),
-    { status: 503, body: { error: { code: 'ENGINE_TORN' } } },
-    'of the one before a part was written'
-  )
-  t.match(await update(server, trainer, adder, { packed: true }, true), { status: 200 })
-  t.match(await server.generate(), { status: 200, body: { text: '46' } })
-})
-
-t.test('a request that cannot be read leaves the group in step where its sizes are known, and ' +
-  'aborts it where they are not', async t => {
-  const server = await groupServer(t)
-  const adder = server.tensors('adder').slice(0, 4)
-  const trainer = await joined(server)
-  t.match(await update(server, trainer, adder, { weight_version: 5 }, false), {
-    status: 400,
-    body: { message: /update_info: weight_version.*the group stays in step/ }
-  })
-  t.match(await update(server, trainer, adder, {}, false), { status: 200 })
-  for (
-    const fields of [{ packed: 'maybe' }, { dtype_names: ['bfloat16'] }, { num_updates_list: [1, 1, 1, 1] }, {
-      packed_buffer_size_bytes: -1
-    }]
-  ) {
+t.test(
+  'failed tensors are pending until they are sent, and a start gives up what ' +
+    'a dead trainer left open',
+  async t => {
+    const server = await groupServer(t)
     const trainer = await joined(server)
-    t.match(await server.post('/update_weights', announce(adder, fields)), {
+    const [base, adder] = [server.tensors('adder-base'), server.tensors('adder')]
+    await server.post('/start_weight_update')
+    const broken = adder.slice(0, 3).map((tensor, i) =>
+      i === 1 ? { ...tensor, shape: [2, tensor.data.length / 4] } : tensor
+    )
+    t.match(await update(server, trainer, broken, {}, false), {
       status: 400,
-      body: { message: /aborted; initialise it again/ }
-    }, JSON.stringify(fields))
-    t.match(await server.post('/update_weights', announce(adder)), {
-      status: 502,
-      body: { error: { code: 'GROUP_BROKEN', message: /initialise it again/ } }
+      body: { message: /the group stays in step/ }
     })
-    await trainer.kill()
+    t.match(await server.post('/finish_weight_update'), {
+      status: 409,
+      body: { error: { code: 'TRANSACTION_INCOMPLETE' } }
+    })
+    t.match(await update(server, trainer, adder, { packed: true }, true), { status: 200 })
+    t.match(await server.post('/finish_weight_update'), { status: 200 })
+    t.match((await server.generate()).body, { text: '46' })
+
+    await server.post('/start_weight_update')
+    await update(server, trainer, base.slice(0, 10), {}, false)
+    t.match(await server.post('/start_weight_update'), { status: 200 }, 'a trainer that has come back')
+    t.match(await server.post('/finish_weight_update'), { status: 200 })
+    t.match(
+      await server.generate(),
+      { status: 503, body: { error: { code: 'ENGINE_TORN' } } },
+      'of the one before a part was written'
+    )
+    t.match(await update(server, trainer, adder, { packed: true }, true), { status: 200 })
+    t.match(await server.generate(), { status: 200, body: { text: '46' } })
   }
-})
+)
+
+t.test(
+  'a request that cannot be read leaves the group in step where its sizes are known, and ' +
+    'aborts it where they are not',
+  async t => {
+    const server = await groupServer(t)
+    const adder = server.tensors('adder').slice(0, 4)
+    const trainer = await joined(server)
+    t.match(await update(server, trainer, adder, { weight_version: 5 }, false), {
+      status: 400,
+      body: { message: /update_info: weight_version.*the group stays in step/ }
+    })
+    t.match(await update(server, trainer, adder, {}, false), { status: 200 })
+    for (
+      const fields of [{ packed: 'maybe' }, { dtype_names: ['bfloat16'] }, { num_updates_list: [1, 1, 1, 1] }, {
+        packed_buffer_size_bytes: -1
+      }]
+    ) {
+      const trainer = await joined(server)
+      t.match(await server.post('/update_weights', announce(adder, fields)), {
+        status: 400,
+        body: { message: /aborted; initialise it again/ }
+      }, JSON.stringify(fields))
+      t.match(await server.post('/update_weights', announce(adder)), {
+        status: 502,
+        body: { error: { code: 'GROUP_BROKEN', message: /initialise it again/ } }
+      })
+      await trainer.kill()
+    }
+  }
+)
 
 t.test('other transfers are refused with the reason', async t => {
   const server = await groupServer(t)

@@ -1,5 +1,5 @@
 import t from 'tap'
-import { chooseGpus, firstGpu, fullest } from '../../src/engine/choose-gpus.ts'
+import { chooseGpus, firstGpu, fullest } from '../../src/engine/memory/choose-gpus.ts'
 import type { CudaGpu, CudaGpus } from '../../src/native/devices.ts'
 
 const gpu = (ordinal: number, more: Partial<CudaGpu> = {}): CudaGpu => ({

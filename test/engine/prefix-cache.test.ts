@@ -1,8 +1,8 @@
 import t from 'tap'
 import fc from 'fast-check'
-import { PageAllocator } from '../../src/engine/pages.ts'
-import { PrefixCache } from '../../src/engine/prefix-cache.ts'
-import type { CacheNode } from '../../src/engine/prefix-cache.ts'
+import { PageAllocator } from '../../src/engine/scheduling/pages.ts'
+import { PrefixCache } from '../../src/engine/scheduling/prefix-cache.ts'
+import type { CacheNode } from '../../src/engine/scheduling/prefix-cache.ts'
 
 const SIZE = 2
 

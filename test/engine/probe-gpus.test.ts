@@ -2,7 +2,7 @@ import t from 'tap'
 import { writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { createEngine } from '../../src/app/create-engine.ts'
-import { probeGpus } from '../../src/engine/probe-gpus.ts'
+import { probeGpus } from '../../src/engine/memory/probe-gpus.ts'
 import { packageRoot } from '../../src/root.ts'
 
 const MODEL = join(packageRoot, 'test/goldens/qwen3')

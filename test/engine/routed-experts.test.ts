@@ -1,7 +1,7 @@
 import t from 'tap'
 import fc from 'fast-check'
 import { ExpertPages } from '../../src/engine/expert-pages.ts'
-import { sizeCore } from '../../src/engine/size-core.ts'
+import { sizeCore } from '../../src/engine/memory/size-core.ts'
 import { recordedBytes, recordedLayout } from '../../src/engine/expert-layout.ts'
 import type { GenerateRequest, TokenEvent } from '../../src/contract/rollout-engine.ts'
 import { generateText } from '../../src/engine/text-generation.ts'

@@ -1,6 +1,6 @@
 import t from 'tap'
-import { availableMemory } from '../../src/engine/available-memory.ts'
-import { sizeCore } from '../../src/engine/size-core.ts'
+import { availableMemory } from '../../src/engine/memory/available-memory.ts'
+import { sizeCore } from '../../src/engine/memory/size-core.ts'
 import { buildModelTable } from '../../src/model/model-table.ts'
 import type { CoreConfig } from '../../src/native/core-config.ts'
 import type { CudaGpu, CudaGpus } from '../../src/native/devices.ts'

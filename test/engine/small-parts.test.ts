@@ -1,6 +1,6 @@
 import t from 'tap'
-import { kvBytesPerToken, kvPages } from '../../src/engine/kv-budget.ts'
-import type { KvBudgetOptions } from '../../src/engine/kv-budget.ts'
+import { kvBytesPerToken, kvPages } from '../../src/engine/memory/kv-budget.ts'
+import type { KvBudgetOptions } from '../../src/engine/memory/kv-budget.ts'
 import { RateMeter } from '../../src/engine/rate-meter.ts'
 import { seedSource } from '../../src/engine/seed-source.ts'
 import type { Architecture } from '../../src/model/architecture.ts'

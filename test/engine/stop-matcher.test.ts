@@ -1,6 +1,6 @@
 import t from 'tap'
 import fc from 'fast-check'
-import { StopMatcher } from '../../src/engine/stop-matcher.ts'
+import { StopMatcher } from '../../src/engine/scheduling/stop-matcher.ts'
 
 function run (stops: string[], pieces: string[], keep = false): { text: string, matched: string | null } {
   const matcher = new StopMatcher(stops, keep)

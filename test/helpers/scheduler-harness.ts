@@ -1,4 +1,4 @@
-import { Scheduler } from '../../src/engine/scheduler.ts'
+import { Scheduler } from '../../src/engine/scheduling/scheduler.ts'
 import type { SchedulerOptions } from '../../src/engine/step-device.ts'
 import type { GenerateRequest, LogprobOptions, SamplingParams, TokenEvent } from '../../src/contract/rollout-engine.ts'
 import { FakeDevice, RECORDED, SCORE_ROW, expertsOf, logprobOf, nextToken } from './fake-device.ts'

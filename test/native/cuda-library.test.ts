@@ -18,8 +18,7 @@ const real = cudaLibraryPath()
 const folder = t.testdir()
 const { config: plain } = plainModel()
 const config: CoreConfig = { ...plain, device: 'cuda', pages: 64 }
-const cure =
-  'build it with "node scripts/build-native.js --cuda" (it needs nvcc of CUDA 12.8 or newer and CMake), ' +
+const cure = 'build it with "node scripts/build-native.js --cuda" (it needs nvcc of CUDA 12.8 or newer and CMake), ' +
   'or name one in REFIT_CUDA_LIBRARY'
 
 function compile (name: string, flags: string[] = []): string {

@@ -146,8 +146,7 @@ t.test('a late peer, an abort and an end have different error codes', async t =>
   const [trainer, engine] = await connect([0], [1])
   await t.rejects(addon.groupBarrier(engine!, 50), {
     code: 'GROUP_TIMEOUT',
-    message:
-      /^gloo group of 2 \(here: rank 1\): barrier: the deadline has passed; barrier 0 waited for rank 0 at .* s$/
+    message: /^gloo group of 2 \(here: rank 1\): barrier: the deadline has passed; barrier 0 waited for rank 0 at .* s$/
   })
   await t.rejects(addon.groupBarrier(engine!, 50), {
     code: 'GROUP_BROKEN',

@@ -22,8 +22,7 @@ async function untilPassed (): Promise<void> {
 }
 
 /** A write of the last parameter, in scripts. */
-const NORM =
-  '{ sources: [{ buffer: new Uint8Array(256) }], tensors: Float64Array.of(0, 0, 0, 128, 1, 2, 2), ' +
+const NORM = '{ sources: [{ buffer: new Uint8Array(256) }], tensors: Float64Array.of(0, 0, 0, 128, 1, 2, 2), ' +
   'rects: Float64Array.of(0, 0, 7, 0, 0, 128, 1, 0, 0) }'
 
 t.test('closing waits for writes under way, and they end well', async t => {

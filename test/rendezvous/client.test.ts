@@ -205,7 +205,11 @@ t.test('without replies each call ends at its own deadline, and a wait is cancel
     code: 'DEADLINE',
     message: /looking for "k" in the store at/
   })
-  await t.rejects(client.check(['k'], { timeoutMs: 20 }), { code: 'DEADLINE' }, 'on a connection without a pending reply')
+  await t.rejects(
+    client.check(['k'], { timeoutMs: 20 }),
+    { code: 'DEADLINE' },
+    'on a connection without a pending reply'
+  )
   await until(() => script.count >= 2)
   t.equal(script.count, 2)
   const last = await eventually(async () => {

@@ -154,9 +154,8 @@ t.test('arguments of tool calls are objects, and text that is no JSON stays a st
 })
 
 t.test('the last message can be left open', async t => {
-  const turns =
-    '{% for message in messages %}<{{ message.role }}>{{ message.content }}</>{% endfor %}' +
-      '{% if add_generation_prompt %}<assistant>{% endif %}'
+  const turns = '{% for message in messages %}<{{ message.role }}>{{ message.content }}</>{% endfor %}' +
+    '{% if add_generation_prompt %}<assistant>{% endif %}'
   const messages = [...USER, { role: 'assistant', content: 'So, ' }]
   const kept = await withTemplates(turns)
   t.equal(kept.applyChatTemplate(messages, { continueFinalMessage: true }), '<user>Hi</><assistant>So, ')

@@ -14,7 +14,6 @@ import { addon, ALL, DEADLINE_MS, Model } from './transaction-model.ts'
 // Random programs on a real store and on a small model of it. They compare who is admitted, the results, the bytes, the
 // torn tensors, the label, and whether generation is possible.
 
-
 const owner = fc.constantFrom('a', 'b')
 const names = fc.subarray(ALL, { minLength: 1 })
 const variant = fc.integer({ min: 1, max: 3 })

@@ -51,7 +51,7 @@ export const GenerateBody = Type.Object({
   stream_deltas: nullable(
     Type.Boolean(),
     "refit's own: each event of a stream has only what is new in it (`output_ids`, `text`, lists of logprobs), " +
-      "not everything so far."
+      'not everything so far.'
   ),
   extra_key: nullable(
     Type.Union([CacheKey, Type.Array(CacheKey)]),

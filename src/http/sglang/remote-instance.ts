@@ -37,20 +37,20 @@ export const InitSendBody = Type.Object({
   layout: Type.Optional(Type.Union([Type.Literal('parameters'), Type.Literal('checkpoint')], {
     description:
       'refit\'s own. "parameters" (default): the parameters of each rank, in the engine\'s order and form, over a ' +
-        'group of its own. "checkpoint": whole checkpoint tensors over one group.'
+      'group of its own. "checkpoint": whole checkpoint tensors over one group.'
   })),
   receiver_hosts: Type.Optional(
     Type.Boolean({
       description:
         "refit's own. The receiver runs the stores, and this engine connects to them (see --allow-master). " +
-          "Default false: this engine runs them on an address of its own, as torch's rank 0."
+        "Default false: this engine runs them on an address of its own, as torch's rank 0."
     })
   ),
   barrier: Type.Optional(
     Type.Boolean({
       description:
         "refit's own. All ranks meet at a barrier before the first byte, so that a receiver knows that nothing is " +
-          "refused any more. Default false."
+        'refused any more. Default false.'
     })
   ),
   piece_bytes: Type.Optional(
@@ -77,9 +77,8 @@ export const PeerLoadBody = Type.Object({
   url: Type.String({
     minLength: 1,
     maxLength: 2048,
-    description:
-      'The engine that has the weights: http://host:port or https://host:port, as this engine reaches it. ' +
-        'See --allow-master.'
+    description: 'The engine that has the weights: http://host:port or https://host:port, as this engine reaches it. ' +
+      'See --allow-master.'
   }),
   api_key: nullable(Type.String(), 'Its admin key, or its API key where it has no other.'),
   timeout: Type.Optional(

@@ -24,9 +24,8 @@ export const routedExpertsFields = {
 
 /** Base64 of int32 [rows, layers, experts per token], best expert first; zeros in layers that have none. */
 export const RoutedExperts = Type.String({
-  description:
-    'Base64 of int32 [tokens - 1 - start, layers, experts per token], best expert first; ' +
-      'zeros in layers without experts.'
+  description: 'Base64 of int32 [tokens - 1 - start, layers, experts per token], best expert first; ' +
+    'zeros in layers without experts.'
 })
 
 /** Experts requested for a sample: how they are recorded, and the first position. */

@@ -8,8 +8,7 @@ export const Report = Type.Object({
   bytes: Type.Integer(),
   bytes_in_place: Type.Optional(
     Type.Integer({
-      description:
-        'For broadcasts: bytes that were received straight into the weights, without staging.'
+      description: 'For broadcasts: bytes that were received straight into the weights, without staging.'
     })
   ),
   missing: Type.Array(Type.String(), {

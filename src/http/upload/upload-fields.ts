@@ -6,7 +6,7 @@ import { bodyCheck } from '../validation.ts'
 
 const MODE =
   'null: the whole body is received before the first byte is written. "stream": it is written as it comes; ' +
-    'if it breaks off, the torn tensors are named.'
+  'if it breaks off, the torn tensors are named.'
 
 export const UploadFields = Type.Object({
   weight_version: nullable(Type.String(), 'The label of the new weights.'),

@@ -122,11 +122,10 @@ t.test('other types are refused before they are read, and other routes accept no
       status: 415,
       json: {
         error: {
-          message:
-            joinRegex(
-              /send JSON with "content-type: application\/json", or files as multipart\/form-data or/,
-              / application\/octet-stream$/
-            )
+          message: joinRegex(
+            /send JSON with "content-type: application\/json", or files as multipart\/form-data or/,
+            / application\/octet-stream$/
+          )
         }
       }
     }, type)
@@ -145,68 +144,73 @@ const LARGE = encodeSafetensors([{ name: 'b.bias', dtype: 'F32', shape: [500_000
 
 // @fastify/multipart of the host: before refit, which then takes that one; after it; not at all.
 for (const when of ['before', 'after', 'never'] as const) {
-  t.test('a host with parsers, hooks and limits of its own keeps them, and uploads do not ' +
-    `see them (its forms: ${when})`, async t => {
-    const engine = new FakeEngine()
-    const app = Fastify({ forceCloseConnections: true, bodyLimit: 10 })
-    const limits = { fileSize: 4, files: 1, fields: 1, parts: 1, fieldSize: 1, headerPairs: 1 }
-    const forms = async (): Promise<unknown> =>
-      await app.register(multipart, {
-        attachFieldsToBody: true,
-        limits,
-        fileHwm: 1,
-        defCharset: 'latin1',
-        isPartAFile: () => false
-      })
-    if (when === 'before') await forms()
-    app.addContentTypeParser(
-      'application/octet-stream',
-      { parseAs: 'buffer' },
-      async (_request: unknown, body: Buffer) => ({ bytes: body.length })
-    )
-    for (const prefix of ['/one', '/two']) await app.register(refit, { engine, tokenizer: new ByteTokenizer(), prefix })
-    if (when === 'after') await forms()
-    app.post('/bytes', async request => request.body)
-    app.post('/form', async request => Object.keys(request.body as object))
-    t.teardown(async () => await app.close())
-    const url = await app.listen({ port: 0 })
-    for (const prefix of ['/one', '/two']) {
-      t.equal(
-        (await call(url + prefix + PATH, undefined, { method: 'POST', body: file as never, headers: BYTES })).status,
-        200
+  t.test(
+    'a host with parsers, hooks and limits of its own keeps them, and uploads do not ' +
+      `see them (its forms: ${when})`,
+    async t => {
+      const engine = new FakeEngine()
+      const app = Fastify({ forceCloseConnections: true, bodyLimit: 10 })
+      const limits = { fileSize: 4, files: 1, fields: 1, parts: 1, fieldSize: 1, headerPairs: 1 }
+      const forms = async (): Promise<unknown> =>
+        await app.register(multipart, {
+          attachFieldsToBody: true,
+          limits,
+          fileHwm: 1,
+          defCharset: 'latin1',
+          isPartAFile: () => false
+        })
+      if (when === 'before') await forms()
+      app.addContentTypeParser(
+        'application/octet-stream',
+        { parseAs: 'buffer' },
+        async (_request: unknown, body: Buffer) => ({ bytes: body.length })
       )
-      const version = `${prefix} \u00e9`
-      t.match(
-        (await call(url + prefix + PATH, undefined, {
+      for (const prefix of ['/one', '/two']) {
+        await app.register(refit, { engine, tokenizer: new ByteTokenizer(), prefix })
+      }
+      if (when === 'after') await forms()
+      app.post('/bytes', async request => request.body)
+      app.post('/form', async request => Object.keys(request.body as object))
+      t.teardown(async () => await app.close())
+      const url = await app.listen({ port: 0 })
+      for (const prefix of ['/one', '/two']) {
+        t.equal(
+          (await call(url + prefix + PATH, undefined, { method: 'POST', body: file as never, headers: BYTES })).status,
+          200
+        )
+        const version = `${prefix} \u00e9`
+        t.match(
+          (await call(url + prefix + PATH, undefined, {
+            method: 'POST',
+            body: form([['flush_cache', 'false'], ['weight_version', version]], [['a', file]])
+          }))
+            .json,
+          { message: `Success Weight version updated to ${version}.` }
+        )
+        const second = encodeSafetensors([{ name: 'a.weight', dtype: 'F32', shape: [4], data: Buffer.alloc(16) }])
+        const large = await call(url + prefix + PATH, undefined, {
           method: 'POST',
-          body: form([['flush_cache', 'false'], ['weight_version', version]], [['a', file]])
-        }))
-          .json,
-        { message: `Success Weight version updated to ${version}.` }
-      )
-      const second = encodeSafetensors([{ name: 'a.weight', dtype: 'F32', shape: [4], data: Buffer.alloc(16) }])
-      const large = await call(url + prefix + PATH, undefined, {
-        method: 'POST',
-        body: form([], [['a', LARGE], ['b', second]])
+          body: form([], [['a', LARGE], ['b', second]])
+        })
+        t.match(large.json, { success: true, upload: { files: 2, bytes: 2_000_016 } }, JSON.stringify(large.json))
+        t.equal((await call(`${url}${prefix}/generate`, undefined, { method: 'POST', body: form([]) })).status, 415)
+      }
+      t.same((await call(`${url}/bytes`, undefined, { method: 'POST', body: Buffer.alloc(7), headers: BYTES })).json, {
+        bytes: 7
       })
-      t.match(large.json, { success: true, upload: { files: 2, bytes: 2_000_016 } }, JSON.stringify(large.json))
-      t.equal((await call(`${url}${prefix}/generate`, undefined, { method: 'POST', body: form([]) })).status, 415)
+      t.equal(
+        (await call(`${url}/bytes`, undefined, { method: 'POST', body: Buffer.alloc(70), headers: BYTES })).status,
+        413
+      )
+      const own = async (body: FormData): Promise<[number, unknown]> =>
+        await call(`${url}/form`, undefined, { method: 'POST', body }).then(({ status, json }) => [status, json])
+      if (when === 'never') t.match(await own(form([['a', '1']], [])), [415])
+      else {
+        t.same(await own(form([['a', '1']], [])), [200, ['a']])
+        t.match(await own(form([['a', '1'], ['b', '2']], [])), [413], 'its limits count for its own')
+      }
     }
-    t.same((await call(`${url}/bytes`, undefined, { method: 'POST', body: Buffer.alloc(7), headers: BYTES })).json, {
-      bytes: 7
-    })
-    t.equal(
-      (await call(`${url}/bytes`, undefined, { method: 'POST', body: Buffer.alloc(70), headers: BYTES })).status,
-      413
-    )
-    const own = async (body: FormData): Promise<[number, unknown]> =>
-      await call(`${url}/form`, undefined, { method: 'POST', body }).then(({ status, json }) => [status, json])
-    if (when === 'never') t.match(await own(form([['a', '1']], [])), [415])
-    else {
-      t.same(await own(form([['a', '1']], [])), [200, ['a']])
-      t.match(await own(form([['a', '1'], ['b', '2']], [])), [413], 'its limits count for its own')
-    }
-  })
+  )
 }
 
 interface Talk {

@@ -2,8 +2,7 @@ import t from 'tap'
 import { call, routeApp, until } from '../../helpers/route-app.ts'
 import { FakeEngine } from '../../helpers/fake-engine.ts'
 
-const FLUSHED =
-  'Cache flushed.\nPlease check backend logs for more details. ' +
+const FLUSHED = 'Cache flushed.\nPlease check backend logs for more details. ' +
   '(When there are running or waiting requests, the operation will not be performed.)\n'
 
 t.test('pause and continue answer as SGLang does, whatever the body', async t => {

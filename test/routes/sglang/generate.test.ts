@@ -37,54 +37,57 @@ t.test('PUT is POST', async t => {
   t.same(reply.json.output_ids, [5, 6])
 })
 
-t.test('null and absent sampling parameters are defaults, and max_new_tokens null ' +
-  'is what the context leaves', async t => {
-  const { url, engine } = await routeApp(t)
-  await call(`${url}/generate`, {
-    input_ids: [5, 2],
-    sampling_params: {
-      max_new_tokens: null,
-      temperature: null,
-      top_p: null,
-      top_k: null,
-      min_p: null,
-      stop: null,
-      stop_token_ids: null,
-      n: null,
-      logit_bias: null,
-      sampling_seed: null,
-      skip_special_tokens: null
-    }
-  })
-  await call(`${url}/generate`, {
-    input_ids: [5, 2],
-    sampling_params: null,
-    stream: null,
-    rid: null,
-    return_logprob: null,
-    image_data: null,
-    lora_path: null
-  })
-  await call(`${url}/generate`, { input_ids: Array(500).fill(5).concat(2) })
-  const [first, second, third] = engine.requests.map(request => request.sampling)
-  t.same(first, {
-    maxNewTokens: 510,
-    minNewTokens: 0,
-    temperature: 1,
-    topP: 1,
-    topK: 0,
-    minP: 0,
-    frequencyPenalty: 0,
-    presencePenalty: 0,
-    repetitionPenalty: 1,
-    stopTokenIds: [],
-    ignoreEos: false,
-    logitBias: [],
-    seed: null
-  })
-  t.equal(second!.maxNewTokens, 128)
-  t.equal(third!.maxNewTokens, 11, 'the default does not run past the context')
-})
+t.test(
+  'null and absent sampling parameters are defaults, and max_new_tokens null ' +
+    'is what the context leaves',
+  async t => {
+    const { url, engine } = await routeApp(t)
+    await call(`${url}/generate`, {
+      input_ids: [5, 2],
+      sampling_params: {
+        max_new_tokens: null,
+        temperature: null,
+        top_p: null,
+        top_k: null,
+        min_p: null,
+        stop: null,
+        stop_token_ids: null,
+        n: null,
+        logit_bias: null,
+        sampling_seed: null,
+        skip_special_tokens: null
+      }
+    })
+    await call(`${url}/generate`, {
+      input_ids: [5, 2],
+      sampling_params: null,
+      stream: null,
+      rid: null,
+      return_logprob: null,
+      image_data: null,
+      lora_path: null
+    })
+    await call(`${url}/generate`, { input_ids: Array(500).fill(5).concat(2) })
+    const [first, second, third] = engine.requests.map(request => request.sampling)
+    t.same(first, {
+      maxNewTokens: 510,
+      minNewTokens: 0,
+      temperature: 1,
+      topP: 1,
+      topK: 0,
+      minP: 0,
+      frequencyPenalty: 0,
+      presencePenalty: 0,
+      repetitionPenalty: 1,
+      stopTokenIds: [],
+      ignoreEos: false,
+      logitBias: [],
+      seed: null
+    })
+    t.equal(second!.maxNewTokens, 128)
+    t.equal(third!.maxNewTokens, 11, 'the default does not run past the context')
+  }
+)
 
 t.test('sampling parameters reach the engine as they were sent', async t => {
   const { url, engine } = await routeApp(t)

@@ -67,52 +67,55 @@ t.test('a retry while the first call runs gets its outcome, and a different call
   t.same(engine.calls, ['release ["weights","kv_cache"]', 'release ["cuda_graph"]'])
 })
 
-t.test('an asleep engine is reported everywhere: generation 503, health 200, ready ' +
-  '503, info, metrics, continue', async t => {
-  const { url } = await routeApp(t)
-  await call(url + RELEASE, { tags: ['kv_cache', 'weights'] })
-  for (
-    const [path, body] of [['/generate', { input_ids: [5] }], ['/v1/completions', { model: 'fake', prompt: 'a' }], [
-      '/v1/chat/completions',
-      { model: 'fake', messages: [{ role: 'user', content: 'a' }] }
-    ]] as const
-  ) {
-    const reply = await call(url + path, body)
-    t.equal(reply.status, 503, path)
-    t.match(reply.json.error, {
-      code: 'ENGINE_ASLEEP',
-      message: /asleep: its memory is released \(weights, kv_cache\); \/resume_memory_occupation resumes it/
+t.test(
+  'an asleep engine is reported everywhere: generation 503, health 200, ready ' +
+    '503, info, metrics, continue',
+  async t => {
+    const { url } = await routeApp(t)
+    await call(url + RELEASE, { tags: ['kv_cache', 'weights'] })
+    for (
+      const [path, body] of [['/generate', { input_ids: [5] }], ['/v1/completions', { model: 'fake', prompt: 'a' }], [
+        '/v1/chat/completions',
+        { model: 'fake', messages: [{ role: 'user', content: 'a' }] }
+      ]] as const
+    ) {
+      const reply = await call(url + path, body)
+      t.equal(reply.status, 503, path)
+      t.match(reply.json.error, {
+        code: 'ENGINE_ASLEEP',
+        message: /asleep: its memory is released \(weights, kv_cache\); \/resume_memory_occupation resumes it/
+      })
+      t.equal(reply.headers.get('retry-after'), '1')
+    }
+    const state = {
+      status: 'asleep',
+      weights: { state: 'asleep', tags: ['weights', 'kv_cache'] },
+      released_memory: { weights: 1000, kv_cache: 1000 },
+      paused: null
+    }
+    t.match(await call(`${url}/health`), { status: 200, json: state })
+    t.match(await call(`${url}/ready`), { status: 503, json: state })
+    t.match(await call(`${url}/health_generate`), { status: 200, json: state }, 'it stands still on purpose')
+    t.match((await call(`${url}/server_info`)).json, {
+      status: 'not ready',
+      weights: 'asleep',
+      released_memory: { weights: 1000 },
+      cards: [],
+      enable_weights_cpu_backup: false
     })
-    t.equal(reply.headers.get('retry-after'), '1')
+    t.match((await call(`${url}/continue_generation`, {})).json, {
+      status: 'asleep',
+      message: /memory is released \(weights, kv_cache\)/
+    })
+    const metrics = (await call(`${url}/metrics`)).text
+    t.match(metrics, /^refit:memory_released_bytes\{tag="weights",model_name="fake"\} 1000$/m)
+    t.match(metrics, /^refit:memory_released_bytes\{tag="cuda_graph",model_name="fake"\} 0$/m)
+    t.match(metrics, /^refit:engine_asleep\{model_name="fake"\} 1$/m)
+    await call(url + RESUME, { tags: ['kv_cache', 'weights'] })
+    t.match(await call(`${url}/ready`), { status: 200, json: { status: 'ok', released_memory: {} } })
+    t.match((await call(`${url}/metrics`)).text, /^refit:engine_asleep\{model_name="fake"\} 0$/m)
   }
-  const state = {
-    status: 'asleep',
-    weights: { state: 'asleep', tags: ['weights', 'kv_cache'] },
-    released_memory: { weights: 1000, kv_cache: 1000 },
-    paused: null
-  }
-  t.match(await call(`${url}/health`), { status: 200, json: state })
-  t.match(await call(`${url}/ready`), { status: 503, json: state })
-  t.match(await call(`${url}/health_generate`), { status: 200, json: state }, 'it stands still on purpose')
-  t.match((await call(`${url}/server_info`)).json, {
-    status: 'not ready',
-    weights: 'asleep',
-    released_memory: { weights: 1000 },
-    cards: [],
-    enable_weights_cpu_backup: false
-  })
-  t.match((await call(`${url}/continue_generation`, {})).json, {
-    status: 'asleep',
-    message: /memory is released \(weights, kv_cache\)/
-  })
-  const metrics = (await call(`${url}/metrics`)).text
-  t.match(metrics, /^refit:memory_released_bytes\{tag="weights",model_name="fake"\} 1000$/m)
-  t.match(metrics, /^refit:memory_released_bytes\{tag="cuda_graph",model_name="fake"\} 0$/m)
-  t.match(metrics, /^refit:engine_asleep\{model_name="fake"\} 1$/m)
-  await call(url + RESUME, { tags: ['kv_cache', 'weights'] })
-  t.match(await call(`${url}/ready`), { status: 200, json: { status: 'ok', released_memory: {} } })
-  t.match((await call(`${url}/metrics`)).text, /^refit:engine_asleep\{model_name="fake"\} 0$/m)
-})
+)
 
 t.test('an engine that has failed for good is neither alive nor ready, paused or not', async t => {
   const { url, engine } = await routeApp(t)

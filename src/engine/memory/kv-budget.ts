@@ -1,5 +1,5 @@
-import { RefitError } from '../errors.ts'
-import type { Architecture } from '../model/architecture.ts'
+import { RefitError } from '../../errors.ts'
+import type { Architecture } from '../../model/architecture.ts'
 
 export interface KvBudgetOptions {
   /** Bytes of one page in the memory that is divided. */

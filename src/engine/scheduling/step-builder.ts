@@ -1,6 +1,6 @@
-import type { StepBatch } from '../native/step.ts'
-import { ROW_RAW_LOGPROB, ROW_WANT_LOGPROB } from '../native/step.ts'
-import { floatList, intList } from './growable.ts'
+import type { StepBatch } from '../../native/step.ts'
+import { ROW_RAW_LOGPROB, ROW_WANT_LOGPROB } from '../../native/step.ts'
+import { floatList, intList } from '../growable.ts'
 import type { Sequence } from './sequence.ts'
 
 const NO_IDS: number[] = []

@@ -1,5 +1,5 @@
 import { writeSync } from 'node:fs'
-import { native } from '../native/load-addon.ts'
+import { native } from '../../native/load-addon.ts'
 
 // Looks at the GPUs for probe-gpus.ts. A broken driver may crash this process.
 

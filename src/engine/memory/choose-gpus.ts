@@ -1,5 +1,5 @@
-import { RefitError } from '../errors.ts'
-import type { CudaGpu, CudaGpus } from '../native/devices.ts'
+import { RefitError } from '../../errors.ts'
+import type { CudaGpu, CudaGpus } from '../../native/devices.ts'
 
 /**
  * The first GPU that `device` names: 0 for "cuda", K for "cuda:K" or --base-gpu-id K. Null for "cpu". Throws CONFIG for

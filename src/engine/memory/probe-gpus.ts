@@ -1,8 +1,8 @@
 import { spawn } from 'node:child_process'
 import { fileURLToPath } from 'node:url'
-import { RefitError } from '../errors.ts'
-import { cudaLibraryPath } from '../native/load-addon.ts'
-import type { CudaGpus } from '../native/devices.ts'
+import { RefitError } from '../../errors.ts'
+import { cudaLibraryPath } from '../../native/load-addon.ts'
+import type { CudaGpus } from '../../native/devices.ts'
 
 const EXTENSION = import.meta.url.endsWith('.ts') ? '.ts' : '.js'
 const LONGEST_MS = 120_000

@@ -1,11 +1,11 @@
-import { RefitError } from '../errors.ts'
-import type { ErrorCode } from '../errors.ts'
+import { RefitError } from '../../errors.ts'
+import type { ErrorCode } from '../../errors.ts'
 import { Batcher } from './batcher.ts'
-import { checkRequest } from './check-request.ts'
-import type { EngineStats, GenerateRequest, PauseMode } from '../contract/rollout-engine.ts'
+import { checkRequest } from '../check-request.ts'
+import type { EngineStats, GenerateRequest, PauseMode } from '../../contract/rollout-engine.ts'
 import { Sequence } from './sequence.ts'
-import type { SchedulerOptions } from './step-device.ts'
-import type { GateOpening } from '../contract/gate.ts'
+import type { SchedulerOptions } from '../step-device.ts'
+import type { GateOpening } from '../../contract/gate.ts'
 
 export type SchedulerStats = Omit<EngineStats, 'tokensPerSecond'>
 

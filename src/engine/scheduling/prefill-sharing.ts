@@ -1,4 +1,4 @@
-import type { KvMemory } from './kv-memory.ts'
+import type { KvMemory } from '../memory/kv-memory.ts'
 import type { Sequence } from './sequence.ts'
 
 /**

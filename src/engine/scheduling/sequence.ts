@@ -1,7 +1,7 @@
-import { ROW_FLOATS, ROW_RAW_LOGPROB, ROW_WANT_LOGPROB } from '../native/step.ts'
-import { GREEDY_TEMPERATURE } from './check-sampling.ts'
+import { ROW_FLOATS, ROW_RAW_LOGPROB, ROW_WANT_LOGPROB } from '../../native/step.ts'
+import { GREEDY_TEMPERATURE } from '../check-sampling.ts'
 import type { CacheNode } from './prefix-cache.ts'
-import type { FinishReason, GenerateRequest, InputLogprobs } from '../contract/rollout-engine.ts'
+import type { FinishReason, GenerateRequest, InputLogprobs } from '../../contract/rollout-engine.ts'
 
 export interface ModelLimits {
   contextLength: number
