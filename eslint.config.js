@@ -70,7 +70,6 @@ export const LAYERS = {
 }
 /** Files beside the folders, and the folders that may import them. */
 export const FILES = {
-  'src/config.ts': ['src/config', 'src/cli'],
   'src/index.ts': [],
   'src/main.ts': []
 }

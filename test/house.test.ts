@@ -3,7 +3,7 @@ import { existsSync, readFileSync } from 'node:fs'
 import { dirname, join, relative } from 'node:path'
 import { ESLint } from 'eslint'
 import t from 'tap'
-import { OPTIONS } from '../src/config.ts'
+import { OPTIONS } from '../src/config/schema.ts'
 import { packageRoot } from '../src/root.ts'
 
 // What the linter cannot hold: the sizes of folders and files, the direction of all imports together, and the words.

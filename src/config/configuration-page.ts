@@ -1,4 +1,4 @@
-import { OPTIONS } from '../config.ts'
+import { OPTIONS } from './schema.ts'
 import type { Option, OptionTable } from './option.ts'
 import { GATEWAY_OPTIONS } from './gateway-options.ts'
 import { flagName, variableName } from './option.ts'
@@ -19,7 +19,7 @@ export function configurationPage (dialects: readonly string[]): string {
   )
   return `# Configuration
 
-<!-- Written by "npm run docs" from src/config.ts: change it there. -->
+<!-- Written by "npm run docs" from src/config/options: change it there. -->
 
 \`refit serve MODEL [options]\` takes each option from the first of these places that has it:
 

@@ -1,4 +1,4 @@
-import { OPTIONS } from '../config.ts'
+import { OPTIONS } from './schema.ts'
 import type { Option, OptionValue } from './option.ts'
 
 const { host, port, apiKey, adminApiKey, insecure, logLevel, config } = OPTIONS

@@ -1,6 +1,6 @@
 import { isIP } from 'node:net'
-import { OPTIONS } from '../config.ts'
-import type { Config, OptionKey } from '../config.ts'
+import { OPTIONS } from './schema.ts'
+import type { Config, OptionKey } from './schema.ts'
 import type { Option, OptionTable } from './option.ts'
 import type { Environment } from './parse-environment.ts'
 import { parseArguments } from './parse-arguments.ts'

@@ -1,5 +1,5 @@
-import { OPTIONS } from '../config.ts'
-import type { OptionKey } from '../config.ts'
+import { OPTIONS } from './schema.ts'
+import type { OptionKey } from './schema.ts'
 import type { Option, OptionTable } from './option.ts'
 import { flagName } from './option.ts'
 import { checkValue, parseText } from './parse-value.ts'

@@ -1,4 +1,4 @@
-import { OPTIONS } from '../config.ts'
+import { OPTIONS } from './schema.ts'
 import type { Option, OptionTable } from './option.ts'
 import type { Values } from './parse-arguments.ts'
 import { variableName } from './option.ts'

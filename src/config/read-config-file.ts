@@ -1,5 +1,5 @@
 import { readFileSync } from 'node:fs'
-import { OPTIONS } from '../config.ts'
+import { OPTIONS } from './schema.ts'
 import type { Values } from './parse-arguments.ts'
 import { flagsOf } from './parse-arguments.ts'
 import type { OptionTable } from './option.ts'

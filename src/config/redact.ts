@@ -1,4 +1,4 @@
-import { OPTIONS } from '../config.ts'
+import { OPTIONS } from './schema.ts'
 import type { Option, OptionTable } from './option.ts'
 import { flagName } from './option.ts'
 
