@@ -266,7 +266,7 @@ t.test(
       model_path: join(server.folder, 'nothing.safetensors'),
       weight_version: 'never'
     })
-    t.match(nothing, { status: 400, body: { success: false, message: /brings no weight of this model/ } })
+    t.match(nothing, { status: 400, body: { success: false, message: /contains no weight of this model/ } })
     t.equal((await server.get('/get_weight_version')).body.weight_version, 'default')
   }
 )

@@ -224,7 +224,7 @@ t.test('a refused payload is given back whole, and nothing stays open', async t 
   t.equal(receiver.counts.filesOpened, receiver.counts.filesClosed)
 })
 
-t.test('the process that takes the last reference removes the file; a file without references is left alone', async t => {
+t.test('the process that takes the last reference removes the file; a file without references stays', async t => {
   const receiver = receiverOf(t, 1)
   const bits = bytesOf(codedTensor(1, 'x', 4))
   for (const [count, left] of [[1, false], [2, true], [0, true], [-5, true]] as const) {

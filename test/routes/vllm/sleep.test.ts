@@ -99,7 +99,7 @@ t.test('identical calls under way are one call', async t => {
   t.equal(engine.calls.filter(name => name.startsWith('release')).length, 1)
 })
 
-t.test('sleeping and waking take turns: the last call decides, however long the one before waits for running requests', async t => {
+t.test('sleep and wake run in turn: the last call decides, even if an earlier one still waits', async t => {
   const { url, engine } = await routeApp(t)
   let go = (): void => {}
   const hold = (): void => {

@@ -27,8 +27,8 @@ const unframedEntries = (cases: Array<{ entries: string[] }>): Buffer[] =>
 const good = unframedEntries(recordedPickles('payloads'))
 const real = [...good, ...unframedEntries(recordedPickles('refused'))]
 const exploits = recordedPickles('exploits').map(({ pickle }) => Buffer.from(pickle, 'base64'))
-const OPCODES =
-  'N\x88\x89()]}.012abceghijloqrstuBCGJKMQRX\x80\x81\x82\x85\x86\x87\x8a\x8b\x8c\x8d\x8e\x8f\x90\x91\x92\x93\x94\x95\x96\x97'
+const OPCODES = 'N\x88\x89()]}.012abceghijloqrstuBCGJKMQRX\x80\x81\x82\x85\x86\x87' +
+  '\x8a\x8b\x8c\x8d\x8e\x8f\x90\x91\x92\x93\x94\x95\x96\x97'
 
 const source = fc.oneof({ weight: 5, arbitrary: fc.constantFrom(...real) }, {
   weight: 1,

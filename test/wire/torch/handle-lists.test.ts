@@ -116,7 +116,8 @@ t.test('lists are read in every pickle protocol', async t => {
   const old = assemble(
     '\x80\x02]q\x00X',
     Buffer.from([1, 0, 0, 0]),
-    'wq\x01ctorch.multiprocessing.reductions\nrebuild_cuda_tensor\nq\x02(ctorch\nTensor\nq\x03ctorch\nSize\nq\x04(K\x03tq\x05\x85Rq\x06K\x01\x85K\x00',
+    'wq\x01ctorch.multiprocessing.reductions\nrebuild_cuda_tensor\nq\x02' +
+      '(ctorch\nTensor\nq\x03ctorch\nSize\nq\x04(K\x03tq\x05\x85Rq\x06K\x01\x85K\x00',
     'ctorch.storage\n_TypedStorage\nctorch\nbfloat16\nK\x00B',
     Buffer.from([66, 0, 0, 0]),
     blob,

@@ -5,7 +5,7 @@ import { packTensorBody, unpackTensorBody } from '../../../src/wire/torch/packed
 import type { PackedTensorBody } from '../../../src/wire/torch/packed.ts'
 import { recordedPickles } from '../../helpers/pickles.ts'
 
-t.test('a body that is packed, posted to another thread and unpacked is equal, with the same objects in common', async t => {
+t.test('a body that is packed, posted to another thread and unpacked keeps its values and shared objects', async t => {
   const { port1, port2 } = new MessageChannel()
   for (
     const { name, entries, load_format: loadFormat, ranks, gpus, any_dtype: anyDType } of recordedPickles('payloads')
