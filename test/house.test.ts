@@ -6,7 +6,7 @@ import t from 'tap'
 import { OPTIONS } from '../src/config/schema.ts'
 import { packageRoot } from '../src/root.ts'
 
-// What the linter cannot hold: the sizes of folders and files, the direction of all imports together, and the words.
+// Rules that the linter cannot check: the sizes of folders and files, the direction of all imports together, and words.
 
 const text = (file: string): string => readFileSync(join(packageRoot, file), 'utf8')
 /** Also those that are not added yet. git still lists files that are deleted only in the work tree. */

@@ -35,7 +35,7 @@ const pull: Routes<WeightsContext> = async (app, { context }) => {
     config: { auth: 'admin', errors: 'weights' },
     schema: {
       operationId: 'pullWeights',
-      summary: "Bring this host's checkpoint to a published version",
+      summary: "Update this host's checkpoint to a published version",
       description: 'Generation continues meanwhile; /update_weights_from_disk with the local folder loads it. ' +
         'Calls for one folder take turns on a host.',
       tags: ['weights'],

@@ -10,7 +10,7 @@ import weightChecker from './weight-checker.ts'
 import weights from './weights.ts'
 import type { Routes } from '../../src/http/context.ts'
 
-/** What vLLM's own clients call to control it and to generate. */
+/** Routes with which vLLM's own clients control the server and generate. */
 export const STEERING: readonly Routes[] = [control, cache, sleep, info, weightChecker, generate, chatRender]
 
 /** vLLM's weight transfer. */

@@ -1,9 +1,7 @@
 import type { DType } from '../native/dtypes.ts'
 import type { CudaSegment } from '../native/write-job.ts'
 
-/**
- * What deltas need of an engine in this process before they are written: its threads, and access to its GPUs' memory.
- */
+/** The part of an engine in this process that deltas use before they are written: its threads and its GPUs' memory. */
 export interface DeltaHost {
   /** Reads bytes of GPU memory that another process shares. No step runs meanwhile; running requests stay. */
   fetch: (source: { segment: CudaSegment }, offset: number, bytes: number) => Promise<Uint8Array>

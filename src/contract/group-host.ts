@@ -1,6 +1,6 @@
 import type { NativeGroups } from '../native/groups.ts'
 
-/** What process groups need of an engine in this process, whose ranks join them. */
+/** The part of an engine in this process that process groups use. The engine's ranks join the groups. */
 export interface GroupHost {
   readonly native: NativeGroups
   /** Handle of the native core that the ranks belong to. */

@@ -318,9 +318,9 @@ export interface RolloutEngine {
   readonly mappings?: Readonly<MappingCounts>
   /** Closes what a write kept open under the name (`keep` of a CUDA segment), in its turn among the updates. */
   closeMappings?: (name: string) => Promise<void>
-  /** What process groups need; only engines in this process have it. */
+  /** The part that process groups use; only engines in this process have it. */
   readonly groupHost?: GroupHost
-  /** What deltas need; only engines in this process have it. */
+  /** The part that deltas use; only engines in this process have it. */
   readonly deltaHost?: DeltaHost
   /** Fills all weights with noise and marks them torn, so that tensors that are not written afterwards are found. */
   scrambleWeights: () => Promise<void>

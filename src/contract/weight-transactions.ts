@@ -4,7 +4,7 @@ export interface TransactionOptions {
   expected?: readonly string[] | 'all'
   /** Drawn if absent. One id for the same transaction on several engines lets a writer treat them as one. */
   id?: string
-  /** Who opens it, for people. Opening again under the same owner gives up the one that is open. */
+  /** The client that opens it, for people. If the same owner opens again, the open transaction is given up. */
   owner: string
   /** The label of the new weights; it moves when the transaction is committed. */
   version?: string

@@ -1,8 +1,8 @@
 import type { DialectCalls } from '../gateway/gateway-call.ts'
 
 /**
- * What the server, the command line and the gateway know of a dialect without loading its routes, which are in
- * routes/NAME/. src/app/dialects.ts lists both.
+ * The facts about a dialect that the server, the command line and the gateway know without loading its routes. The
+ * routes are in routes/NAME/. src/app/dialects.ts lists both.
  */
 export interface Dialect<Name extends string = string> extends DialectCalls {
   name: Name

@@ -1,7 +1,7 @@
 import type { AuthLevel } from '../http/auth.ts'
 import type { JsonBody, Step } from './json-body.ts'
 
-/** What the gateway does with one path. Each dialect lists its paths in src/dialects/NAME/. */
+/** The gateway's handling of one path. Each dialect lists its paths in src/dialects/NAME/. */
 export interface GatewayCall {
   /**
    * `one`: the engine that load and prefix choose. `any`: the same choice, because all engines give the same reply.
@@ -30,7 +30,7 @@ export interface GatewayCall {
   byBody?: (body: JsonBody) => GatewayCall
   /** Name of the process group: a field of the body, or a fixed name. Default: the field `group_name`. */
   group?: { field: string } | { name: string }
-  /** Where the body gives the ranks of a process group; each engine gets its own offset. */
+  /** The fields of the body with the ranks of a process group; each engine gets its own offset. */
   ranks?: RankFields
   /** A list in the body with one entry for each rank of all engines: each engine gets its own part. */
   perRank?: readonly Step[]
@@ -38,7 +38,7 @@ export interface GatewayCall {
   streamsBody?: boolean
   /** All engines get the same `id`, which the gateway makes if the caller sends none. */
   sharesId?: boolean
-  /** Where the body names the path of a checkpoint. */
+  /** The field of the body with the path of a checkpoint. */
   checkpoint?: readonly Step[]
   /** The call works for one engine only; the text is the reason. */
   oneEngineOnly?: string
@@ -50,7 +50,7 @@ export interface GatewayCall {
 /** `/path` with parameters as Fastify writes them -> what the gateway does with it. */
 export type GatewayCalls = Readonly<Record<string, GatewayCall>>
 
-/** What the gateway needs to know of a dialect. */
+/** The facts about a dialect that the gateway needs. */
 export interface DialectCalls {
   name: string
   /** A path that several dialects serve is listed once: by the dialect whose folder in routes/ holds it. */

@@ -3,7 +3,7 @@ import type { FastifyInstance, FastifyRequest, RouteOptions } from 'fastify'
 import { RefitError } from '../errors.ts'
 
 /**
- * Who may call a route. Without keys, all routes except `admin-only` are open.
+ * The access level of a route: which callers may use it. Without keys, all routes except `admin-only` are open.
  * `public` never requires a key. `normal` requires the API key, if one is set. `admin` requires the admin key if one is
  * set (the API key is refused then), else the API key. `admin-only` is for routes that must never be open: without an
  * admin key it refuses everybody (403), else it requires that key; no route of refit uses it yet.

@@ -12,7 +12,7 @@ import type { TensorHost } from '../updates/tensor-update.ts'
 import type { LiveRequests } from './live-requests.ts'
 import type { Metrics } from './metrics.ts'
 
-/** What every route of one plugin instance may use. */
+/** The objects that every route of one plugin instance may use. */
 export interface ServerContext {
   engine: RolloutEngine
   metrics: Metrics

@@ -34,7 +34,7 @@ const OPENAI_TYPES: Record<number, string> = {
   504: 'timeout_error'
 }
 
-/** What a client is told of an error; the message of a defect is only logged. */
+/** The reply to a client for an error. The message of a defect is only logged. */
 export function refusalOf (error: unknown): Refusal {
   if (error instanceof RefitError) {
     return {

@@ -5,7 +5,7 @@ import { RefitError } from '../errors.ts'
 /** The program behind an engine's address. */
 export type EngineKind = 'refit' | 'sglang' | 'vllm'
 
-/** What an engine reports about itself. */
+/** The facts that an engine reports about itself. */
 export interface EngineFacts {
   kind: EngineKind
   /** Ranks that it has in a process group: one for each GPU. */
@@ -16,7 +16,7 @@ export interface EngineFacts {
   torn: string | null
   /** Changes when the engine is restarted; null if the engine reports nothing of the kind. */
   instance: string | null
-  /** Where its weights were loaded from. */
+  /** The place that its weights were loaded from. */
   modelPath: string | null
   /** All other fields of its replies. */
   details: Readonly<Record<string, unknown>>

@@ -5,7 +5,7 @@ import type { CallJoiner } from '../weights/call-joiner.ts'
 import { measureUpdate } from './measure-update.ts'
 import type { UpdateMetrics } from './measure-update.ts'
 
-/** What updates of one server share. */
+/** The objects that all updates of one server use. */
 export interface UpdateHost {
   readonly engine: RolloutEngine
   readonly metrics: UpdateMetrics

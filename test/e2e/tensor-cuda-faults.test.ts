@@ -17,8 +17,8 @@ import {
 import { codedTensor } from '../helpers/memory-source.ts'
 import { until } from '../helpers/route-app.ts'
 
-// What goes wrong with handles of cards: what the reply says, what the weights are then, and that senders get
-// everything back.
+// Failures with handles of GPU memory: the reply, the state of the weights afterwards, and that senders get everything
+// back.
 
 useStandIn()
 

@@ -10,7 +10,7 @@ import type { Member } from '../helpers/load-from.ts'
 const loop = useLoop()
 
 /**
- * What the engine's addon was asked for: which calls, beside which of them steps ran, and how many connected at once.
+ * Records the calls of the engine's addon: their names, during which of them steps ran, and how many connected at once.
  */
 function watchCalls ({ engine }: Member): { names: Set<string>, stepped: Set<string>, connecting: number } {
   const { addon } = engine.held!.store

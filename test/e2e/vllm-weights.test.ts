@@ -4,7 +4,7 @@ import type { GroupServer } from '../helpers/group-server.ts'
 import type { GroupTrainer, SentTensor } from '../helpers/group-trainer.ts'
 import type { Reply } from '../helpers/uploads.ts'
 
-// What vLLM's calls mean, on an engine on the CPU: broadcasts over gloo (refit's own `backend`), files, and refusals.
+// The effects of vLLM's calls on an engine on the CPU: broadcasts over gloo (refit's own `backend`), files, refusals.
 
 const announce = (tensors: readonly SentTensor[], fields: Record<string, unknown> = {}): Record<string, unknown> => ({
   update_info: {

@@ -20,7 +20,7 @@ interface Part {
 
 interface ReaderOptions {
   prepare?: (raw: IncomingMessage) => Promise<unknown>
-  /** What every other chunk waits for; default a turn. */
+  /** Every other chunk waits for this; by default a turn of the event loop. */
   wait?: () => Promise<void>
 }
 

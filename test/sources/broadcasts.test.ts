@@ -8,8 +8,8 @@ const of = (bytes: readonly number[]) =>
 const sum = (numbers: readonly number[]): number => numbers.reduce((a, b) => a + b, 0)
 
 t.test('a chunk ends after the tensor with which its bytes exceed the buffer, whatever the sizes are', async t => {
-  // What vLLM's rule says of its result: chunks hold all tensors in order; each but the last exceeds the buffer; and
-  // none does without its last tensor.
+  // vLLM's rule has these results: chunks hold all tensors in order, each chunk except the last one exceeds the buffer,
+  // and no chunk exceeds it without its last tensor.
   fc.assert(fc.property(fc.array(fc.nat(40), { maxLength: 40 }), fc.nat(100), (bytes, bufferBytes) => {
     const tensors = of(bytes)
     const { sizes, spans } = cutBroadcasts(tensors, { bufferBytes })

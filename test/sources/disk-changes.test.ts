@@ -135,7 +135,7 @@ t.test('a file that is written to all the time is refused', async t => {
     writeFileSync(join(folder, 'model.safetensors'), small('a'), { flag: 'r+' })
   }, 1)
   const before = fds()
-  // Where the machine halts nobody writes for a moment, and that is not refused.
+  // If the machine halts, there is no write for a moment, and such a folder is not refused: try again.
   const error = await eventually(
     async () =>
       await failureOf(

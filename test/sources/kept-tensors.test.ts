@@ -3,7 +3,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { KeptTensors } from '../../src/sources/tensor/kept-tensors.ts'
 import { TensorSource } from '../../src/sources/tensor/tensor.ts'
 
-// What is kept while nobody closes mappings, as while a transaction is open that no write comes to.
+// Tensors are kept while no mapping is closed, for example while a transaction is open and no write arrives.
 
 function sourceOf (released: () => void): TensorSource {
   return new TensorSource({

@@ -52,7 +52,7 @@ const RPC: Readonly<Record<string, ((body: JsonBody) => GatewayCall) | undefined
   skyrl_wake_for_weight_sync: () => ({ to: 'all', effect: 'memory', ...RESULTS })
 }
 
-/** Where the first argument is: by keyword or by position, as in Python. */
+/** The place of the first argument in the body: by keyword or by position, as in Python. */
 function argument (body: JsonBody, name: string): readonly Step[] {
   return body.has('kwargs', name) ? ['kwargs', name] : ['args', 0]
 }

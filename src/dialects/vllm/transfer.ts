@@ -102,7 +102,7 @@ export class WeightTransfer {
   }
 
   /**
-   * SkyRL's: brings this host's checkpoint to a version, while generation goes on. A call equal to one under way gets
+   * SkyRL's: updates this host's checkpoint to a version, while generation goes on. A call equal to one under way gets
    * that one's outcome.
    */
   async fetch (version: DeltaVersion): Promise<Fetched> {

@@ -50,8 +50,8 @@ export function checkScoredIds (ids: readonly number[], vocabSize: number, param
 }
 
 /**
- * What to request from the engine, so that outputs can be shown with `output` best tokens and prompts with `prompt`;
- * null for none.
+ * The logprobs to request from the engine, in order to show outputs with `output` best tokens and prompts with
+ * `prompt`; null for none.
  */
 export function scoring (output: number | null, prompt: number | null, ids: number[] = []): LogprobOptions | null {
   if (output === null && prompt === null) return null

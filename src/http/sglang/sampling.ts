@@ -49,7 +49,7 @@ export const SamplingFields = Type.Object({
 
 export type SamplingFields = Static<typeof SamplingFields>
 
-/** What text generation needs besides the engine's own parameters. */
+/** The options of text generation, besides the engine's own parameters. */
 export interface TextOptions {
   stop: string[]
   noStopTrim: boolean

@@ -20,7 +20,7 @@ export interface OutputOptions {
 /** [logprob, token id, text or null]; JSON has no -Infinity, so a banned token's logprob is null. */
 type WireLogprob = [number | null, number, string | null]
 
-/** What earlier events have shown of a sample: tokens, characters, and whether the prompt's logprobs. */
+/** The number of tokens and characters in earlier events, and whether those had the prompt's logprobs. */
 export interface Shown {
   tokens: number
   text: number

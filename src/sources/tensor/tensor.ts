@@ -8,7 +8,7 @@ import type {
   WriteReport
 } from '../../contract/weight-source.ts'
 
-/** What the handle thread holds for a source. */
+/** The state that the handle thread holds for a source. */
 export interface HandleHold {
   /** False once the thread has ended, and its files are closed. */
   isOpen: () => boolean

@@ -35,8 +35,9 @@ export class SpoolStream implements WeightStream {
   readonly #units: Iterator<Unit, undefined>
   readonly #coming: Coming[] = []
   #next: Unit | undefined
-  /** Of the last piece: its slot, and its last bytes. */
+  /** The slot of the last piece. */
   #out: Buffer | undefined
+  /** The last bytes of the last piece. */
   readonly #tail = Buffer.alloc(OVERLAP)
 
   constructor (file: SpoolFile, slots: SpoolSlots, parts: readonly UploadPart[]) {

@@ -24,7 +24,7 @@ export interface UploadOptions {
   maxBytes: number
 }
 
-/** Where the bytes wait, or waited, for the write. */
+/** The place where the bytes wait, or waited, for the write. */
 export type UploadPlace = 'memory' | 'disk' | 'stream'
 
 /**

@@ -31,7 +31,7 @@ export interface CudaStorage {
 export interface SharedFileStorage {
   kind: 'shared-file'
   /**
-   * POSIX shared-memory name, `/torch_...`. The count goes down by one per handle. The process that brings it to 0
+   * POSIX shared-memory name, `/torch_...`. The count goes down by one per handle. The process that makes it 0
    * unlinks the file.
    */
   file: string

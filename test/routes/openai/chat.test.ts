@@ -3,7 +3,7 @@ import { FakeEngine } from '../../helpers/fake-engine.ts'
 import { call, frames, routeApp, until } from '../../helpers/route-app.ts'
 
 const messages = [{ role: 'user', content: 'hi' }]
-// What the test tokenizer's template makes of it.
+// The text that the test tokenizer's template makes of the messages.
 const PROMPT = 'user:hi\nassistant:'
 
 t.test("a chat completion has OpenAI's form", async t => {

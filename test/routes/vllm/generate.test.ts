@@ -4,7 +4,7 @@ import { call, frames, routeApp, until } from '../../helpers/route-app.ts'
 
 const PATH = '/inference/v1/generate'
 
-t.test('tokens go in and come out, with everything that a trainer reads', async t => {
+t.test('a generation takes and returns token ids, and the reply has every field that a trainer reads', async t => {
   const { url, engine } = await routeApp(t)
   const { status, json, headers } = await call(url + PATH, {
     token_ids: [5, 6, 7],
@@ -109,7 +109,7 @@ t.test('every sampling parameter reaches the engine under its own name', async t
   ]])
 })
 
-t.test('left out or null, max_tokens is what the context leaves; more than that is cut, not refused', async t => {
+t.test('max_tokens is by default the rest of the context, and a larger value is reduced to it', async t => {
   const { url, engine } = await routeApp(t, { engine: new FakeEngine({ info: { contextLength: 20 } }) })
   for (const params of [undefined, null, {}, { max_tokens: null }, { max_tokens: 1000, min_tokens: 30 }]) {
     const { json } = await call(url + PATH, {
@@ -123,11 +123,11 @@ t.test('left out or null, max_tokens is what the context leaves; more than that 
   t.equal(
     (await call(url + PATH, { token_ids: Array(20).fill(5), sampling_params: { max_tokens: 0 } })).status,
     200,
-    'to be scored only'
+    'the prompt is scored only'
   )
 })
 
-t.test("finish reasons are vLLM's words", async t => {
+t.test("finish reasons have vLLM's names", async t => {
   const { url, engine } = await routeApp(t, { engine: new FakeEngine({ stepMs: 2 }) })
   const choice = async (body: object) => (await call(url + PATH, body)).json.choices[0]
   t.match(await choice({ token_ids: [5, 2], sampling_params: { max_tokens: 9 } }), {
@@ -139,7 +139,7 @@ t.test("finish reasons are vLLM's words", async t => {
     finish_reason: 'stop',
     stop_reason: 'bc',
     token_ids: [97, 98, 99]
-  }, 'token ids are all there are')
+  }, 'the reply has token ids only')
   t.match(await choice({ token_ids: [5], sampling_params: { max_tokens: 1 } }), {
     finish_reason: 'length',
     stop_reason: null
@@ -153,7 +153,7 @@ t.test("finish reasons are vLLM's words", async t => {
   t.ok(partial.token_ids.length > 0 && partial.token_ids.length < 500)
 })
 
-t.test('frozen over an update of weights, a sample tells which tokens are of which', async t => {
+t.test('a sample that is paused during an update of the weights reports which tokens each version made', async t => {
   const { url, engine } = await routeApp(t, { engine: new FakeEngine({ stepMs: 2 }) })
   const pending = call(url + PATH, { token_ids: [5], sampling_params: { max_tokens: 60, logprobs: 0 } })
   await until(() => engine.stats.generationTokens > 0)
@@ -170,78 +170,7 @@ t.test('frozen over an update of weights, a sample tells which tokens are of whi
   t.ok(second.start > 0 && second.start < 60)
 })
 
-t.test('the best tokens stand behind the token itself, each once, with their ranks', async t => {
-  const { url } = await routeApp(t)
-  const [choice] = (await call(url + PATH, {
-    token_ids: [5, 6],
-    sampling_params: { max_tokens: 1, logprobs: 2, prompt_logprobs: 1, logprob_token_ids: [5, 9, 6] }
-  }))
-    .json
-    .choices
-  t.same(choice.logprobs.content, [{
-    token: 'token_id:5',
-    token_id: 5,
-    logprob: -0.05,
-    rank: 1,
-    top_logprobs: [
-      { token: 'token_id:5', token_id: 5, logprob: -0.05, rank: 1 },
-      { token: 'token_id:6', token_id: 6, logprob: -0.06, rank: 2 },
-      { token: 'token_id:9', token_id: 9, logprob: -0.09, rank: null }
-    ]
-  }])
-})
-
-t.test("prompts are scored in vLLM's form, apart from outputs", async t => {
-  const { url, engine } = await routeApp(t)
-  const reply = async (params: object) =>
-    (await call(url + PATH, { token_ids: [5, 8, 7], sampling_params: { max_tokens: 1, ...params } })).json
-  const one = await reply({ prompt_logprobs: 1 })
-  const score = (id: number, rank: number) => ({ logprob: -id / 100, rank, decoded_token: null })
-  t.same(one.prompt_logprobs, [null, { 8: score(8, 1) }, { 7: score(7, 1) }])
-  t.equal(one.choices[0].logprobs, null, 'not asked for')
-  t.match(engine.requests[0]!.logprobs, { startLen: 0, top: 1 })
-  const zero = await reply({ prompt_logprobs: 0, logprobs: 2 })
-  t.same(zero.prompt_logprobs, [null, { 8: score(8, 1) }, { 7: score(7, 1) }], 'each token by itself')
-  t.equal(zero.choices[0].logprobs.content[0].top_logprobs.length, 2)
-  const more = await reply({ prompt_logprobs: 3, logprobs: 1 })
-  t.same(Object.keys(more.prompt_logprobs[1]), ['8', '9', '10'])
-  t.equal(more.choices[0].logprobs.content[0].top_logprobs.length, 1, 'of outputs as many as were asked for')
-  const all = await reply({ prompt_logprobs: -1 })
-  t.equal(Object.keys(all.prompt_logprobs[1]).length, 300)
-  const scored = await reply({ prompt_logprobs: 1, max_tokens: 0 })
-  t.match(scored, { choices: [{ token_ids: [], finish_reason: 'length' }], prompt_logprobs: [null, {}, {}] })
-})
-
-t.test('a token that is none of the best has the rank after them', async t => {
-  const engine = new FakeEngine()
-  const original = engine.generate.bind(engine)
-  engine.generate = async function* (request) {
-    for await (const event of original(request)) {
-      yield event.input === null
-        ? event
-        : {
-          ...event,
-          input: {
-            ...event.input,
-            top: event
-              .input
-              .top
-              .map(row => row === null ? null : [[-0.001, 1], [-Infinity, 4]])
-          }
-        }
-    }
-  }
-  const { url } = await routeApp(t, { engine })
-  const { prompt_logprobs: scores } =
-    (await call(url + PATH, { token_ids: [5, 8], sampling_params: { max_tokens: 1, prompt_logprobs: 2 } })).json
-  t.same(scores[1], {
-    1: { logprob: -0.001, rank: 1, decoded_token: null },
-    4: { logprob: -9999, rank: 2, decoded_token: null },
-    8: { logprob: -0.08, rank: 3, decoded_token: null }
-  })
-})
-
-t.test('n samples stand beside each other and count their prompt once', async t => {
+t.test('n samples are returned as separate choices, and their prompt is counted once', async t => {
   const { url, engine } = await routeApp(t)
   const { json } = await call(url + PATH, {
     request_id: 'r',
@@ -254,7 +183,7 @@ t.test('n samples stand beside each other and count their prompt once', async t 
   t.same(engine.requests.map(({ rid, sampling }) => [rid, sampling.seed]), [['r_0', 9n], ['r_1', 10n], ['r_2', 11n]])
 })
 
-t.test('mode text has the text, and logprobs by text', async t => {
+t.test('output mode text returns the text, and logprobs by text', async t => {
   const { url } = await routeApp(t)
   const ask = async (params: object) =>
     (await call(url + PATH, {
@@ -282,7 +211,7 @@ t.test('mode text has the text, and logprobs by text', async t => {
   })
 })
 
-t.test('a stream brings what is new, whole spans at its end, and usage when asked for', async t => {
+t.test('a stream sends only new tokens, the whole version spans at its end, and usage if it is requested', async t => {
   const { url } = await routeApp(t)
   const body = {
     request_id: 'r',
@@ -319,153 +248,4 @@ t.test('a stream brings what is new, whole spans at its end, and usage when aske
     (await call(url + PATH, { ...body, sampling_params: { prompt_logprobs: 1 } })).json.error.message,
     /prompt_logprobs: is not possible in a stream/
   )
-})
-
-t.test("what this server has not got is refused by name, in OpenAI's form", async t => {
-  const { url, engine } = await routeApp(t)
-  for (
-    const [fields, param] of [
-      [{ features: { mm_hashes: {}, mm_placeholders: {} } }, 'features'],
-      [{ content_parts: [{ type: 'image_url' }] }, 'content_parts'],
-      [{ kv_transfer_params: { do_remote_decode: true } }, 'kv_transfer_params'],
-      [{ return_routed_experts: true }, 'return_routed_experts'],
-      [{ return_full_logprobs: true }, 'return_full_logprobs'],
-      [{ sampling_params: { bad_words: ['x'] } }, 'sampling_params.bad_words'],
-      [{ sampling_params: { structured_outputs: { regex: 'a' } } }, 'sampling_params.structured_outputs'],
-      [{ sampling_params: { allowed_token_ids: [1] } }, 'sampling_params.allowed_token_ids'],
-      [{ sampling_params: { truncate_prompt_tokens: 4 } }, 'sampling_params.truncate_prompt_tokens']
-    ] as const
-  ) {
-    const { status, json } = await call(url + PATH, { token_ids: [5], ...fields })
-    t.equal(status, 400, param)
-    t.match(json.error, { code: 'UNSUPPORTED', param, message: /not supported by this server/ })
-  }
-  for (
-    const fields of [{
-      features: null,
-      kv_transfer_params: null,
-      content_parts: null,
-      cache_salt: null,
-      sampling_params: { max_tokens: 1, bad_words: null }
-    }]
-  ) t.equal((await call(url + PATH, { token_ids: [5], ...fields })).status, 200)
-  t.equal(engine.requests.length, 1)
-})
-
-t.test('bad values are refused with the field, what was expected and what came', async t => {
-  const { url, engine } = await routeApp(t, { maxBatch: 8 })
-  for (
-    const [body, message] of [
-      [{}, /token_ids: is required/],
-      [{ token_ids: [] }, /token_ids: expected at least 1 item, got 0/],
-      [{ token_ids: [-1] }, /token_ids\[0\] is -1; expected a token id from 0 to 299/],
-      [{ token_ids: [300] }, /token_ids\[0\] is 300/],
-      [{ token_ids: [1.5] }, /token_ids\[0\]: expected an integer/],
-      [{ token_ids: 'abc' }, /token_ids: expected an array/],
-      [{ token_ids: [[5]] }, /token_ids/],
-      [{ token_ids: [5], cache_salt: '' }, /cache_salt/],
-      [{ token_ids: [5], cache_salt: 'x'.repeat(1025) }, /cache_salt: expected at most 1024 characters/],
-      [{ token_ids: [5], request_id: '' }, /request_id/],
-      [{ token_ids: [5], output_mode: 'json' }, /output_mode/],
-      [{ token_ids: [5], model: 'fake:adapter' }, /model: LoRA adapters are not supported/],
-      [{ token_ids: [5], sampling_params: { temperature: -1 } }, /temperature must be non-negative/],
-      [{ token_ids: [5], sampling_params: { top_p: 0 } }, /top_p must be in \(0, 1\]/],
-      [{ token_ids: [5], sampling_params: { top_k: -2 } }, /top_k/],
-      [
-        { token_ids: [5], sampling_params: { min_tokens: 5, max_tokens: 4 } },
-        /min_tokens must be in \[0, max_tokens\(4\)\], got 5/
-      ],
-      [{ token_ids: [5], sampling_params: { max_tokens: -1 } }, /max_tokens/],
-      [{ token_ids: [5], sampling_params: { logprobs: -2 } }, /logprobs/],
-      [{ token_ids: [5], sampling_params: { logprobs: 1025 } }, /logprobs/],
-      [
-        { token_ids: [5], sampling_params: { logprob_token_ids: [300] } },
-        /logprob_token_ids: expected token ids from 0 to 299, got 300/
-      ],
-      [{ token_ids: [5], sampling_params: { logit_bias: { 300: 1 } } }, /logit_bias must have keys/],
-      [{ token_ids: [5], sampling_params: { seed: 2 ** 60 } }, /seed \d+ is too large for a JSON number/],
-      [
-        { token_ids: [5], sampling_params: { stop: 'x', detokenize: false } },
-        /stop: stop texts need "detokenize": true/
-      ],
-      [{ token_ids: [5], sampling_params: { n: 9 } }, /sampling_params.n: expected at most 8 samples/],
-      [{ token_ids: [5], sampling_params: { n: 0 } }, /n: expected a number >= 1/]
-    ] as const
-  ) {
-    const { status, json } = await call(url + PATH, body)
-    t.equal(status, 400, JSON.stringify(body))
-    t.match(json.error.message, message)
-    t.notMatch(json.error.message, /new_tokens|sampling_seed/)
-  }
-  t.same(engine.requests, [])
-})
-
-t.test('an id under way is not taken twice', async t => {
-  const { url, engine } = await routeApp(t, { engine: new FakeEngine({ stepMs: 2 }) })
-  const first = call(url + PATH, { request_id: 'a', token_ids: [5], sampling_params: { max_tokens: 200 } })
-  await until(() => engine.live === 1)
-  t.match(
-    (await call(url + PATH, { request_id: 'a', token_ids: [5] })).json.error.message,
-    /Duplicate request ID detected: a/
-  )
-  await call(`${url}/abort_requests`, { request_ids: ['a'] })
-  t.equal((await first).json.choices[0].finish_reason, 'abort')
-})
-
-t.test('without a tokenizer tokens still go in and out', async t => {
-  const { url } = await routeApp(t, { tokenizer: null })
-  t.equal(
-    (await call(url + PATH, { token_ids: [5], sampling_params: { max_tokens: 1, logprobs: 1 } }))
-      .json
-      .choices[0]
-      .logprobs
-      .content[0]
-      .token,
-    'token_id:5'
-  )
-  t.match((await call(url + PATH, { token_ids: [5], output_mode: 'text' })).json.error, {
-    code: 'UNSUPPORTED',
-    param: 'output_mode'
-  })
-  t.match((await call(url + PATH, { token_ids: [5], sampling_params: { stop: 'x' } })).json.error, {
-    code: 'UNSUPPORTED',
-    param: 'sampling_params.stop'
-  })
-})
-
-t.test("SkyRL's own route answers alike, but for mixtures of experts, whose routes are not recorded", async t => {
-  const dense = await routeApp(t)
-  const { json } = await call(`${dense.url}/skyrl/v1/generate`, {
-    token_ids: [5],
-    sampling_params: { max_tokens: 2, logprobs: 1 },
-    model: 'm'
-  })
-  t.match(json.choices[0], {
-    token_ids: [5, 5],
-    finish_reason: 'length',
-    routed_experts: null,
-    logprobs: { content: [{ logprob: -0.05 }, { logprob: -0.05 }] }
-  })
-  const moe = await routeApp(t, { engine: new FakeEngine({ info: { architecture: 'Qwen3MoeForCausalLM' } }) })
-  const refused = await call(`${moe.url}/skyrl/v1/generate`, { token_ids: [5] })
-  t.equal(refused.status, 400)
-  t.match(refused.json.error, {
-    code: 'UNSUPPORTED',
-    message: /routed experts are not recorded by this engine.*enable_return_routed_experts/
-  })
-  t.equal((await call(moe.url + PATH, { token_ids: [5], sampling_params: { max_tokens: 1 } })).status, 200)
-})
-
-t.test('dialects that are not chosen have no routes', async t => {
-  const { url } = await routeApp(t, { dialects: ['trl'] })
-  t.equal((await call(`${url}/skyrl/v1/generate`, { token_ids: [5] })).status, 404)
-  t.equal(
-    (await call(url + PATH, { token_ids: [5], sampling_params: { max_tokens: 1 } })).status,
-    200,
-    "TRL speaks vLLM's, too"
-  )
-  const none = await routeApp(t, { dialects: ['checkpoint-engine'] })
-  for (const path of [PATH, '/pause', '/sleep', '/generate/']) {
-    t.equal((await call(none.url + path, {})).status, 404, path)
-  }
 })

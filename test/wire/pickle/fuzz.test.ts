@@ -102,7 +102,7 @@ function matrices (tensor: Parameters<typeof asMatrices>[0]): ReturnType<typeof 
   }
 }
 
-/** What the addon's reader takes, this one takes too, and reads the same. */
+/** True if the addon's reader accepts the bytes. Then this reader must accept them too, and read the same. */
 function agrees (bytes: Buffer): boolean {
   const lists = readHandleLists(native(), [bytes])
   if (lists === null) return false

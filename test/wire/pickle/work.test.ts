@@ -9,9 +9,9 @@ import { findStorages } from '../../../src/wire/torch/find-storages.ts'
 import type { TensorDescriptor } from '../../../src/wire/torch/tensor.ts'
 import { assemble, bin, global, PROTO4, str, u32 } from '../../helpers/pickles.ts'
 
-// What a pickle says once, thousands of its values may be made of. A few hundred kilobytes of it are read on the event
-// loop: where these cost their product, it stands still for minutes, or the process ends for want of memory. None of
-// these tests would end, then.
+// Thousands of values of a pickle may refer to one value that it contains once. A few hundred kilobytes of pickle are
+// read on the event loop. If the work were the product of both numbers, the event loop would be blocked for minutes or
+// the process would run out of memory, and none of these tests would end.
 
 const MANY = 100_000
 const again = (opcodes: string, count = MANY): Buffer => Buffer.from(opcodes.repeat(count), 'latin1')

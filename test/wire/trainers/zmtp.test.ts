@@ -4,7 +4,7 @@ import { zmtpGreeting, zmtpMessage, zmtpReady, ZmtpReader } from '../../../src/w
 import type { ZmtpEvent } from '../../../src/wire/trainers/zmtp.ts'
 
 const hex = (text: string): Buffer => Buffer.from(text.replaceAll(' ', ''), 'hex')
-/** Of libzmq 4.3.5, a REQ socket: greeting and READY, as it sends them. */
+/** The greeting and READY that a REQ socket of libzmq 4.3.5 sends. */
 const LIBZMQ = Buffer.concat([
   hex('ff 00 00 00 00 00 00 00 01 7f 03 01'),
   Buffer.from('NULL'),
