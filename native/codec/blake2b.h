@@ -6,7 +6,7 @@
 
 namespace refit {
 
-// A digest of `bytes` bytes, 1 to 64. Digests of other lengths are not each other's beginnings.
+// A digest of `bytes` bytes, 1 to 64. A shorter digest is not a prefix of a longer one.
 std::vector<uint8_t> blake2b(const uint8_t* data, uint64_t size, size_t bytes);
 
 }  // namespace refit

@@ -16,8 +16,8 @@ constexpr size_t kMaxCounters = 1024;
 constexpr size_t kEventBytes = 64;
 constexpr size_t kMaxName = 2048;
 constexpr size_t kMaxDims = 64;
-// Thousands of tensors may name one value of a pickle, so its size bounds none of these: tensors (as in
-// src/wire/safetensors/header.ts), bytes of names and of segments that are stored, and bytes that are compared.
+// Limits on tensors (as in src/wire/safetensors/header.ts), on stored bytes of names and segments, and on compared
+// bytes. The size of a pickle does not bound them, because thousands of tensors may use one value of it.
 constexpr size_t kMaxTensors = 500'000;
 constexpr uint64_t kMaxStored = uint64_t{256} << 20, kMaxCompared = uint64_t{4} << 30;
 constexpr uint64_t kMaxSafe = (uint64_t{1} << 53) - 1;
@@ -46,11 +46,11 @@ std::optional<DType> dtype_of(HandleRole role) {
   }
 }
 
-// Indices of texts in the order in which they were met. Tensors that come one after another mostly have the same text.
-// A tree, not a hash table: the keys are the sender's.
+// Indices of texts in the order of their first use. Consecutive tensors mostly have the same text. This is a tree and
+// not a hash table because the sender chooses the keys and could choose them to collide.
 class Index {
  public:
-  // `fresh` is called for a text that is not there yet.
+  // Calls `fresh` for a text that is new.
   template <typename Fresh>
   size_t find(std::string_view text, Fresh fresh) {
     if (!known_.empty() && text == last_text_) return last_;
@@ -70,12 +70,12 @@ class Index {
   size_t last_ = 0;
 };
 
-// The storage that a slot of a counter file stands for.
+// The storage that a slot of a counter file counts references of.
 struct Storage {
   size_t segment;
   uint64_t offset;
   uint64_t bytes;
-  // The pickle that it came in.
+  // The index of its pickle.
   size_t pickle;
 };
 
@@ -107,7 +107,7 @@ class Reader {
 
  private:
   bool name(const PickleMachine& machine, PickleValue value) {
-    // Names that are not ASCII, and parts of adapters, are left to the reader of all payloads.
+    // src/wire/torch/body.ts reads names that are not ASCII and parts of adapters.
     if (value.type() != Type::kText || machine.object(value).more != 1) return false;
     const std::string_view text = machine.text(value);
     if (text.empty() || text.size() > kMaxName) return false;
@@ -147,7 +147,7 @@ class Reader {
     return true;
   }
 
-  // Stores the shape. False for strides that leave gaps, and for a tensor without elements.
+  // Stores the shape. Returns false for strides that leave gaps and for a tensor without elements.
   bool row_major(const PickleMachine& machine, PickleValue shape, PickleValue stride, uint64_t& elements) {
     if (shape.type() != Type::kTuple || stride.type() != Type::kTuple) return false;
     const auto sizes = machine.items(shape), steps = machine.items(stride);
@@ -208,8 +208,8 @@ class Reader {
     return true;
   }
 
-  // Counts one reference of the storage's slot, once. False for a slot that stands for two storages, or for one that
-  // two pickles name.
+  // Counts one reference of the storage's slot, once. Returns false for a slot of two storages, and for a slot that two
+  // pickles name.
   bool count(const PickleMachine& machine, std::span<const PickleValue> args, const Storage& storage) {
     if (!is_size(args[12]) || args[12].integer() >= static_cast<int64_t>(kSlots)) return false;
     const std::string_view file = as_view(machine.bytes(args[11]));

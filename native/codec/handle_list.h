@@ -1,5 +1,5 @@
-// Reads pickled lists of (name, CUDA tensor) into columns: what torch's senders write
-// (torch.multiprocessing.reductions, reduce_tensor) for weights that lie row-major in storages of their own.
+// Reads pickled lists of (name, CUDA tensor) into columns. torch's senders write such lists
+// (torch.multiprocessing.reductions, reduce_tensor) for row-major weights.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -22,7 +22,7 @@ enum class HandleRole : uint8_t {
   kUnknown,
   kRebuild,  // a function that rebuilds a CUDA tensor
   kTuple,    // a subclass of tuple
-  // The others stand for themselves.
+  // The others are values.
   kTensorClass,
   kStorageClass,
   kBfloat16,
@@ -33,15 +33,15 @@ constexpr int kHandleRoles = 8;
 
 using FindRole = std::function<HandleRole(std::string_view module, std::string_view name)>;
 
-// A GPU as its sender names it: by an index of its own, or as text.
+// A GPU as its sender names it: by the sender's own index, or as text.
 using SenderDevice = std::variant<int64_t, std::string>;
 
 struct HandleSegment {
   size_t device;  // index
   std::string handle;
-  // Bytes of the segment that its storages reach into.
+  // The largest end of its storages, in bytes of the segment.
   uint64_t end;
-  // 64 bytes each, without duplicates: to be waited for before the first read.
+  // 64 bytes each, without duplicates. They must be done before the first read.
   std::vector<std::string> events;
 };
 
@@ -61,17 +61,17 @@ struct HandleList {
   std::vector<int32_t> segments;
   std::vector<double> offsets;  // bytes into the segment
 
-  // How many tensors there are up to the end of each pickle.
+  // The number of tensors up to the end of each pickle.
   std::vector<int32_t> ends;
   std::vector<SenderDevice> devices;
   std::vector<HandleSegment> segment_list;
   std::vector<HandleCounter> counters;
 };
 
-// Reads pickles that name no storage in common. Returns nothing where a pickle is wrong or holds anything else (views,
-// empty tensors, other dtypes, other memory, names that are not ASCII): src/wire/torch/body.ts reads all payloads and
-// reports what is wrong. Every check here is made there too. The caller checks the contents of handles, devices and
-// counter file names.
+// Reads pickles that have no storage in common. Returns nothing if a pickle is wrong or contains anything else (views,
+// empty tensors, other dtypes, other memory, names that are not ASCII). src/wire/torch/body.ts then reads the payload:
+// it reads all kinds, makes every check that is made here, and reports errors. The caller checks the contents of
+// handles, devices and counter file names.
 std::optional<HandleList> read_handle_list(std::span<const std::span<const uint8_t>> pickles,
                                            const FindRole& find_role);
 

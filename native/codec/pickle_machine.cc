@@ -14,7 +14,7 @@ namespace {
 constexpr uint8_t kProto = 0x80, kStop = '.';
 constexpr int kLowestProtocol = 2, kHighestProtocol = 5;
 constexpr size_t kMaxLongBytes = 32;
-// What a JavaScript number holds exactly.
+// The largest integer that a JavaScript number holds exactly.
 constexpr int64_t kMaxSafe = (int64_t{1} << 53) - 1;
 // Object 0 is the empty tuple.
 constexpr int64_t kEmptyTuple = 0;
@@ -61,7 +61,7 @@ void PickleMachine::start() {
   }
   at_ = 2;
   objects_.push_back({Type::kTuple});
-  // What handles take, so that little is copied as the tables grow.
+  // The size that lists of handles need. With it little is copied as the tables grow.
   const size_t expected = std::min(pickle_.size() / 16, limits_.memo);
   memo_.reserve(expected);
   items_.reserve(expected);
@@ -99,7 +99,7 @@ void PickleMachine::limited(std::string message) const { throw PickleError{Kind:
 void PickleMachine::cut_off() const { malformed("it is cut off after " + std::to_string(pickle_.size()) + " bytes"); }
 void PickleMachine::underflow() const { malformed("an opcode takes more values than there are"); }
 
-// A few words on a value for a message: never its contents.
+// A short description of a value for a message, without the contents of strings.
 std::string PickleMachine::describe(PickleValue value) const {
   const auto items_of = [&] { return std::to_string(items(value).size()); };
   switch (value.type()) {
@@ -281,7 +281,7 @@ void PickleMachine::compound(uint8_t opcode) {
   }
 }
 
-// Moves past `count` bytes, which begin at `operand_` then.
+// Moves past `count` bytes and sets `operand_` to the first of them.
 void PickleMachine::take(uint64_t count) {
   if (count > pickle_.size() - at_) cut_off();
   operand_ = at_;
@@ -331,7 +331,7 @@ size_t PickleMachine::unmark() {
   return from;
 }
 
-// As in Python, POP takes a MARK off where no value lies above it.
+// As in Python, POP removes a MARK if no value is above it.
 void PickleMachine::drop() {
   if (!marks_.empty() && stack_.size() == floor()) {
     unmark();
@@ -340,7 +340,8 @@ void PickleMachine::drop() {
   }
 }
 
-// Every pickler numbers its memo from 0 on without holes; an index out of line would only make us allocate.
+// Every pickler numbers its memo from 0 on without gaps. Other indices are refused, because they could cost much
+// memory.
 void PickleMachine::memoize(size_t index) {
   if (index > memo_.size()) {
     malformed("memo " + std::to_string(index) + " is set while " + std::to_string(memo_.size()) + " are in use");

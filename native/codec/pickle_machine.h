@@ -1,7 +1,7 @@
-// The one reader of pickles. A pickle is a program for a stack machine; this one knows the opcodes that put data
-// together (protocols 2 to 5; Lib/pickletools.py describes each) and no others. The opcodes that would import a name
-// look it up in the caller's closed set, and those that would call it write down that they were met. Nothing recurses,
-// and each opcode takes time and memory in proportion to its own bytes.
+// The only reader of pickles. A pickle is a program for a stack machine. This machine knows only the opcodes that build
+// data (protocols 2 to 5; Lib/pickletools.py describes each). Opcodes that import a name in Python look it up in the
+// caller's closed set here. Opcodes that call it in Python record the call here. Nothing recurses, and each opcode
+// takes time and memory in proportion to its own bytes.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -26,7 +26,7 @@ class PickleMachine {
   // `pickle` and `find_name` must outlive the machine and its values.
   PickleMachine(std::span<const uint8_t> pickle, const FindName& find_name, const PickleLimits& limits = {});
 
-  // Reads the whole pickle. Throws PickleError, and what `find_name` throws.
+  // Reads the whole pickle. Throws PickleError and the exceptions of `find_name`.
   void run();
 
   // The value that is left after `run`.
@@ -34,19 +34,20 @@ class PickleMachine {
 
   const PickleObject& object(PickleValue value) const { return objects_[value.index()]; }
   const PickleName& name(PickleValue value) const { return names_[value.index()]; }
-  // Items of a tuple, list or set; keys and values of a dict in turn.
+  // The items of a tuple, list or set; the alternating keys and values of a dict.
   std::span<const PickleValue> items(PickleValue value) const { return items(object(value)); }
   std::span<const PickleValue> items(const PickleObject& object) const;
   // The name and the arguments of a call.
   const PickleName& callee(PickleValue call) const { return names_[object(call).at]; }
   std::span<const PickleValue> arguments(PickleValue call) const { return items(objects_[object(call).size]); }
-  // Text as UTF-8; bytes.
+  // A text as UTF-8, and bytes.
   std::string_view text(PickleValue value) const;
   std::span<const uint8_t> bytes(PickleValue value) const;
 
   const std::vector<PickleObject>& objects() const { return objects_; }
   const std::vector<PickleName>& names() const { return names_; }
-  // What `PickleObject::at` of tuples, of lists, dicts and sets, and of encoded bytes is an index of.
+  // `PickleObject::at` is an index of these: of the first for tuples, of the second for lists, dicts and sets, of the
+  // third for encoded bytes.
   const std::vector<PickleValue>& tuple_items() const { return items_; }
   const std::vector<std::vector<PickleValue>>& lists() const { return lists_; }
   const std::vector<uint8_t>& encoded() const { return encoded_; }
@@ -61,7 +62,8 @@ class PickleMachine {
 
   void start();
   void stop();
-  // The opcodes of numbers, strings, the memo and the stack; the others.
+  // `scalar` runs the opcodes of numbers, strings, the memo and the stack, `compound` the others. `scalar` returns
+  // false for an opcode that is not one of its own.
   bool scalar(uint8_t opcode);
   void compound(uint8_t opcode);
 
@@ -107,22 +109,22 @@ class PickleMachine {
   const std::span<const uint8_t> pickle_;
   const FindName& find_name_;
   const PickleLimits limits_;
-  // Where the opcode that runs is, where the operand that was taken last begins, and what is read next.
+  // Positions in the pickle: of the current opcode, of the operand that was taken last, and of the next byte to read.
   size_t op_ = 0, operand_ = 0, at_ = 0;
   size_t frame_end_ = 0;
   size_t object_count_ = 0, item_count_ = 0;
   std::vector<PickleValue> stack_;
-  // Stack heights at the open MARKs. Values below the innermost cannot be reached.
+  // Stack heights at the open MARKs. Opcodes cannot reach values below the innermost one.
   std::vector<size_t> marks_;
   std::vector<PickleValue> memo_;
   std::vector<PickleObject> objects_;
   std::vector<PickleValue> items_;
   std::vector<std::vector<PickleValue>> lists_;
   std::vector<uint8_t> encoded_;
-  // How many bytes may yet come out of strings: a pickler writes a string once, and calls for its bytes once.
+  // The number of bytes that may still be decoded from strings. A pickler writes a string once and decodes it once.
   size_t encode_budget_;
   std::vector<PickleName> names_;
-  // A tree, not a hash table: the keys are the sender's.
+  // A tree and not a hash table, because the sender chooses the keys and could choose them to collide.
   std::map<std::pair<std::string_view, std::string_view>, size_t> name_index_;
   // The name that BINPERSID calls, once it has been found.
   std::optional<size_t> persistent_name_;

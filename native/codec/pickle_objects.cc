@@ -1,4 +1,4 @@
-// Tuples, lists, dicts and sets, and what stands for calls of names.
+// Tuples, lists, dicts and sets, and the records of calls of names.
 #include <algorithm>
 
 #include "codec/pickle_machine.h"
@@ -37,13 +37,13 @@ PickleValue PickleMachine::add(PickleObject object) {
   return {object.type, static_cast<int64_t>(objects_.size() - 1)};
 }
 
-// Pushes what takes memory.
+// Pushes an object, which counts against the limit.
 void PickleMachine::make(PickleObject object) {
   count_object();
   push(add(object));
 }
 
-// The values from `from` on, off the stack.
+// Moves the values from `from` on from the stack into a tuple.
 PickleValue PickleMachine::cut_tuple(size_t from) {
   const size_t size = stack_.size() - from;
   count_items(size);
@@ -97,7 +97,7 @@ std::string_view PickleMachine::line() {
 void PickleMachine::stack_global() {
   const PickleValue name = pop(), module = pop();
   if (name.type() != Type::kText || module.type() != Type::kText) malformed("STACK_GLOBAL without two strings");
-  // Thousands of names may be made of a text that stands in the pickle once.
+  // The length is limited because thousands of names may use a text that occurs once in the pickle.
   const size_t longest = std::max(object(name).size, object(module).size);
   if (longest > kMaxName) {
     const size_t length = std::max(utf16_length(as_bytes(text(name))), utf16_length(as_bytes(text(module))));
@@ -123,7 +123,7 @@ size_t PickleMachine::find(std::string_view module, std::string_view name) {
   return names_.size() - 1;
 }
 
-// A reference to something beside the pickle: only for callers that have a name for it.
+// A persistent id refers to data outside the pickle. It is accepted only if the caller has a name for it.
 void PickleMachine::persistent() {
   if (!persistent_name_) {
     const PickleMeaning meaning = find_name_("pickle", "persistent_load");
@@ -148,7 +148,8 @@ void PickleMachine::reduce() {
   }
 }
 
-// Python's own ways to write bytes, sets, dicts and tuples give the value. False for arguments of other kinds.
+// Pushes the value of the calls with which Python writes bytes, sets, dicts and tuples. Returns false for other
+// arguments.
 bool PickleMachine::reduce_plain(const PickleName& callee, PickleValue args) {
   const auto given = items(args);
   const PickleValue only = given.size() == 1 ? given[0] : PickleValue();
@@ -182,7 +183,7 @@ bool PickleMachine::reduce_plain(const PickleName& callee, PickleValue args) {
   }
 }
 
-// Bytes as text, one character for each: how protocol 2 writes them.
+// Protocol 2 writes bytes as text with one character for each byte.
 void PickleMachine::encode(PickleValue value) {
   const auto from = as_bytes(text(value));
   const size_t length = utf16_length(from);
@@ -210,8 +211,8 @@ void PickleMachine::new_object() {
   make_call(made.index(), args);
 }
 
-// A record that may be given more has a copy of its arguments, which are counted: thousands of them may be made of one
-// tuple.
+// A record that may get more values later has a copy of its arguments. The copy counts against the limits, because
+// thousands of records may use one tuple.
 void PickleMachine::make_call(size_t name, PickleValue args) {
   PickleValue own = args;
   if (names_[name].use == PickleUse::kAny) {
@@ -232,7 +233,7 @@ void PickleMachine::build() {
   objects_[built.index()].more = static_cast<int32_t>(state.index());
 }
 
-// A record of a name that may be anything keeps whatever it is given.
+// A record of a name of use kAny keeps every value that it is given.
 bool PickleMachine::keeps(PickleValue record, PickleValue given) {
   if (record.type() != Type::kCall || callee(record).use != PickleUse::kAny) return false;
   lists_[objects_[object(record).size].at].push_back(given);

@@ -1,5 +1,5 @@
-// Opcodes that Python's unpickler knows and PickleMachine does not, with what they would do (Lib/pickletools.py has the
-// whole list).
+// Opcodes that Python's unpickler reads and PickleMachine refuses, with the reasons (Lib/pickletools.py has the whole
+// list).
 #include "codec/pickle_opcodes.h"
 
 #include <cstdio>

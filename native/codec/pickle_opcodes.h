@@ -4,7 +4,7 @@
 
 namespace refit {
 
-// Why PickleMachine does not read an opcode.
+// The message for an opcode that PickleMachine does not read.
 std::string describe_opcode(uint8_t opcode);
 
 }  // namespace refit

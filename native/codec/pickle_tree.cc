@@ -9,7 +9,7 @@ PickleTree to_tree(const PickleMachine& machine) {
     starts.push_back(static_cast<int32_t>(tree.values.size()));
     tree.values.insert(tree.values.end(), items.begin(), items.end());
   }
-  // The first object that has a list of items; a set may have a list's.
+  // The first object that has each list of items. A set may have the items of a list.
   std::vector<int32_t> owners(starts.size(), -1);
   tree.objects.reserve(4 * machine.objects().size());
   for (size_t index = 0; index < machine.objects().size(); index++) {

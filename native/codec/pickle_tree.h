@@ -1,4 +1,4 @@
-// The tables of a pickle that was read, as src/wire/pickle/read.ts takes them.
+// The tables of a pickle in the form that src/wire/pickle/read.ts reads.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -11,10 +11,10 @@ namespace refit {
 //   text          its first byte in the pickle, its length, 1 for ASCII
 //   bytes, float  its first byte in the pickle, its length, unused; encoded bytes: the same in `encoded`
 //   tuple         its first value, how many, unused
-//   list, dict    the same; a dict has keys and values in turn
-//   set           the same; the last int is the object whose items it has in common, or -1
+//   list, dict    the same; a dict has alternating keys and values
+//   set           the same; the last int is the object that has the same items, or -1
 //   call          its name, the object of its arguments (a tuple or a list), the dict of its state or -1
-// A tuple holds objects of lower rows alone; the others may hold any.
+// A tuple contains only objects of lower rows; the others may contain any.
 struct PickleTree {
   PickleValue root;
   std::vector<int32_t> objects;

@@ -1,5 +1,5 @@
-// What a pickle is read into: inert values, in tables. Nothing in them refers to anything but other values and the
-// bytes that were read. src/wire/pickle/read.ts builds JavaScript values from the same tables.
+// The values of a pickle, in tables. They are inert data and refer only to each other and to the bytes of the pickle.
+// src/wire/pickle/read.ts builds JavaScript values from the same tables.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -11,15 +11,15 @@ namespace refit {
 
 // The numbers are those of PICKLE_TYPES in src/native/pickle.ts.
 enum class PickleType : uint8_t {
-  // The value itself: nothing, 0 or 1, an int of at most 53 bits.
+  // These hold the value itself: nothing, 0 or 1, an int of at most 53 bits.
   kNone,
   kBool,
   kInt,
-  // A longer int: 256 * (where its bytes begin in the pickle) + how many there are (two's complement, little-endian).
+  // A longer int: 256 * (position of its bytes in the pickle) + number of bytes (two's complement, little-endian).
   kLong,
   // The index of a name.
   kName,
-  // And the rest are indices of objects.
+  // The others hold the index of an object.
   kText,
   kBytes,
   kEncoded,  // bytes that were written as text
@@ -51,28 +51,29 @@ static_assert(sizeof(PickleValue) == 8);
 // One row of the table of objects.
 struct PickleObject {
   PickleType type;
-  // Text, bytes and floats: the first byte in the pickle; encoded bytes: in those that were encoded. A tuple: its first
-  // item. A list, dict or set: which list of items (a dict has keys and values in turn). A call: its name.
+  // Text, bytes and floats: the first byte in the pickle. Encoded bytes: the first byte in PickleMachine::encoded(). A
+  // tuple: its first item. A list, dict or set: the index of its list of items (a dict has alternating keys and
+  // values). A call: its name.
   uint32_t at = 0;
   // Bytes, or items of a tuple. A call: the object that holds its arguments, a tuple or a list.
   uint32_t size = 0;
-  // Text: 1 where all of it is ASCII. A call: the dict that BUILD gave it, or -1.
+  // Text: 1 if all of it is ASCII. A call: the dict of its BUILD opcode, or -1.
   int32_t more = -1;
 };
 
-// What a name of the closed set may be used for: `PickleUse` in src/wire/pickle/values.ts, in the same order.
+// The permitted use of a name of the closed set: `PickleUse` in src/wire/pickle/values.ts, in the same order.
 enum class PickleUse : uint8_t { kValue, kCall, kClass, kTuple, kDict, kSet, kBytes, kLatin1, kAny };
 constexpr int kPickleUses = 9;
 
 struct PickleName {
-  // They lie in the pickle, or are constants.
+  // Views of the pickle, or constants.
   std::string_view module, name;
   PickleUse use;
-  // Whatever the caller tells its names apart by.
+  // The caller's own number for the name.
   int role = 0;
 };
 
-// What a caller answers for a name: its use, or, with `known` false, why it is refused.
+// A caller's answer for a name: its use or, if `known` is false, the reason for the refusal.
 struct PickleMeaning {
   bool known;
   PickleUse use = PickleUse::kValue;
@@ -84,12 +85,12 @@ struct PickleError {
   enum class Kind : uint8_t { kMalformed, kRefused, kLimit };
 
   Kind kind;
-  // The byte of the opcode at fault.
+  // The position of the wrong opcode.
   size_t at;
   std::string message;
 };
 
-// At least eight times what a request of 18,867 handles takes, and some 300 MB of records at worst.
+// At least eight times the need of a request with 18,867 handles. The records take about 300 MB at most.
 struct PickleLimits {
   // Bytes of the whole pickle.
   size_t bytes = size_t{256} << 20;

@@ -18,7 +18,7 @@
 namespace refit {
 namespace {
 
-// Stays in a core's cache between decompression, change and checksum.
+// Small enough to stay in a core's cache between decompression, change and checksum.
 constexpr size_t kPiece = 1 << 20;
 
 // RFC 1950.
@@ -100,7 +100,7 @@ void take(ZstdStream& change, void* out, size_t size) {
   if (change.read(static_cast<uint8_t*>(out), size) != size) throw std::runtime_error("its change is cut off");
 }
 
-// `count` values of a change, from byte `from` of it, in pieces: a change is far larger than what it is compressed to.
+// Reads `count` values of a change, from byte `from` of it, in pieces, because a decompressed change is large.
 template <typename T>
 class Values {
  public:
@@ -132,10 +132,10 @@ class Values {
 
 struct Overwrite {
   uint32_t count = 0;
-  bool rises = true;  // no position lies before the one before it
+  bool rises = true;  // true while the positions are in ascending order
 };
 
-// Reads all of it once, so that nothing is written of one that is broken.
+// Reads the whole change once before anything is written, so a broken change writes nothing.
 Overwrite checked_overwrite(const TensorDelta& delta) {
   Overwrite out;
   {
@@ -208,7 +208,7 @@ std::vector<std::string> apply_deltas(const std::vector<TensorDelta>& deltas, De
   try {
     for (size_t i = 1; i < most; i++) workers.emplace_back(work);
   } catch (const std::system_error&) {
-    // Those that there are do all of it.
+    // The threads that did start do all the work.
   }
   work();
   for (std::thread& worker : workers) worker.join();

@@ -19,8 +19,8 @@ struct TensorDelta {
 enum class DeltaEncoding { kXor, kOverwrite };
 enum class DeltaChecksum { kXxh3, kAdler32 };
 
-// Changes tensors where they lie, several at once. Returns the checksum of each one's new bytes, in hexadecimal digits.
-// Throws std::runtime_error at the first that cannot be changed, naming its index; others may have been changed.
+// Changes tensors in place, several at once. Returns the checksum of the new bytes of each, in hexadecimal digits.
+// Throws std::runtime_error, with the index, at the first that cannot be changed; others may have been changed.
 std::vector<std::string> apply_deltas(const std::vector<TensorDelta>& deltas, DeltaEncoding encoding,
                                       DeltaChecksum checksum, int threads);
 

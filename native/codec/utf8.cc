@@ -17,7 +17,7 @@ bool is_utf8(std::span<const uint8_t> bytes) {
                         : lead >= 0xf0 && lead <= 0xf4 ? 3
                                                        : 0;
     if (more == 0 || more > bytes.size() - at) return false;
-    // The second byte rules out overlong forms, surrogates and what is past U+10FFFF.
+    // The second byte rules out overlong forms, surrogates and characters past U+10FFFF.
     const uint8_t low = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;
     const uint8_t high = lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : 0xbf;
     if (bytes[at] < low || bytes[at] > high) return false;

@@ -7,7 +7,7 @@ namespace refit {
 
 bool is_ascii(std::span<const uint8_t> bytes);
 
-// As the Unicode standard has it: no surrogates, nothing past U+10FFFF, no sequence longer than it needs to be.
+// By the definition of the Unicode standard: no surrogates, nothing past U+10FFFF, no overlong sequences.
 bool is_utf8(std::span<const uint8_t> bytes);
 
 // Length of valid UTF-8 as a JavaScript string.

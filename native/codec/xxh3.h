@@ -7,11 +7,11 @@
 namespace refit {
 
 // XXH3 with 128 bits, no seed, the default secret (Yann Collet;
-// https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md), of bytes that come in pieces.
+// https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md), of bytes in pieces.
 class Xxh3 {
  public:
   void update(const uint8_t* data, size_t size);
-  // 32 hexadecimal digits, most significant first. Once, at the end.
+  // 32 hexadecimal digits, most significant first. Call it once, at the end.
   std::string hex() const;
 
  private:
@@ -22,7 +22,7 @@ class Xxh3 {
                         0x85EBCA77C2B2AE63ULL, 0x85EBCA77ULL,         0x27D4EB2F165667C5ULL, 0x9E3779B1ULL};
   uint64_t total_ = 0;
   size_t filled_ = 0;
-  uint8_t block_[kBlock] = {};  // the last block is only known as such at the end
+  uint8_t block_[kBlock] = {};  // kept back, because the last block is hashed in another way
   uint8_t before_[64] = {};     // the last bytes of the block before it
 };
 

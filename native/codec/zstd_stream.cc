@@ -8,7 +8,7 @@
 namespace refit {
 namespace {
 
-// zstd.h; the same since 1.0.
+// The types of zstd.h, unchanged since 1.0.
 struct InBuffer {
   const void* data;
   size_t size, at;
@@ -75,7 +75,7 @@ size_t ZstdStream::read(uint8_t* out, size_t size) {
       throw std::runtime_error(std::string("it does not decompress: ") + library().error_name(result));
     const bool stuck = from.at == at_ && to.at == before;
     at_ = from.at;
-    // The end of the last frame, or of bytes that break off in it.
+    // Stops at the end of the last frame, or where the input is cut off inside a frame.
     if (stuck || (at_ == size_ && result == 0)) break;
   }
   return to.at;

@@ -5,8 +5,8 @@
 
 namespace refit {
 
-// What a Zstandard frame (RFC 8878) holds, in pieces. By the system's libzstd.so.1, which is opened at the first use.
-// Throws std::runtime_error: it is not there, the frame is broken.
+// Decompresses Zstandard frames (RFC 8878) in pieces, with the system's libzstd.so.1, which is opened at the first use.
+// Throws std::runtime_error if the library is missing or a frame is broken.
 class ZstdStream {
  public:
   ZstdStream(const uint8_t* data, size_t size);
@@ -14,7 +14,7 @@ class ZstdStream {
   ZstdStream(const ZstdStream&) = delete;
   ZstdStream& operator=(const ZstdStream&) = delete;
 
-  // As many bytes as there are, at most `size`; fewer only at the end.
+  // Reads up to `size` bytes and returns how many; fewer only at the end.
   size_t read(uint8_t* out, size_t size);
 
  private:

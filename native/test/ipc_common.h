@@ -22,7 +22,7 @@
 #include "test/check.h"
 #include "transport/ipc/ipc_descriptor.h"
 #include "transport/ipc/ipc_session.h"
-#include "transport/ipc/ipc_words.h"
+#include "transport/ipc/ipc_messages.h"
 
 namespace refit::test::ipc_world {
 

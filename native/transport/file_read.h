@@ -1,4 +1,4 @@
-// Reads a file at an offset, in full or with a reason.
+// Reads a file at an offset: all bytes, or the reason why not.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -6,7 +6,7 @@
 namespace refit {
 
 struct ReadResult {
-  uint64_t bytes = 0;  // bytes in `out` now; fewer than requested means that it failed
+  uint64_t bytes = 0;  // bytes that are in `out` now; fewer than requested: the read failed
   int error = 0;       // errno; 0 with fewer bytes: the file ended
   // False only if `out` is certainly unchanged.
   bool touched = false;

@@ -101,7 +101,7 @@ t.test('pieces are received into alternating slots and written by every rank fro
       tensors: new Float64Array(),
       rects: new Float64Array()
     })
-  }, /staged on the cards of 2 ranks, expected 1/)
+  }, /staged on the GPUs of 2 ranks, expected 1/)
   await addon.stageGroup(to, 0, 2)
   t.throws(() => {
     void addon.write(receiver.core, { ...job, sources: [{ staged: { group: to, slot: 0 } }] })

@@ -192,7 +192,7 @@ t.test('every refusal names its tensor and the cure', async t => {
     }],
     [
       'a card that is not here',
-      /the sender's card GPU-x is not visible to this process: .*CUDA_VISIBLE_DEVICES/,
+      /the sender's GPU GPU-x is not visible to this process: .*CUDA_VISIBLE_DEVICES/,
       segment => {
         segment.uuid = 'GPU-x'
       }

@@ -159,7 +159,7 @@ void check_write(const WriteJob& job, int ranks, const std::vector<Param>& param
   for (size_t i = 0; i < job.sources.size(); i++) {
     const size_t staged = job.sources[i].rank_data.size();
     if (staged != 0 && staged != static_cast<size_t>(ranks)) {
-      refuse("source " + std::to_string(i) + ": is staged on the cards of " + std::to_string(staged) +
+      refuse("source " + std::to_string(i) + ": is staged on the GPUs of " + std::to_string(staged) +
              " ranks, expected " + std::to_string(ranks) + ": its group is of another engine");
     }
     if (job.sources[i].segment < static_cast<int>(job.segments.size())) continue;

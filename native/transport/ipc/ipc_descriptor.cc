@@ -33,7 +33,7 @@ std::string cure(int error, int32_t pid, int32_t fd) {
     case EBADF:
       return "the process has no descriptor " + std::to_string(fd) +
              ": the sender has freed the memory, or it is in another PID namespace and " + std::to_string(pid) +
-             " is somebody else here (start both containers with --pid=host)";
+             " is another process here (start both containers with --pid=host)";
     case EPERM:
       return std::string(
                  "this process may not trace the sender: both must run as one user, and kernel.yama.ptrace_scope must "
@@ -59,12 +59,12 @@ std::string cure(int error, int32_t pid, int32_t fd) {
 
 int take_descriptor(int32_t pid, int32_t fd) {
   const auto process = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
-  // EINVAL: a number that is a thread's, or none at all.
+  // EINVAL: the number is not valid, or it belongs to a thread and not to a process.
   if (process < 0) refuse("pidfd_open", errno == EINVAL ? ESRCH : errno, pid, fd);
   const auto own = static_cast<int>(syscall(SYS_pidfd_getfd, process, fd, 0));
   const int error = errno;
   close(process);
-  // It is closed on exec from the start.
+  // pidfd_getfd sets close-on-exec on the new descriptor.
   if (own < 0) refuse("pidfd_getfd", error, pid, fd);
   return own;
 }

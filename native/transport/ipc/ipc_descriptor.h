@@ -4,8 +4,8 @@
 
 namespace refit::ipc {
 
-// A duplicate of descriptor `fd` of process `pid`, for the caller to close. Throws std::runtime_error: what the system
-// said, and what to do about it.
+// Returns a duplicate of descriptor `fd` of process `pid`, which the caller closes. Throws std::runtime_error with the
+// system's error and a way to fix it.
 int take_descriptor(int32_t pid, int32_t fd);
 
 }  // namespace refit::ipc

@@ -6,14 +6,14 @@
 #include <string>
 #include <thread>
 
-#include "transport/ipc/ipc_words.h"
+#include "transport/ipc/ipc_messages.h"
 
 namespace refit::ipc {
 namespace {
 
 constexpr std::chrono::microseconds kLook{20}, kLongLook{500};
 
-// Destroyed whatever happens. What that throws is no reason to lose the bytes.
+// Destroys the event on every path. Errors of the destruction are ignored: they must not lose the bytes.
 struct OpenEvent {
   OpenEvent(Driver& driver, int rank, const uint8_t* handle)
       : driver(driver), rank(rank), id(driver.open_event(rank, handle)) {}
@@ -37,7 +37,7 @@ void await_events(Driver& driver, int rank, const Segment& segment, int timeout_
       const OpenEvent event(driver, rank, segment.events.data() + at);
       for (auto look = kLook; !driver.event_done(rank, event.id); look = std::min(look * 2, kLongLook)) {
         if (std::chrono::steady_clock::now() > deadline) {
-          throw std::runtime_error("its sender's work on the card was not done after " + std::to_string(timeout_ms) +
+          throw std::runtime_error("its sender's work on the GPU was not done after " + std::to_string(timeout_ms) +
                                    " ms");
         }
         std::this_thread::sleep_for(look);
@@ -66,7 +66,7 @@ FetchMapping::~FetchMapping() {
   try {
     driver_.close(rank_, mapping_);
   } catch (const std::exception&) {
-    // The sender is gone, or the card is: there is nobody to give it back to.
+    // The sender has ended or the GPU is lost, so there is nothing to give back.
   }
 }
 

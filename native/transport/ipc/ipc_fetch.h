@@ -1,5 +1,5 @@
-// Bytes of a segment for the host: small payloads that tell what is to be done with larger ones, and those that are
-// worked on by the CPU.
+// Copies bytes of a segment to the host: small payloads that describe larger ones, and payloads that the CPU
+// processes.
 #pragma once
 #include <cstdint>
 
@@ -7,20 +7,20 @@
 
 namespace refit::ipc {
 
-// Waits until the senders' events of the segment are done, at most `timeout_ms`. Throws std::runtime_error, in the
-// words of a write that fails.
+// Waits until the senders' events of the segment are done, at most `timeout_ms`. Throws std::runtime_error
+// with the same messages as a failed write.
 void await_events(Driver& driver, int rank, const Segment& segment, int timeout_ms);
 
-// A segment that is open on one rank. Not for handles that a write keeps open there.
+// A segment that is open on one rank. It must not be used for handles that a write keeps open on that rank.
 class FetchMapping {
  public:
-  // Throws std::runtime_error also where [offset, offset + bytes) is not inside of it.
+  // Throws std::runtime_error, also if [offset, offset + bytes) is not inside the segment.
   FetchMapping(Driver& driver, int rank, const Segment& segment, uint64_t offset, uint64_t bytes);
   ~FetchMapping();
   FetchMapping(const FetchMapping&) = delete;
   FetchMapping& operator=(const FetchMapping&) = delete;
 
-  // Where the rank reads the first of the bytes.
+  // The address of the first byte in the rank.
   const uint8_t* data() const { return data_; }
 
  private:

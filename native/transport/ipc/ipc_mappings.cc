@@ -14,14 +14,15 @@
 namespace refit::ipc {
 namespace {
 
-// Whether two descriptors are one open file, as duplicates are, also those taken from another process. Numbers tell
-// nothing: they are used again. 0 yes, above 0 no, below 0 the system does not say (old kernel, seccomp).
+// Compares the open files behind two descriptors. Duplicates have the same open file, also if they were taken from
+// another process. The descriptors' numbers cannot be compared, because the system reuses them. Returns 0 for the same
+// file, above 0 for different ones, below 0 if the system does not report it (old kernel, seccomp).
 long compare_files(int a, int b) {
   const auto self = static_cast<long>(getpid());
   return syscall(SYS_kcmp, self, self, static_cast<long>(KCMP_FILE), static_cast<long>(a), static_cast<long>(b));
 }
 
-// What a kept segment is found by; of descriptors only what they have in common.
+// The key of a kept segment. For descriptors it has only the block size and their number: `find` compares the rest.
 std::string table_key(const Segment& segment) {
   if (segment.fds.empty()) return segment_key(segment);
   return "blocks " + std::to_string(segment.block_bytes) + " " + std::to_string(segment.fds.size());
@@ -116,8 +117,8 @@ uint64_t Mappings::close(std::vector<Open> open) {
     left_open_.clear();
     warning_.clear();
   }
-  // A thread for each rank: of one rank the driver closes one at a time anyway, and threads that hand its lock to each
-  // other are slower than one.
+  // One thread for each rank. The driver closes the mappings of one rank one at a time anyway, and several threads that
+  // pass its lock to each other are slower than one.
   std::vector<std::vector<Open>> of_rank(ranks_.size());
   for (const Open& one : open) of_rank[static_cast<size_t>(one.rank)].push_back(one);
   std::erase_if(of_rank, [](const std::vector<Open>& its) { return its.empty(); });

@@ -1,6 +1,6 @@
-// Mappings that outlive a write: those that are kept under a name, and those whose closing failed.
+// Mappings that outlive a write: mappings that are kept under a name, and mappings that could not be closed.
 //
-// Threads: one caller at a time, but for `shut`, which any thread may call.
+// Threads: one caller at a time. `shut` is the exception: any thread may call it.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -16,19 +16,19 @@ namespace refit::ipc {
 
 class Mappings {
  public:
-  // Both outlive it. The pool's threads close.
+  // Both must outlive this object. The pool's threads close the mappings.
   Mappings(Driver& driver, Pool& pool) : driver(driver), pool(pool), ranks_(driver.ranks()) {}
-  // Closes all.
+  // Closes all mappings.
   ~Mappings();
   Mappings(const Mappings&) = delete;
   Mappings& operator=(const Mappings&) = delete;
 
-  // What is kept of the segment on the rank; else null. With `keep` it goes under that name from now on.
+  // The mapping of the segment that is kept on the rank, or null. If `keep` is not empty, the mapping is renamed to it.
   const Mapping* find(int rank, const Segment& segment, const std::string& keep);
-  // False where it could not be found again: it must be closed then.
+  // Returns false if the mapping could not be found again later. The caller must then close it.
   bool keep(int rank, const Segment& segment, const std::string& name, const Mapping& mapping);
 
-  // Closes what is kept under the name, or all; returns how many were closed.
+  // Closes the mappings that are kept under the name, or all. Returns how many were closed.
   uint64_t close(const std::string& name);
   uint64_t close_all();
   size_t kept() const;
@@ -37,9 +37,9 @@ class Mappings {
     int rank = 0;
     Mapping mapping;
   };
-  // Closes these, the ranks at the same time, and what could not be closed before; returns how many were closed.
+  // Closes these mappings and all that could not be closed before, the ranks in parallel. Returns how many were closed.
   uint64_t close(std::vector<Open> open);
-  // Of the last close that failed; empty where all is closed.
+  // The message of the last close that failed; empty if everything is closed.
   std::string warning() const;
 
   Driver& driver;
@@ -49,7 +49,7 @@ class Mappings {
   struct Kept {
     std::string name;
     Mapping mapping;
-    std::vector<int> fds;  // own duplicates: they tell whether descriptors that come later mean the same blocks
+    std::vector<int> fds;  // own duplicates, to find out whether later descriptors are the same blocks
   };
   using Table = std::unordered_multimap<std::string, Kept>;
 

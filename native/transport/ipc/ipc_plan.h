@@ -1,4 +1,4 @@
-// Which rank opens which segments of a write, in which order, and for what: plain host arithmetic.
+// Plans which rank opens which segments of a write, in which order, and for which tensors. Plain host arithmetic.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -11,29 +11,29 @@ namespace refit::ipc {
 
 // One segment on one rank.
 struct PlannedSegment {
-  int segment = 0;                             // in WriteJob.segments, of several that are the same memory the first
-  int tensor = 0;                              // the first that is read from it
-  std::vector<size_t> rects;                   // in WriteJob.rects, rising
-  std::vector<std::pair<int, uint64_t>> ends;  // tensors, and how many bytes of the segment each reaches over
-  uint64_t bytes = 0;                          // that the rank reads
+  int segment = 0;                             // index in WriteJob.segments; the first of those with the same memory
+  int tensor = 0;                              // the first tensor that is read from it
+  std::vector<size_t> rects;                   // indices in WriteJob.rects, ascending
+  std::vector<std::pair<int, uint64_t>> ends;  // tensors, with the end of each in bytes of the segment
+  uint64_t bytes = 0;                          // bytes that the rank reads
   std::string keep;
 };
 
 struct PlannedEvent {
-  const uint8_t* handle = nullptr;  // in the job
-  int tensor = 0;                   // the first that comes with it
-  int rank = 0;                     // the first that needs it: opens it for all
+  const uint8_t* handle = nullptr;  // points into the job
+  int tensor = 0;                   // the first tensor with this event
+  int rank = 0;                     // the first rank that needs it, which opens it for all
 };
 
 struct IpcPlan {
-  std::vector<std::vector<PlannedSegment>> ranks;  // each rank's, in the order of the tensors
-  std::vector<PlannedEvent> events;                // equal handles once
+  std::vector<std::vector<PlannedSegment>> ranks;  // of each rank, in the order of the tensors
+  std::vector<PlannedEvent> events;                // without duplicates
 };
 
-// What makes two segments the same memory, within one write.
+// A key that is equal for two segments of one write if they are the same memory.
 std::string segment_key(const Segment& segment);
 
-// Rectangles of no elements need nothing. The job must have passed check_write.
+// Rectangles without elements need no segment. The job must have passed check_write.
 IpcPlan plan_segments(const WriteJob& job, int ranks);
 
 }  // namespace refit::ipc

@@ -5,12 +5,12 @@
 #include <utility>
 
 #include "core/fault.h"
-#include "transport/ipc/ipc_words.h"
+#include "transport/ipc/ipc_messages.h"
 
 namespace refit::ipc {
 namespace {
 
-// Between two looks at an event that is not done yet.
+// The time between two looks at an event that is not done yet; it doubles from the first to the second.
 constexpr std::chrono::microseconds kLook{20}, kLongLook{500};
 
 }  // namespace
@@ -101,10 +101,10 @@ void Session::await_event(const Event& event) {
       if (cancelled()) {
         fail(event.plan.tensor, "the write was cancelled");
       } else if (std::chrono::steady_clock::now() > deadline_) {
-        fail(event.plan.tensor, "its sender's work on the card was not done after " +
-                                    std::to_string(job_.event_timeout_ms) +
-                                    " ms: send tensors when what computes them has been enqueued, and nothing that "
-                                    "waits for this update is before them on the stream");
+        fail(event.plan.tensor,
+             "its sender's work on the GPU was not done after " + std::to_string(job_.event_timeout_ms) +
+                 " ms: send tensors after the work that computes them is enqueued, and put no work that "
+                 "waits for this update before them on the stream");
       } else {
         std::this_thread::sleep_for(look);
         look = std::min<std::chrono::microseconds>(look * 2, kLongLook);
@@ -117,7 +117,7 @@ void Session::await_event(const Event& event) {
 
 bool Session::begin() {
   std::unique_lock lock(mutex_);
-  // All of them, also those of segments that other ranks read: what is refused here has changed nothing.
+  // Waits for all events, also those of segments that other ranks read, so a refusal here has changed nothing.
   wake_.wait(lock, [this] { return stopped_ || events_done_; });
   return !stopped_;
 }
@@ -134,8 +134,8 @@ void Session::destroy_events() {
   }
 }
 
-// The next ones, up to a batch, or all. The first batch is small, so that the card begins soon, and so are the last, so
-// that it ends soon after them.
+// Opens the next segments: a batch of them, or all. The first batch is small because the GPU then begins early. The
+// last batches are small because the GPU then ends soon after the last segment is open.
 void Session::open_some(int rank) {
   RankState& state = ranks_[static_cast<size_t>(rank)];
   if (state.open == state.segments.size()) return;

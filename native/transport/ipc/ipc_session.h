@@ -1,13 +1,14 @@
 // The segments of one write, from opening to closing.
 //
-// Each rank's thread opens its own, in the order in which it reads them, and launches what reads them in between: the
-// card copies while the next are opened. (Other threads that open meanwhile keep a rank out of the driver's lock: its
-// launches then come after the last of them.) With few segments, or several ranks, nothing is scattered before all
-// ranks have opened and checked all, so that a refused handle changes nothing.
+// Each rank's thread opens its own segments, in the order in which it reads them, and launches the reads in between:
+// the GPU copies while the next segments are opened. (If other threads opened segments at the same time, they would
+// keep the rank out of the driver's lock, and its launches would come after the last of them.) With few segments, or
+// with several ranks, nothing is scattered before all ranks have opened and checked all segments. A refused handle then
+// changes nothing.
 //
-// Threads: `open` on the write's thread, `begin` and `next` on the ranks', all at the same time; `close` when all of
-// those have returned and the cards have passed everything: closing waits for what a card is doing. A sender's events
-// are the write's thread's alone, in the context of one rank.
+// Threads: `open` runs on the write's thread, `begin` and `next` run on the ranks' threads, all at the same time.
+// `close` is called when all of these have returned and the GPUs have finished their work, because closing waits for a
+// busy GPU. Only the write's thread uses the senders' events, in the context of one rank.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -23,37 +24,37 @@
 namespace refit::ipc {
 
 struct SessionLimits {
-  size_t few = 8;                  // segments to open on one rank, up to which the scatter waits for all
-  uint64_t batch_bytes = 1 << 30;  // else it waits for this much: few launches, each large
+  size_t few = 8;                  // up to this many segments to open on a rank, the scatter waits for all
+  uint64_t batch_bytes = 1 << 30;  // otherwise it waits for this many bytes: few large launches
 };
 
 class Session {
  public:
-  // Told of the first failure: a tensor of the job, and why.
+  // Called for the first failure, with a tensor of the job and the reason.
   using Fail = std::function<void(int tensor, std::string message)>;
 
-  // Plans all of it. The job outlives it, and so do the mappings.
+  // Makes the whole plan. The job and the mappings must outlive this object.
   Session(Mappings& mappings, const WriteJob& job, Fail fail, const SessionLimits& limits = {});
-  // Closes what `close` was not called for.
+  // Closes everything, as after a failed write, unless `close` has been called.
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
   bool empty() const;
-  // Opens the events, waits until what the senders recorded them behind is done, and destroys them. Never throws.
+  // Opens the events, waits until the senders' work before them is done, and destroys them. Never throws.
   void open();
-  // Opens the first segments that the rank is to read.
+  // Opens the first segments that the rank reads.
   void prepare(int rank) { open_some(rank); }
-  // Returns when the senders' work is done; false: the write has failed.
+  // Returns when the senders' work is done. Returns false if the write has failed.
   bool begin();
-  // Opens the next segments that the rank is to read, [first, last) of segments(rank). False: there are no more, or the
-  // write has failed.
+  // Opens the next segments that the rank reads, [first, last) of segments(rank). Returns false if there are no more or
+  // the write has failed.
   bool next(int rank, size_t& first, size_t& last);
-  // Ends it: nobody waits here any longer.
+  // Ends the session: `begin`, `next` and `open` stop waiting.
   void stop();
-  // Closes what was opened but for what is to be kept, which a failed write keeps nothing of.
+  // Closes what this write opened, except segments that are to be kept. A failed write keeps nothing.
   void close(bool failed);
-  // The card is lost, and the process about to end: nothing is closed.
+  // Closes nothing: the GPU is lost and the process is about to end.
   void abandon() { done_ = true; }
 
   struct Opened {
@@ -67,13 +68,13 @@ class Session {
   const std::string& warning() const { return warning_; }
 
  private:
-  // Its rank's thread's alone, until `close`.
+  // Only the rank's own thread uses it, until `close`.
   struct RankState {
     std::vector<Opened> segments;
-    size_t given = 0;      // to the rank
-    size_t open = 0;       // the first so many are
+    size_t given = 0;      // segments that `next` has returned
+    size_t open = 0;       // segments that are open: [0, open)
     uint64_t waiting = 0;  // bytes of [given, open)
-    uint64_t left = 0;     // bytes behind `open`
+    uint64_t left = 0;     // bytes of the segments from `open` on
   };
   struct Event {
     PlannedEvent plan;
@@ -105,7 +106,7 @@ class Session {
   std::condition_variable wake_;
   std::atomic<bool> stopped_ = false;
   bool events_done_ = false;
-  size_t ready_ = 0;  // ranks that have opened all of theirs
+  size_t ready_ = 0;  // ranks that have opened all their segments
 };
 
 }  // namespace refit::ipc

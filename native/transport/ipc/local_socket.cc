@@ -11,7 +11,7 @@
 namespace refit {
 namespace {
 
-// Of whoever called listen.
+// The credentials are those of the process that called listen. 0, or a negative errno.
 int check_owner(int fd) {
   ucred peer{};
   socklen_t size = sizeof peer;

@@ -14,7 +14,7 @@ namespace refit {
 namespace {
 
 constexpr int64_t kHeader = 64;
-// Of torch's counter files (CUDA_IPC_REF_COUNTER_FILE_SIZE): what lies behind them is none of ours.
+// The size of torch's counter files (CUDA_IPC_REF_COUNTER_FILE_SIZE). Bytes after it are not used.
 constexpr int64_t kCounterFile = kHeader + 8 * 10'000;
 
 [[noreturn]] void fail(const char* what) { throw std::system_error(errno, std::generic_category(), what); }
@@ -25,7 +25,8 @@ class Mapping {
   Mapping(int fd, int64_t least, int64_t most) {
     struct stat info;
     if (fstat(fd, &info) != 0) fail("fstat");
-    // Beyond the end a mapping is a fault that ends the process. Only its owner could cut the file in between.
+    // Access to a mapping past the end of its file is a fault that ends the process, so the size is checked first. Only
+    // the owner of the file could shorten it after this check.
     if (info.st_size < least) {
       throw std::invalid_argument("shared memory of " + std::to_string(info.st_size) +
                                   " bytes has no reference counts, which take " + std::to_string(least));
@@ -44,7 +45,7 @@ class Mapping {
   T drop(int64_t offset, T references) {
     std::atomic_ref<T> count(*reinterpret_cast<T*>(static_cast<uint8_t*>(base_) + offset));
     T had = count.load(std::memory_order_relaxed);
-    // Release: whoever takes the last reference sees that our reads are done.
+    // Release order: the process that takes the last reference sees that our reads are done.
     while (had > 0) {
       const T left = had - std::min(had, references);
       if (count.compare_exchange_weak(had, left, std::memory_order_acq_rel, std::memory_order_relaxed)) return left;

@@ -1,4 +1,4 @@
-// What a refused handle means to whoever sent it, with the cure.
+// Error messages for the sender of a refused handle: the cause and the remedy.
 #pragma once
 #include <string>
 

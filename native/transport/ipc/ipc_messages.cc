@@ -1,4 +1,4 @@
-#include "transport/ipc/ipc_words.h"
+#include "transport/ipc/ipc_messages.h"
 
 namespace refit::ipc {
 namespace {
@@ -12,15 +12,15 @@ std::string cure(const Refused& refused, const Segment& segment) {
       return std::string("the sender has freed it or has ended, and it must keep its tensors until the reply; ") +
              kNamespaces;
     case Cause::kSameProcess:
-      return "it was exported by this very process, and CUDA opens handles only in another one: run trainer and engine "
+      return "it was exported by this same process, and CUDA opens handles only in another one: run trainer and engine "
              "in two processes";
     case Cause::kNotVisible:
-      return "the sender's card " + segment.uuid +
-             " is not visible to this process: start it with a CUDA_VISIBLE_DEVICES that has this card too, or send "
-             "from a card of the engine";
+      return "the sender's GPU " + segment.uuid +
+             " is not visible to this process: start it with a CUDA_VISIBLE_DEVICES that has this GPU too, or send "
+             "from a GPU of the engine";
     case Cause::kNoPeer:
-      return "the rank's card does not reach the memory of the sender's card " + segment.uuid +
-             " (\"refit devices\" shows which cards reach which): send from a card of the engine, or upload the "
+      return "the rank's GPU does not reach the memory of the sender's GPU " + segment.uuid +
+             " (\"refit devices\" shows which GPUs reach which): send from a GPU of the engine, or upload the "
              "weights";
     case Cause::kNoMemory:
       return "there is no room left to map it: send fewer tensors in one request";
