@@ -179,7 +179,7 @@ const TABLE: [
 const BODIES: Record<number, object> = { 401: { error: 'Unauthorized' }, 403: { error: 'Forbidden' } }
 
 for (const [name, keys, normal, admin, adminOnly] of TABLE) {
-  t.test(`with ${name} set, levels admit the callers that SGLang admits`, async t => {
+  t.test(`with ${name} set, each auth level admits the callers that SGLang admits`, async t => {
     const { url } = await routeApp(t, keys)
     const closed = await adminOnlyRoute(t, keys)
     for (

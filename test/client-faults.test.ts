@@ -2,7 +2,7 @@ import t from 'tap'
 import { RefitClient } from '../src/client/client.ts'
 import { scriptedEngine } from './helpers/scripted-engine.ts'
 
-t.test('a stream that breaks off, or ends without its mark, is an error and no end', async t => {
+t.test('a stream that breaks off, or ends without its end mark, is an error', async t => {
   const engine = await scriptedEngine(t)
   const client = new RefitClient(engine.url)
   t.teardown(async () => {

@@ -37,7 +37,7 @@ t.test('the client speaks to a plugin under a prefix, with keys', async t => {
   t.equal(engine.live, 0)
 })
 
-t.test('a stream yields what there is so far, and leaving the loop ends the request', async t => {
+t.test('a stream yields the text so far, and leaving the loop ends the request', async t => {
   const engine = new FakeEngine({ stepMs: 2 })
   const { url } = await routeApp(t, { engine })
   const client = new RefitClient(url)
@@ -55,7 +55,7 @@ t.test('a stream yields what there is so far, and leaving the loop ends the requ
   t.ok(engine.stats.generationTokens < 400)
 })
 
-t.test('a signal ends a request', async t => {
+t.test('an abort signal ends a request', async t => {
   const engine = new FakeEngine({ stepMs: 2 })
   const { url } = await routeApp(t, { engine })
   const client = new RefitClient(url)
@@ -132,7 +132,7 @@ t.test('an error reply of any shape gives a message', async t => {
   t.equal(message(400, 'null'), 'null')
 })
 
-t.test('events are read in whatever pieces they arrive', async t => {
+t.test('events are read from pieces of any size', async t => {
   const text = Buffer.from(': note\n\ndata: {"a":"€"}\n\nevent: x\ndata:{"b":1}\r\n\r\ndata: [DONE]\n\ndata: after\n\n')
   for (let size = 1; size < text.length; size++) {
     async function* pieces () {

@@ -5,7 +5,7 @@ import type { Test } from 'tap'
 import { packageRoot } from '../src/root.ts'
 import { lintDocker } from './helpers/docker-lint.ts'
 
-t.test('the Dockerfile, .dockerignore and docker-compose.yml fit each other and the repository', async t => {
+t.test('the Dockerfile, .dockerignore and docker-compose.yml agree with each other and the repository', async t => {
   t.same(lintDocker(packageRoot), [])
 })
 
@@ -90,7 +90,7 @@ for (const [what, file, from, to, fault] of ERRORS) {
   })
 }
 
-t.test('an exception list may be copied', async t => {
+t.test('a file that an exception in .dockerignore includes may be copied', async t => {
   const folder = copy(t)
   writeFileSync(join(folder, '.dockerignore'), '*.json\n!package*.json\n')
   t.same(lintDocker(folder), [])

@@ -69,7 +69,7 @@ t.test('the lint rules refuse every import that the layers do not list, and no o
   }
 })
 
-t.test('the layers are the design: these imports are refused', t => {
+t.test('imports that the layers of the design do not allow are refused', t => {
   for (
     const [folder, other] of [
       ['routes', 'src/wire'],
@@ -105,7 +105,7 @@ t.test('src/wire opens no file and no socket', async t => {
   t.equal((await refusals('no-restricted-imports', 'src/wire', ['node:buffer'])).length, 0)
 })
 
-t.test('the folders of src import one another without a circle', t => {
+t.test('the folders of src have no circular imports', t => {
   const imports = new Map<string, Set<string>>()
   const folderOf = (file: string): string | undefined => /^(src\/[^/]+|routes)\//.exec(file)?.[1]
   for (const file of matching(/^(src|routes)\/.+\.ts$/)) {
@@ -146,7 +146,7 @@ t.test('only native/binding includes napi.h, and only the CUDA folders include C
   t.end()
 })
 
-t.test('a native error names no flag and no route: the program that has them adds them', t => {
+t.test('native errors name no flag and no route, because the program that has them adds them', t => {
   const flags = Object.keys(OPTIONS).map(name => name.replace(/[A-Z]/g, letter => `-${letter.toLowerCase()}`))
   const routes = Object
     .keys((JSON.parse(text('openapi/openapi.json')) as { paths: object }).paths)

@@ -5,7 +5,7 @@ import refit, * as index from '../src/index.ts'
 import { packageRoot } from '../src/root.ts'
 import { FakeEngine } from './helpers/fake-engine.ts'
 
-t.test('importing the package, and serving another engine, loads no native code', async t => {
+t.test('importing the package and serving a custom engine load no native code', async t => {
   t.same(Object.keys(index).sort(), [
     'ClientError',
     'ERROR_CODES',

@@ -72,7 +72,7 @@ const run = (...tests: Test[]): Run => ({
   tests: Object.fromEntries(tests.map((each, index) => [String(index), each]))
 })
 
-t.test('a refusal does not pass a row, and a call that is not refused any more fails it', async t => {
+t.test('a refusal does not pass a row, and a call that should be refused and succeeds fails it', async t => {
   const refused = run(test('passed', [], 'adapters'))
   t.notOk(isPassed(NCCL, refused))
   t.equal(cellOf(NCCL, refused), 'refused')
@@ -81,7 +81,7 @@ t.test('a refusal does not pass a row, and a call that is not refused any more f
   t.match(cellOf(NCCL, run(test('passed', ['gloo']), test('failed', [], 'adapters'))), /failed/)
 })
 
-t.test('a row passes with weights, its own on GPUs, and with no failure anywhere', async t => {
+t.test('a row passes if weights arrived and nothing failed, and in full if they arrived on GPUs', async t => {
   const without = run(test('passed', ['gloo']), test('skipped', ['NCCL']))
   t.equal(cellOf(NCCL, without), 'passed (gloo)')
   t.ok(isPassed(NCCL, without))
@@ -101,7 +101,7 @@ t.test('a row passes with weights, its own on GPUs, and with no failure anywhere
   t.equal(cellOf(NCCL, run({ ...test('passed', ['NCCL']), rows: [2] })), 'no test')
 })
 
-t.test('a page without marks is not part of the matrix', async t => {
+t.test('a page without the markers of the table is not part of the matrix', async t => {
   t.equal(
     withTable('a\n<!-- matrix -->\nold\n<!-- /matrix -->\nb', 'new\n'),
     'a\n<!-- matrix -->\nnew\n<!-- /matrix -->\nb'

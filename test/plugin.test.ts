@@ -50,7 +50,7 @@ async function host (t: Test): Promise<{ app: FastifyInstance, engine: FakeEngin
   return { app, engine, url: await app.listen({ port: 0 }), seen }
 }
 
-t.test('in a host with parsers of its own, refit reads its own way and so does the host', async t => {
+t.test('in a host with its own parsers, refit and the host each use their own', async t => {
   const { url, seen } = await host(t)
   const output = await call(`${url}/rollout/generate`, {
     input_ids: [5],
@@ -165,7 +165,7 @@ t.test('two plugins in one app have their own engines', async t => {
   t.equal((await app.inject('/1/health')).json().status, 'ok')
 })
 
-t.test('without an engine the error explains how to pass one', async t => {
+t.test('without an engine the error explains how to pass an engine', async t => {
   const register = async (options: object): Promise<unknown> =>
     await Promise.resolve(Fastify().register(refit, options as never))
   for (

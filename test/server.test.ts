@@ -26,7 +26,7 @@ t.test('the server listens on loopback and answers', async t => {
   t.same((await call(`${url}/generate`, { text: 'ab', sampling_params: { max_new_tokens: 2 } })).json.text, 'ab')
 })
 
-t.test('nothing of the server times a request out, and connections outlive a step', async t => {
+t.test('the server has no request timeout, and keep-alive outlasts a training step', async t => {
   const { app } = await server(t)
   t.equal(app.server.requestTimeout, 0)
   t.equal(app.server.timeout, 0)
@@ -82,7 +82,7 @@ t.test('close cuts requests that do not end, and stalled uploads', async t => {
   stalled.destroy()
 })
 
-t.test('garbage on the wire is 400 and leaves the server standing', async t => {
+t.test('invalid HTTP gets 400 and the server continues', async t => {
   const { port, url } = await server(t)
   for (
     const text of [
@@ -104,7 +104,7 @@ t.test('garbage on the wire is 400 and leaves the server standing', async t => {
   t.equal((await call(`${url}/health`)).status, 200)
 })
 
-t.test('bodies may come chunked, slowly, and on a GET that does not want one', async t => {
+t.test('bodies may come chunked, slowly, and on a GET that does not need one', async t => {
   const { port } = await server(t)
   const socket = connect(port, '127.0.0.1')
   let reply = ''

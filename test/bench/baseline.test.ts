@@ -24,7 +24,7 @@ function script (folder: string, name: string, body: string): string {
   return path
 }
 
-t.test('a Python that imports the libraries gives their versions, and is asked for all of them', async t => {
+t.test('a Python that imports all the libraries gives their versions', async t => {
   const folder = t.testdir()
   t.equal(
     check(
@@ -39,7 +39,7 @@ t.test('a Python that imports the libraries gives their versions, and is asked f
   )
 })
 
-t.test('a Python without a library, or none at all, is refused with the way to make one', async t => {
+t.test('a Python without a library, or a missing Python, is refused with advice', async t => {
   const folder = t.testdir()
   const poor = script(
     folder,

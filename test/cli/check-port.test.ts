@@ -3,7 +3,7 @@ import { createServer } from 'node:net'
 import type { AddressInfo } from 'node:net'
 import { checkPort, listenError } from '../../src/cli/check-port.ts'
 
-t.test('a port in use is refused before anything is loaded, with the cure', async t => {
+t.test('a port in use is refused before anything is loaded, with advice', async t => {
   const server = createServer()
   await new Promise<void>(resolve => server.listen(0, '127.0.0.1', resolve))
   const { port } = server.address() as AddressInfo

@@ -2,7 +2,7 @@ import t from 'tap'
 import { endOnFailure } from '../../src/cli/end-on-failure.ts'
 import { RefitError } from '../../src/errors.ts'
 
-t.test('a lost device is one fatal line, and the process is ended with 70 once replies had their moment', async t => {
+t.test('a lost device logs one fatal line, and the process exits with 70 after time for replies', async t => {
   const lines: unknown[] = []
   const code = await new Promise<number>(resolve => {
     endOnFailure(

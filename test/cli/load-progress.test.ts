@@ -18,7 +18,7 @@ function setup (
   }
 }
 
-t.test('on a terminal a bar grows, is repainted at most ten times a second and is taken away at the end', async t => {
+t.test('on a terminal a bar is repainted at most ten times a second and removed at the end', async t => {
   const { progress, drawn, logged, tick } = setup(true)
   for (let i = 0; i <= 1000; i++) {
     progress.update(i * 1e6, 1e9)
@@ -49,7 +49,7 @@ t.test('without a terminal there is one line for every tenth, and none for a loa
   t.same(quick.logged, [])
 })
 
-t.test('odd totals do no harm', async t => {
+t.test('a total of 0, and progress beyond the total, show 100 %', async t => {
   const { progress, drawn } = setup(true)
   progress.update(0, 0)
   progress.update(20, 10)

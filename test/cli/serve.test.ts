@@ -1,7 +1,7 @@
 import t from 'tap'
 import { serve } from '../../src/cli/serve.ts'
 
-t.test('a dialect that there is not is refused before anything is loaded', async t => {
+t.test('an unknown dialect is refused before anything is loaded', async t => {
   // No model can be loaded from it.
   const folder = t.testdir({ 'config.json': '{}' })
   await t.rejects(

@@ -16,7 +16,7 @@ t.test('--help and the configuration page name every flag and every alias', asyn
   }
 })
 
-t.test('--help keeps to its width', async t => {
+t.test('--help keeps its lines within the width', async t => {
   for (const width of [60, 80, 120]) {
     // Names of flags with their values are never wrapped.
     const lines = serveHelp(width).split('\n').filter(line => !line.startsWith('  --'))
@@ -28,7 +28,7 @@ t.test('docs/configuration.md is what "npm run docs" writes', async t => {
   t.equal(readFileSync(join(packageRoot, 'docs', 'configuration.md'), 'utf8'), configurationPage(DIALECT_NAMES))
 })
 
-t.test('a suggestion is near: one edit in a short word, a third of a long one', async t => {
+t.test('a suggestion differs by at most one edit in a short word, and a third of a long one', async t => {
   t.equal(suggest('prot', ['host', 'port']), 'port')
   t.equal(suggest('xyz', ['host', 'port']), undefined)
   t.equal(suggest('mdoel-roots', ['model', 'model-root']), 'model-root')

@@ -72,7 +72,7 @@ t.test('every option can be set in all three places, with the same outcome', asy
   }
 })
 
-t.test('spellings that SGLang users know are taken', async t => {
+t.test("SGLang's names of options are accepted", async t => {
   const { config } = loadConfig([
     '--model-path',
     'x',
@@ -89,7 +89,7 @@ t.test('spellings that SGLang users know are taken', async t => {
   t.equal(loadConfig(['--tensor-parallel-size=4'], {}).config.tp, 4)
 })
 
-t.test('a device is a word, with a number or without, in any case', async t => {
+t.test('a device is a name with or without a number, in upper or lower case', async t => {
   for (
     const [typed, meant] of [['cpu', 'cpu'], ['CPU', 'cpu'], ['cuda', 'cuda'], ['CUDA:3', 'cuda:3'], [
       'gpu',
@@ -111,7 +111,7 @@ t.test('a device is a word, with a number or without, in any case', async t => {
   )
 })
 
-t.test('the model is a word of its own anywhere on the line, or a flag, but not two things', async t => {
+t.test('the model is an argument in any position or a flag, and two different models are refused', async t => {
   t.equal(loadConfig(['--port', '1', 'org/name', '--insecure'], {}).config.model, 'org/name')
   t.equal(loadConfig(['--', '--odd-name'], {}).config.model, '--odd-name')
   t.equal(loadConfig(['same', '--model', 'same'], {}).config.model, 'same')
@@ -127,7 +127,7 @@ t.test('a later flag replaces an earlier one, and a list grows', async t => {
   t.throws(() => loadConfig(['--model-root='], {}), refused('--model-root', /list of paths, got \[""\]/))
 })
 
-t.test('switches take --x, --no-x, --x=false and the usual words of the environment', async t => {
+t.test('switches accept --x, --no-x, --x=false and the usual words in environment variables', async t => {
   t.equal(loadConfig(['--insecure'], {}).config.insecure, true)
   t.equal(loadConfig(['--insecure=0'], {}).config.insecure, false)
   t.equal(loadConfig(['--no-insecure'], { REFIT_INSECURE: 'true' }).config.insecure, false)
@@ -153,7 +153,7 @@ t.test('switches take --x, --no-x, --x=false and the usual words of the environm
   t.throws(() => loadConfig(['--no-port'], {}), refused('--no-port', /unknown option/))
 })
 
-t.test('a misspelled option is named with the one that was meant', async t => {
+t.test('an error for a misspelled option suggests the right name', async t => {
   for (
     const [typed, meant] of [
       ['--prot', '--port'],
@@ -177,7 +177,7 @@ t.test('a misspelled option is named with the one that was meant', async t => {
   )
 })
 
-t.test('a flag without its value is refused, and a negative number is a value', async t => {
+t.test('a flag without its value is refused, and a negative number counts as a value', async t => {
   t.throws(() => loadConfig(['--port'], {}), refused('--port', /needs a value/))
   t.throws(() => loadConfig(['--port', '--host', 'x'], {}), refused('--port', /needs a value/))
   t.throws(() => loadConfig(['--port', '-1'], {}), refused('--port', /from 0 to 65535, got -1/))
@@ -212,7 +212,7 @@ t.test('errors for wrong types and ranges name the expected and the given value'
   }
 })
 
-t.test('a variable that Kubernetes sets is explained', async t => {
+t.test('an error about a variable that Kubernetes sets explains its origin', async t => {
   t.throws(() => loadConfig([], { REFIT_PORT: 'tcp://10.0.0.1:80' }), refused('REFIT_PORT', /Service named refit/))
   t.same(
     loadConfig([], { REFIT_SERVICE_HOST: '10.0.0.1', REFIT_PORT_30000_TCP_PROTO: 'tcp', REFIT_NATIVE: '/x' }).warnings,
@@ -250,7 +250,7 @@ t.test('the config file is checked as strictly as flags are', async t => {
   t.throws(() => loadConfig(['--config', join(dir, 'none.json')], {}), refused('--config', /ENOENT/))
 })
 
-t.test('an address that others can reach needs a key or a plain word', async t => {
+t.test('an address that others can reach requires a key or an explicit opt-out', async t => {
   for (const host of ['0.0.0.0', '::', '10.0.0.1', 'example.org', '127.evil.example', '::ffff:10.0.0.1', '1.127.0.0']) {
     t.notOk(isLoopback(host), host)
     t.throws(() => loadConfig(['--host', host], {}), refused('--host', /can be reached by others/), host)
@@ -274,7 +274,7 @@ t.test('keys are never shown: not in the logged configuration and not in errors'
   t.throws(() => loadConfig(['--config', file], {}), { message: /got object \(not shown\)/ })
 })
 
-t.test('whatever is typed, the answer is a configuration or a CONFIG error', async t => {
+t.test('any command line gives a configuration or a CONFIG error', async t => {
   const word = fc.oneof(
     fc.string(),
     fc.constantFrom(

@@ -5,7 +5,7 @@ import { resolveModel } from '../../src/config/resolve-model.ts'
 
 const COMMIT = '0123456789abcdef0123456789abcdef01234567'
 
-t.test('a folder is taken as it is, and weights may come from the folder that holds it', async t => {
+t.test('a folder is used as it is, and weights may come from its parent folder', async t => {
   const dir = t.testdir({ base: { 'config.json': '{}' }, empty: {}, 'file.safetensors': '' })
   t.same(resolveModel(join(dir, 'base'), 'main', {}), { path: join(dir, 'base'), root: dir })
   symlinkSync('base', join(dir, 'link'))
@@ -18,7 +18,7 @@ t.test('a folder is taken as it is, and weights may come from the folder that ho
   t.throws(() => resolveModel(join(dir, 'none'), 'main', {}), { code: 'CONFIG', message: /none does not exist/ })
 })
 
-t.test('a name is looked up in the Hugging Face cache, wherever its variables put it', async t => {
+t.test('a name is looked up in the Hugging Face cache at the place that its variables set', async t => {
   const model = () => ({
     refs: { main: COMMIT, pr: { 1: 'fedcba' } },
     snapshots: { [COMMIT]: { 'config.json': '{}' }, fedcba: { 'config.json': '{}' }, half: {} }
@@ -53,7 +53,7 @@ t.test('a name is looked up in the Hugging Face cache, wherever its variables pu
   }
 })
 
-t.test('a model that is not there is refused with the command that gets it', async t => {
+t.test('a missing model is refused with the command that downloads it', async t => {
   const environment = { HF_HOME: t.testdir() }
   t.throws(() => resolveModel('Qwen/Qwen3-0.6B', 'main', environment), {
     code: 'CONFIG',

@@ -14,7 +14,7 @@ const CLEAR_GAP = { float32: 1e-3, bfloat16: 0.25 }
 // Ranks split heads and columns, and share KV heads where they are more than these (olmo2 on 4 ranks). Norms over a
 // whole projection add up the squares of all ranks.
 for (const [name, tp] of [['olmo2', 2], ['olmo2', 4], ['olmo2-bias-tied', 2], ['mistral', 2]] as const) {
-  t.test(`${name} continues greedily as transformers does on ${tp} ranks, in float32`, async t => {
+  t.test(`${name} generates greedily the same tokens as transformers on ${tp} ranks, in float32`, async t => {
     const { folder, cases } = readGolden(name)
     const engine = await createEngine(folder, { dtype: 'float32', tp, threads: 1, maxTotalTokens: 2048 })
     t.teardown(async () => {
@@ -59,8 +59,8 @@ for (const name of goldenNames) {
 
   async function exact (t: Test, engine: LocalEngine): Promise<void> {
     await t.test(
-      'the distribution equals that of transformers over the whole vocabulary, and ' +
-        "so does every token's score",
+      'the distribution over the whole vocabulary, and every logprob, equals that of ' +
+        'transformers',
       async t => {
         for (const { prompt, greedy, positions, fp32, logprobs } of cases) {
           const every = await distributions(engine, [...prompt, ...greedy])

@@ -2,7 +2,7 @@ import t from 'tap'
 import { eventually } from '../helpers/eventually.ts'
 import { groupServer } from '../helpers/group-server.ts'
 
-t.test('older SkyRL: a trainer that comes again after it was killed is joined', async t => {
+t.test('older SkyRL: a trainer that was killed and restarted can join again', async t => {
   const server = await groupServer(t)
   const old = (trainer: { init: () => Record<string, unknown> }): Record<string, unknown> => ({
     ...trainer.init(),

@@ -62,7 +62,7 @@ t.test('refused tensors are received and dropped first, change nothing, and the 
 })
 
 t.test(
-  'if sizes are unknown, the group is aborted with a notice, and the next init ' +
+  'if sizes are unknown, the group is aborted with a message, and the next init ' +
     'works at once on the same port',
   async t => {
     const server = await groupServer(t)
@@ -178,8 +178,8 @@ t.test(
 )
 
 t.test(
-  'a trainer that never comes, or announces and does not send, ends within the deadline, and ' +
-    'everything else answers meanwhile',
+  'a trainer that never joins, or announces and does not send, fails within the deadline, and ' +
+    'other routes reply meanwhile',
   async t => {
     const server = await groupServer(t, { groupTimeoutMs: 700 })
     const trainer = await server.trainer({ size: 3 })

@@ -148,8 +148,8 @@ for (
   ] as const
 ) {
   t.test(
-    `${architecture} ${JSON.stringify(overrides)}, experts ${experts}: A, B, A as a ` +
-      'bucket, as two and one by one',
+    `${architecture} ${JSON.stringify(overrides)}, experts ${experts}: broadcasts as a bucket, ` +
+      'as two buckets and one by one leave the sent weights',
     async t => {
       const config = tinyConfig(architecture, overrides)
       const { server, table, bytesOf, update } = await world(t, config)
@@ -213,7 +213,7 @@ t.test('tensors in another order, type or split than in memory are staged', asyn
   await checkVariant(t, two.server, two.table, 3)
 })
 
-t.test('pieces that are staged and pieces that are not, in one update, leave what was sent', async t => {
+t.test('staged and direct pieces in one update leave the sent weights', async t => {
   const config = tinyConfig('Qwen3MoeForCausalLM', WIDE)
   // Pieces of the size of the largest tensor.
   const { server, table, bytesOf, update } = await world(t, config, 2, { bucketBytes: 40_960 })
@@ -298,7 +298,7 @@ t.test('a write that breaks off tears and names its tensors, and the next update
   })
 })
 
-t.test('of several pieces, those that had arrived are new', async t => {
+t.test('after a broken update of several pieces, those that had arrived are new', async t => {
   const names = stateDict('LlamaForCausalLM', 2)
   const w = await world(t, tinyConfig('LlamaForCausalLM'), 1, { bucketBytes: 41_000 })
   t.match(await w.update(1, names), { status: 200 })
@@ -326,7 +326,7 @@ t.test('with everything staged, an update that breaks off changes nothing', asyn
   await checkVariant(t, w.server, w.table, 2)
 })
 
-t.test('refused tensors, and tensors that come while the weights are released, are received and dropped', async t => {
+t.test('refused tensors, and tensors for released weights, are received and dropped', async t => {
   const names = stateDict('LlamaForCausalLM', 2)
   const w = await world(t, tinyConfig('LlamaForCausalLM'))
   t.match(await w.update(1, names), { status: 200 })

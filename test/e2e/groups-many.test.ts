@@ -3,8 +3,8 @@ import { groupServer } from '../helpers/group-server.ts'
 import { serve } from '../helpers/load-from.ts'
 
 t.test(
-  'a group of the maximum size of which two ranks come is refused within the ' +
-    'deadline, and a larger size at once',
+  'a group of the maximum size that only two ranks join fails within the deadline, and a ' +
+    'larger size is refused at once',
   async t => {
     const server = await groupServer(t, { groupTimeoutMs: 2000 })
     const trainer = await server.trainer({ size: 65_535 })
@@ -29,7 +29,7 @@ t.test(
   }
 )
 
-t.test('a group to send in is checked, too', async t => {
+t.test('a group for sending weights is checked, too', async t => {
   const peer = await serve(t, 'adder')
   const body = {
     master_address: '127.0.0.1',

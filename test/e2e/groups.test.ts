@@ -5,7 +5,7 @@ import { groupServer } from '../helpers/group-server.ts'
 // process, with a store of its own. test/interop has torch in its place.
 
 for (const tp of [1, 2, 4]) {
-  t.test(`A, B, A by broadcasts on ${tp} ranks, per tensor and as a bucket, are A, B, A`, async t => {
+  t.test(`broadcasts of A, B, A on ${tp} ranks, per tensor and as a bucket, leave A, B, A`, async t => {
     const server = await groupServer(t, { tp })
     const trainer = await server.joined()
     const a = await server.checksums()

@@ -35,7 +35,7 @@ function halves (file: string, folder: string): string[] {
   })
 }
 
-t.test('torn weights are healed from disk by parts, and each reply counts the tensors that are still torn', async t => {
+t.test('torn weights are healed from disk in parts, and each reply counts the tensors still torn', async t => {
   const folder = mkdtempSync(join(tmpdir(), 'refit-parts-'))
   t.teardown(() => {
     rmSync(folder, { recursive: true })

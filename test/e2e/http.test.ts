@@ -102,8 +102,8 @@ for (const tp of [1, 2]) {
 }
 
 t.test(
-  'an update that fails midway answers 500 with what is torn, generation answers 503, ' +
-    'health 200, and a repeat heals',
+  'after an update that fails midway, the reply is 500 with the torn tensors, generation gets 503, ' +
+    'health 200, and a repeated update heals the weights',
   async t => {
     const server = await serve(t, 2)
     native().armFault!({ point: 'read', at: 20, action: 'fail' })
@@ -142,7 +142,7 @@ t.test(
 
 t.test(
   'a checkpoint that is broken, absent, outside or of another model is refused with its fault, ' +
-    'and generation goes on unchanged',
+    'and generation continues unchanged',
   async t => {
     const server = await serve(t)
     const before = (await server.post('/weights_checker', {})).body
@@ -168,7 +168,7 @@ t.test(
   }
 )
 
-t.test('updates while clients generate: every answer is of one whole checkpoint, and its label says which', async t => {
+t.test('during updates every generated answer comes from one whole checkpoint, and has its label', async t => {
   const server = await serve(t)
   const expected = new Map<string, string[]>()
   const ask = async (): Promise<{ text: string[], version: string[] }> => {
@@ -202,7 +202,7 @@ t.test('updates while clients generate: every answer is of one whole checkpoint,
   t.ok(answers > 2, `${answers} batches in between`)
 })
 
-t.test('noise in all weights is seen by the checker, refuses generation, and is cured by a whole update', async t => {
+t.test('the checker detects noise in all weights, generation is refused, and a whole update heals it', async t => {
   const server = await serve(t)
   t.equal((await server.post('/weights_checker', { action: 'snapshot' })).status, 200)
   t.equal((await server.post('/weights_checker', { action: 'reset_tensors' })).status, 200)

@@ -72,7 +72,7 @@ for (const model of ['qwen2', 'qwen3', 'qwen3-moe', 'llama']) {
     )
   }
 
-  t.test(`${model} in float32 answers alike on 1, 2 and 4 ranks, within rounding`, async t => {
+  t.test(`${model} in float32 gives equal logprobs on 1, 2 and 4 ranks, within rounding`, async t => {
     const folder = join(GOLDENS, model)
     const one = await engineOf(t, folder, { dtype: 'float32' })
     const ids = [...PROMPTS[3]!, ...(await rollout(one, rolloutRequest(PROMPTS[3]!))).tokens]

@@ -103,7 +103,7 @@ t.test('a second server starts from a first one, with a key from the environment
   t.notMatch(log, /secret/)
 })
 
-t.test('a missing peer, or one that is no refit server, ends the start with a sentence and exit code 1', async t => {
+t.test('a missing peer, or another kind of server, ends the start with a message and exit code 1', async t => {
   const folder = bareFolder(t, 'adder')
   const none = await start(t, folder, ['--load-from', 'http://127.0.0.1:1']).ended
   t.equal(none.code, 1)

@@ -115,7 +115,7 @@ t.test('while a transaction is open nothing is sent, and the new engine waits fo
   await engine.close()
 })
 
-t.test("impossible bodies are refused by field, after SGLang's text", async t => {
+t.test("invalid bodies are refused with the field, in SGLang's text", async t => {
   const peer = await serve(t, 'adder', { tp: 2 })
   const refused = async (more: object, expected: object): Promise<void> => {
     const reply = await peer.post(INIT, { ...GROUP, ports: '29998,29999', ...more })
@@ -142,7 +142,7 @@ t.test("impossible bodies are refused by field, after SGLang's text", async t =>
   })
 })
 
-t.test("a master address follows the same rules as a trainer's, whoever runs the store", async t => {
+t.test("a master address follows the same rules as a trainer's, whichever side runs the store", async t => {
   const peer = await serve(t, 'adder')
   for (const receiverHosts of [true, false]) {
     for (const address of ['169.254.169.254', '8.8.8.8']) {
@@ -154,7 +154,7 @@ t.test("a master address follows the same rules as a trainer's, whoever runs the
   }
 })
 
-t.test('a receiver that never comes ends in an error within the deadline, and what was opened is closed', async t => {
+t.test('a receiver that never connects gives an error within the deadline, and its group is closed', async t => {
   const peer = await serve(t, 'adder')
   t.match(await peer.post(INIT, { ...GROUP, receiver_hosts: true, ports: '1', timeout: 0.3 }), {
     status: 504,

@@ -49,8 +49,8 @@ for (
 }
 
 t.test(
-  "weights in the folder are ignored: the peer's are loaded, and an engine that " +
-    'loaded them serves the next one',
+  "an engine loads the peer's weights and ignores those in its folder, and can serve " +
+    'the next engine',
   async t => {
     const peer = await serve(t, 'adder', { weightVersion: 'v7' })
     const second = await member(
@@ -74,7 +74,7 @@ t.test(
   }
 )
 
-t.test('several engines load at once while the peer generates and is updated, each one whole version', async t => {
+t.test('several engines load at once from a peer that is being updated, and each gets one whole version', async t => {
   const peer = await serve(t, 'adder', { weightVersion: 'adder' })
   const sums: Record<string, unknown> = { adder: await peer.sums() }
   const expected: Record<string, string[]> = { adder: await answers(peer) }
@@ -124,8 +124,8 @@ t.test('several engines load at once while the peer generates and is updated, ea
 
 for (const layout of ['checkpoint', 'parameters'] as const) {
   t.test(
-    'while it sends, the peer generates, updates wait, and the label is that of ' +
-      `what was sent (${layout})`,
+    'while the peer sends, it generates, updates wait, and the label is that of ' +
+      `the sent weights (${layout})`,
     async t => {
       const peer = await serve(t, 'adder', { weightVersion: 'old' })
       const before = await peer.sums()
@@ -205,7 +205,7 @@ t.test('a receiver that closes its request ends the transfer at once', async t =
   await hand.close()
 })
 
-t.test('a group whose receiver disconnects before it requests the weights is given up', async t => {
+t.test('a group whose receiver disconnects before it requests the weights is closed', async t => {
   const peer = await serve(t, 'adder')
   const into = await createEngine(modelFolder('adder-base'), SMALL)
   t.teardown(async () => {

@@ -104,8 +104,8 @@ function resident (): number {
 }
 
 t.test(
-  'the order of colocated trainers: flush, release all, resume weights, update, ' +
-    'resume the rest, generate',
+  'colocated trainers can flush, release all, resume weights, update, resume the rest ' +
+    'and generate',
   async t => {
     const { engine, get, post, ok, update, tokens } = await serve(t)
     const { addresses } = native().coreInfo(1)
@@ -213,7 +213,7 @@ t.test('calls in a wrong order are 409 with the reason, and the engine continues
   t.same(await tokens(PROMPT), before)
 })
 
-t.test('memory that cannot be taken is 503 with the reason and stays released; the next call takes it', async t => {
+t.test('a failed allocation gives 503 with the reason, memory stays released, and the next call works', async t => {
   const { ok, post, get, update, tokens } = await serve(t)
   const before = await tokens(PROMPT)
   await ok('/release_memory_occupation')
@@ -229,8 +229,8 @@ t.test('memory that cannot be taken is 503 with the reason and stays released; t
 })
 
 t.test(
-  'fifty rounds of release, resume, update and generate: the memory goes each ' +
-    'time, and does not grow',
+  'fifty rounds of release, resume, update and generate free the memory each time, and ' +
+    'it does not grow',
   async t => {
     const { engine, ok, update, tokens } = await serve(t)
     const expected: Record<string, number[]> = {}

@@ -13,7 +13,7 @@ const bodies: Record<string, object> = {
 }
 
 for (const [path, body] of Object.entries(bodies)) {
-  t.test(`a scope in which ${path} was refused cannot end as if it had not been sent`, async t => {
+  t.test(`a scope in which ${path} was refused has pending tensors and cannot end`, async t => {
     const { engine, post } = await serve(t, 'adder-base', { weightVersion: 'step-1' })
     t.match(await post('/begin_weight_update', {}), { status: 200 })
     const refused = await post(path, body)

@@ -12,8 +12,8 @@ import type { Reply } from '../helpers/transaction-server.ts'
 process.env.REFIT_NATIVE = join(packageRoot, 'build/faults/refit.node')
 
 t.test(
-  'buckets in a scope, some of which fail, while clients generate: every answer is of one whole ' +
-    'checkpoint, and its label says which',
+  'during a scope with failing buckets every generated answer comes from one whole ' +
+    'checkpoint, and has its label',
   async t => {
     const { engine, folder, ok, bucket, post } = await serve(t, { tp: 2 })
     const expected = new Map<string, string[]>()
@@ -83,7 +83,7 @@ t.test(
 )
 
 for (const mode of ['in_place', 'retract', 'abort'] as const) {
-  t.test(`paused with ${mode}, a continue inside a scope opens nothing before its end`, async t => {
+  t.test(`paused with ${mode}, a continue inside a scope takes effect at its end`, async t => {
     const { engine, ok, bucket, get, post } = await serve(t)
     const hurry = slowSteps(t, 20)
     const request = post('/generate', {
@@ -125,7 +125,7 @@ for (const mode of ['in_place', 'retract', 'abort'] as const) {
   })
 }
 
-t.test("a pause between buckets of a scope is answered, and lasts beyond the scope's end", async t => {
+t.test("a pause between buckets of a scope gets a reply, and lasts beyond the scope's end", async t => {
   const { ok, bucket, get, engine } = await serve(t)
   await ok('/begin_weight_update')
   await bucket('trained', 0)
@@ -184,7 +184,7 @@ t.test(
   }
 )
 
-t.test('a scope with a request that was refused unread cannot end before all tensors are written', async t => {
+t.test('a scope in which an unread request was refused cannot end before all tensors are written', async t => {
   const { ok, post, bucket, folder, app } = await serve(t)
   const bad: Array<[what: string, send: () => Promise<Reply>]> = [
     [

@@ -12,7 +12,7 @@ const lists = (tensors: readonly SentTensor[]): { names: string[], shapes: numbe
 })
 const count = (shape: readonly number[]): number => shape.reduce((a, b) => a * b, 1)
 
-t.test('one packed call for the whole model, through collective_rpc', async t => {
+t.test('one packed call through collective_rpc updates the whole model', async t => {
   const server = await groupServer(t, { tp: 2 })
   const trainer = await server.trainer({ name: 'weight_transfer' })
   const rpc = async (method: unknown, more: Record<string, unknown> = {}) =>
@@ -95,7 +95,7 @@ t.test('unknown methods are refused with the list of known ones', async t => {
   }, "nobody's, without its dialect")
 })
 
-t.test('older versions: a group of torch, and one broadcast for each chunk', async t => {
+t.test('older versions of SkyRL use a torch process group and one broadcast for each chunk', async t => {
   const server = await groupServer(t, { tp: 2 })
   const old = (
     trainer: { init: () => Record<string, unknown> },

@@ -36,8 +36,8 @@ const openFiles = (): number =>
     .length
 
 t.test(
-  'a fault at the k-th segment, event or closing changes nothing or names the torn ' +
-    'weights, and gives all back',
+  'a fault at any segment, event or closing changes nothing or reports the torn ' +
+    'weights, and releases all references',
   async t => {
     const { server, table } = await serve(t, 2)
     t.teardown(() => {
@@ -94,7 +94,7 @@ t.test(
   }
 )
 
-t.test('a refusal before the opening names the reason, opens nothing and gives all references back', async t => {
+t.test('a refusal before the opening names the reason, opens nothing and releases all references', async t => {
   const { server, table } = await serve(t, 2)
   const entry = (
     change: (tensor: ReturnType<typeof sendModel>['tensors'][number]) => object
@@ -166,7 +166,7 @@ t.test('a refusal before the opening names the reason, opens nothing and gives a
   t.same(await server.ok('/weights_checker', { action: 'checksum' }), before)
 })
 
-t.test('the same body several times at once is one update, and is given back once', async t => {
+t.test('the same body several times at once is one update, and its references are released once', async t => {
   const { server, table } = await serve(t)
   const { tensors, sender } = sendModel(t, table, 2)
   const gate = event(t, false)
@@ -190,7 +190,7 @@ t.test('the same body several times at once is one update, and is given back onc
   await checkIdle(t, server, sender)
 })
 
-t.test('a server that closes waits for the write under way, and gives all back', async t => {
+t.test('a server that closes waits for the running write, and releases all references', async t => {
   const { server, table } = await serve(t)
   const { tensors, sender } = sendModel(t, table, 2)
   const gate = event(t, false)
@@ -277,7 +277,7 @@ t.test('expandable segments are opened by descriptors of the sender, which are c
   await checkIdle(t, server, sender)
 })
 
-t.test('every version of a handle opens the same memory, and padding does not make two of one', async t => {
+t.test('every version of a handle opens the same memory, and padded handles count as equal', async t => {
   const { server } = await serve(t)
   const sender = new Sender(t)
   const memory = segment(t, Buffer.from(codedTensor(9, 'model.norm.weight', 64).buffer))

@@ -17,7 +17,7 @@ const PATH = '/update_weights_from_tensor'
 
 for (const arch of ARCHITECTURES) {
   for (const tp of [1, 2]) {
-    t.test(`${arch} on ${tp} GPUs takes A, B and A again, bit for bit, over noise`, async t => {
+    t.test(`${arch} on ${tp} GPUs loads A, B and A again over noise, bit for bit`, async t => {
       const server = await cudaServer(t, tinyConfig(arch), { tp })
       const table = buildModelTable(tinyArchitecture(arch), tp)
       await server.ok('/weights_checker', { action: 'reset_tensors' })
@@ -82,7 +82,7 @@ t.test('entries may differ by rank, name GPUs by number, and mix shared memory w
   await checkIdle(t, server)
 })
 
-t.test('events are waited for, and the reply names senders that have gone', async t => {
+t.test('writes wait for events, and the reply names senders that have ended', async t => {
   const { server, table } = await serve(t)
   await server.ok(PATH, { serialized_named_tensors: [cudaEntry(sendModel(t, table, 1).tensors)] })
   const { tensors, sender, segments } = sendModel(t, table, 2, { perSegment: Infinity })

@@ -99,8 +99,8 @@ async function flushOf (
 
 for (const tp of [1, 2]) {
   t.test(
-    `on ${tp} GPUs a flush changes every second element, comes again without effect, and ` +
-      'whole weights come the same way',
+    `on ${tp} GPUs a delta changes every second element, a repeat has no effect, and ` +
+      'whole weights are sent the same way',
     async t => {
       const { server, table } = await serve(t, tp)
       const names = [...table.tensors.values()].filter(plan => !plan.alternative).map(({ name }) => name)
@@ -132,8 +132,8 @@ for (const tp of [1, 2]) {
 }
 
 t.test(
-  "the sender's pending work is waited for, and missing or wrong memory is a refusal " +
-    'that gives everything back',
+  "a write waits for the sender's pending work, and missing or wrong memory is refused with all " +
+    'references released',
   async t => {
     const { server, table } = await serve(t, 2)
     await server.ok(PATH, { serialized_named_tensors: [cudaEntry(sendModel(t, table, 1).tensors)] })

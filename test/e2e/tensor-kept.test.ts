@@ -125,7 +125,7 @@ t.test('another generation is a conflict, and replaces the kept tensors if it co
   await checkIdle(t, server)
 })
 
-t.test('the kept tensors of a sender that has ended are given back at the next use', async t => {
+t.test('the kept tensors of a sender that has ended are released at the next use', async t => {
   const { server, table } = await serve(t)
   const { tensors, sender } = sendModel(t, table, 1)
   await server.ok(PATH, { serialized_named_tensors: [cudaEntry(tensors)], keep: { name: 'pool', generation: 1 } })
@@ -184,7 +184,7 @@ t.test('tensors that are refused because no more can be kept stay pending in the
   })
 })
 
-t.test('eight names are kept, and a ninth is refused; closing gives all of them back', async t => {
+t.test('eight names are kept and a ninth is refused; closing releases all of them', async t => {
   const { server } = await serve(t)
   const files = Array.from(
     { length: 9 },
@@ -207,7 +207,7 @@ t.test('eight names are kept, and a ninth is refused; closing gives all of them 
   t.ok(files.every(file => file.count() === 1))
 })
 
-t.test('a kept write that fails names what is torn, and can be repeated', async t => {
+t.test('a kept write that fails names the torn tensors, and can be repeated', async t => {
   const { server, table } = await serve(t)
   const { tensors, sender } = sendModel(t, table, 1)
   t.teardown(() => {
@@ -239,7 +239,7 @@ t.test('a kept write that fails names what is torn, and can be repeated', async 
   await checkIdle(t, server, sender)
 })
 
-t.test('invalid fields are refused, and handles beside them given back', async t => {
+t.test('invalid fields are refused, and handles in the same body released', async t => {
   const { server } = await serve(t)
   for (
     const keep of [

@@ -11,7 +11,7 @@ import type { Reply } from '../helpers/transaction-server.ts'
 process.env.REFIT_NATIVE = join(packageRoot, 'build/faults/refit.node')
 
 t.test(
-  'a transaction is opened, written over several connections, queried, refused a ' +
+  'a transaction can be opened, written over several connections, queried, refused a ' +
     'commit, committed and queried again',
   async t => {
     const { ok, post, get, bucket, names, folder, engine } = await serve(t)
@@ -124,8 +124,8 @@ t.test('bodies are strict, and a refused one opens nothing', async t => {
 })
 
 t.test(
-  'an abort while a write waits for running requests is answered at once, and ' +
-    'the requests notice nothing',
+  'an abort while a write waits for running requests returns at once, and ' +
+    'the requests continue',
   async t => {
     const { engine, ok, bucket, post, get } = await serve(t)
     slowSteps(t, 1)
@@ -178,7 +178,7 @@ t.test('a retry of a bucket that is under way in a transaction is not written tw
   await ok(`/weight_transactions/${String(id)}/abort`)
 })
 
-t.test('updates from shared memory belong to transactions as updates from files do', async t => {
+t.test('updates from shared memory can belong to a transaction, as updates from files can', async t => {
   const { engine, ok, post, names, get } = await serve(t)
   const name = names.find(one => one.endsWith('norm.weight'))!
   const { shape } = await engine.readWeight(name)
@@ -197,7 +197,7 @@ t.test('updates from shared memory belong to transactions as updates from files 
   t.equal((await engine.readWeight(name)).values[0], new Float32Array(Uint32Array.of(0x3f3f0000).buffer)[0])
 })
 
-t.test('a server that ends while a transaction is open answers waiting requests, and its process can end', async t => {
+t.test('a server that closes while a transaction is open replies to waiting requests and can exit', async t => {
   const { app, engine, ok, bucket, post } = await serve(t)
   await ok('/weight_transactions', { owner: 'trainer' }).then(async ({ id }) =>
     await bucket('trained', 0, { transaction: id })

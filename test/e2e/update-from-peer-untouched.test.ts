@@ -42,7 +42,7 @@ async function refusedLate (
   return reply
 }
 
-t.test('a peer that begins a transaction before its first byte', async t => {
+t.test('a load fails without a change if the peer begins a transaction before its first byte', async t => {
   t.match(
     await refusedLate(t, async peer => {
       t.match(await peer.post('/weight_transactions', { owner: 'trainer' }), { status: 200 })
@@ -51,7 +51,7 @@ t.test('a peer that begins a transaction before its first byte', async t => {
   )
 })
 
-t.test('a peer that ends before its first byte', async t => {
+t.test('a load fails without a change if the peer ends before its first byte', async t => {
   t.not(
     (await refusedLate(t, async peer => {
       await peer.close()
@@ -75,7 +75,7 @@ t.test('over gloo an engine generates while the peer has not begun', async t => 
   await held.abort('over')
 })
 
-t.test('engines that load from each other wait without stopping generation, and keep their weights', async t => {
+t.test('engines that load from each other keep generating and keep their weights', async t => {
   const members = await pair()
   const [peer, one] = members
   const before = [await peer.sums(), await one.sums()]
@@ -130,7 +130,7 @@ t.test('all tensors of a transfer that broke off are torn', async t => {
   t.equal(weights.state === 'torn' ? weights.tensors.length : 0, Object.keys((await peer.sums()) as object).length)
 })
 
-t.test('a peer that never reports what it sent is waited for no longer than the timeout', async t => {
+t.test('a load ends at the timeout if the peer never reports what it sent', async t => {
   const [peer, one] = await pair()
   const server = createServer((request, response) => {
     const chunks: Buffer[] = []

@@ -120,7 +120,7 @@ for (const [from, to] of [[1, 1], [2, 1], [1, 2]] as const) {
 }
 
 t.test(
-  'a load given up before the first byte changes nothing; later all is torn ' +
+  'a load that is aborted before the first byte changes nothing; later all is torn ' +
     'until an update writes it',
   async t => {
     const peer = await serve(t, 'adder', { weightVersion: 'step-2' })
@@ -180,7 +180,7 @@ t.test(
 )
 
 for (const tp of [1, 2]) {
-  t.test(`bytes that differ from the sent ones are torn, and never labelled (tp ${tp})`, async t => {
+  t.test(`tensors whose bytes differ from the sent ones are torn, and get no label (tp ${tp})`, async t => {
     const peer = await serve(t, 'adder', { weightVersion: 'step-3' })
     const one = await serve(t, 'adder-base', { tp })
     const reply = await one.post(PATH, { url: await liar(t, peer.url) })
@@ -203,7 +203,7 @@ for (const tp of [1, 2]) {
 }
 
 t.test(
-  "addresses follow the rules of trainers' stores, keys are the peer's, and a " +
+  "addresses follow the rules of trainers' stores, the peer's key is required, and a " +
     'refusal changes nothing',
   async t => {
     const peer = await serve(t, 'adder', {}, { adminApiKey: 'secret' })

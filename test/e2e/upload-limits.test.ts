@@ -10,7 +10,7 @@ import { layout, PATH, post, uploadServer } from '../helpers/uploads.ts'
 // Uploads at the limits of memory and disk, over real sockets.
 
 const SMALL = 512 << 10
-t.test('twenty uploads at once end one after another, each whole', async t => {
+t.test('twenty simultaneous uploads succeed one after another, each complete', async t => {
   const server = await uploadServer(t, { uploadMemoryBytes: 4 << 20 })
   const sums: unknown[] = []
   const files = [server.file('adder'), server.file('adder-base')]
@@ -31,7 +31,7 @@ t.test('twenty uploads at once end one after another, each whole', async t => {
   t.equal((await server.generate()).status, 200)
 })
 
-t.test('a full disk is a clear refusal, before the body and in its middle', async t => {
+t.test('a full disk gives a clear refusal, before the body and in its middle', async t => {
   const folder = mkdtempSync(join(tmpdir(), 'refit-tmpfs-'))
   t.teardown(() => {
     rmSync(folder, { recursive: true, force: true })
@@ -93,7 +93,7 @@ function isSpool (fd: string): boolean {
   }
 }
 
-t.test('several connections add up in one transaction: raw, as a form, and as streams', async t => {
+t.test('several connections write into one transaction: raw, as a form, and as streams', async t => {
   const server = await uploadServer(t, { uploadMemoryBytes: 4 << 20 })
   const before = await server.checksums()
   const file = server.file('adder')

@@ -66,7 +66,7 @@ t.test('an upload for a foreign, ended or unknown transaction is refused before 
   await server.idle()
 })
 
-t.test('a request that is refused for its fields leaves its scope pending, as an upload and with handles', async t => {
+t.test('an upload or handle request with invalid fields leaves pending tensors in its scope', async t => {
   const server = await uploadServer(t)
   for (
     const bad of [
@@ -109,7 +109,7 @@ t.test('a form that is refused before its tensors are known leaves them pending 
   await server.idle()
 })
 
-t.test('a begin and an end with nothing between them do not wait', async t => {
+t.test('a begin and an end without writes between them do not wait', async t => {
   const server = await uploadServer(t)
   slowSteps(t, 1)
   const running = json(server, '/generate', {

@@ -19,7 +19,7 @@ const WAYS = [
 
 for (const { way, memory, query } of WAYS) {
   for (const tp of [1, 2]) {
-    t.test(`A, B, A by ${way} on ${tp} ranks, raw and as a form, are A, B, A`, async t => {
+    t.test(`uploads of A, B, A by ${way} on ${tp} ranks, raw and as a form, leave A, B, A`, async t => {
       const server = await uploadServer(t, { uploadMemoryBytes: memory, tp })
       const a = await server.checksums()
       const raw = await server.send(server.file('adder'), `?weight_version=b${query}`)
@@ -52,7 +52,7 @@ for (const { way, memory, query } of WAYS) {
     })
   }
 
-  t.test(`a body by ${way} that breaks off anywhere changes nothing, or names what it tore`, async t => {
+  t.test(`a body by ${way} that breaks off anywhere changes nothing, or reports the torn tensors`, async t => {
     const server = await uploadServer(t, { uploadMemoryBytes: memory })
     const file = server.file('adder')
     const { dataStart, tensors } = layout(file)
@@ -140,7 +140,7 @@ t.test('with mode=stream a broken body tears tensors, and the reply names them',
   await server.idle()
 })
 
-t.test('a body that is stalled is refused after the deadline, and meanwhile the server answers', async t => {
+t.test('a stalled body is refused after the deadline, and the server answers meanwhile', async t => {
   const server = await uploadServer(t, { uploadTimeoutMs: 200 })
   const file = server.file('adder')
   for (const cut of [0, 5, 500, file.length - 1]) {
@@ -245,8 +245,8 @@ t.test('an invalid file, or one of another model, is refused with the reason and
 })
 
 t.test(
-  'several files are one update; the same tensor or the same file twice is refused; ' +
-    'an index is held against them',
+  'several files are one update, duplicate tensors or files are refused, and ' +
+    'an index is compared with the files',
   async t => {
     for (const memory of [undefined, SMALL]) {
       const server = await uploadServer(t, { uploadMemoryBytes: memory })

@@ -51,8 +51,8 @@ function packedBuffer (
 
 for (const isBare of [false, true]) {
   t.test(
-    `one handle for each tensor, ${isBare ? 'as its arguments alone' : 'with its function'}: ` +
-      'each reference is given back once',
+    `handles of single tensors are read ${isBare ? 'as arguments alone' : 'with their function'}, ` +
+      'and each reference is released once',
     async t => {
       const { server, table } = await serve(t, 2)
       await server.ok('/init_weight_transfer_engine', { init_info: {} })
@@ -90,8 +90,8 @@ for (const isBare of [false, true]) {
 }
 
 t.test(
-  'chunks in one buffer that is exported once: written one after another, and ' +
-    'given back once, at the end',
+  'chunks in a buffer that is exported once are written one after another, and its reference is ' +
+    'released once, at the end',
   async t => {
     const { server, table } = await serve(t, 2)
     await server.ok('/init_weight_transfer_engine', { init_info: { packed: true } })
@@ -121,7 +121,7 @@ t.test(
   }
 )
 
-t.test('another buffer, a start and an init give the previous buffer back; a refused chunk does not', async t => {
+t.test('another buffer, a start and an init release the previous buffer; a refused chunk does not', async t => {
   const { server, table } = await serve(t)
   const tensors = model(table, 1)
   const chunk = tensors.slice(0, 2)
@@ -172,7 +172,7 @@ t.test('another buffer, a start and an init give the previous buffer back; a ref
   await checkIdle(t, server, d.sender)
 })
 
-t.test('SkyRL packs each chunk into a tensor of one dtype and counts elements, after a start', async t => {
+t.test("SkyRL's chunks are packed into tensors of one dtype, with sizes in elements, after a start", async t => {
   const { server, table } = await serve(t, 2)
   const rpc = (method: string, kwargs: Record<string, unknown> = {}): Promise<{ status: number, body: any }> =>
     server.post('/collective_rpc', { method, kwargs })
@@ -223,7 +223,7 @@ t.test('SkyRL packs each chunk into a tensor of one dtype and counts elements, a
   await checkIdle(t, server)
 })
 
-t.test('an announcement that differs from its handles is refused, and every reference is given back', async t => {
+t.test('an announcement that differs from its handles is refused, and every reference is released', async t => {
   const { server, table } = await serve(t)
   const two = (): ReturnType<typeof sendModel> => {
     const sent = sendModel(t, table, 1)

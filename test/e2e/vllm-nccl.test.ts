@@ -76,7 +76,7 @@ async function send (trainer: NcclTrainer, parts: readonly Uint8Array[]): Promis
 }
 
 for (const tp of [1, 2]) {
-  t.test(`on ${tp} GPUs A, B, A come packed and one by one, between start and finish and without`, async t => {
+  t.test(`on ${tp} GPUs A, B, A arrive packed and one by one, with and without start and finish`, async t => {
     const { server, trainer } = await joined(t, tp)
     const [base, adder] = [tensorsOf('adder-base'), tensorsOf('adder')]
     const a = await server.sums()
@@ -118,7 +118,7 @@ for (const tp of [1, 2]) {
   })
 }
 
-t.test('newer clients state at the init how tensors are packed, and the default buffer has 1 GiB', async t => {
+t.test('newer clients send the packing of tensors at the init, and the default buffer has 1 GiB', async t => {
   const { server, trainer } = await joined(t, 1, {
     packed: true,
     packed_buffer_size_bytes: 50_000,
@@ -170,7 +170,7 @@ t.test('refused chunks are received and dropped, and the group stays in step', a
   t.equal(reply.status, 200)
 })
 
-t.test('the engine takes part in the first sum, without which rank 0 would hang', async t => {
+t.test('the engine takes part in the first all-reduce, because rank 0 would hang without it', async t => {
   const server = await serve(t, 'adder-base', { device: 'cuda' }, { ncclPath: loop, groupTimeoutMs: 1500 })
   const trainer = await NcclTrainer.start(t, { size: 2, loop, warmUp: false })
   const joining = trainer.join().catch(() => {})
@@ -181,7 +181,7 @@ t.test('the engine takes part in the first sum, without which rank 0 would hang'
   t.match(reply, { status: 504, body: { error: { code: 'GROUP_TIMEOUT' } } })
 })
 
-t.test('init waits for all ranks, gives up in time, and a later init makes the group again', async t => {
+t.test('init waits for all ranks until its deadline, and a later init makes the group again', async t => {
   const server = await serve(t, 'adder-base', { device: 'cuda' }, { ncclPath: loop, groupTimeoutMs: 2000 })
   let first!: NcclTrainer
   // A machine that halts misses the deadline elsewhere, too: once more, with a store that has counted nobody.

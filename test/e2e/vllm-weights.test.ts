@@ -38,7 +38,7 @@ async function update (
   return reply
 }
 
-t.test('start to finish is one update: nothing is generated from a mixture, and the label waits', async t => {
+t.test('start to finish is one update: no tokens from mixed weights, and the label is set at the end', async t => {
   const server = await groupServer(t, { tp: 2 })
   const trainer = await joined(server)
   const adder = server.tensors('adder')
@@ -66,8 +66,8 @@ t.test('start to finish is one update: nothing is generated from a mixture, and 
 })
 
 t.test(
-  'failed tensors are pending until they are sent, and a start gives up what ' +
-    'a dead trainer left open',
+  'failed tensors are pending until they are sent, and a start aborts the update ' +
+    'that a dead trainer left open',
   async t => {
     const server = await groupServer(t)
     const trainer = await joined(server)
@@ -103,8 +103,8 @@ t.test(
 )
 
 t.test(
-  'a request that cannot be read leaves the group in step where its sizes are known, and ' +
-    'aborts it where they are not',
+  'an unreadable request leaves the group in step if its sizes are known, and ' +
+    'aborts the group otherwise',
   async t => {
     const server = await groupServer(t)
     const adder = server.tensors('adder').slice(0, 4)
@@ -133,7 +133,7 @@ t.test(
   }
 )
 
-t.test('other transfers are refused with the reason', async t => {
+t.test('other transfer backends are refused with the reason', async t => {
   const server = await groupServer(t)
   for (
     const [info, says] of [
@@ -183,7 +183,7 @@ t.test('other transfers are refused with the reason', async t => {
   t.match(await server.post(`/weight_transactions/${id}/abort`, {}), { status: 200 })
 })
 
-t.test('a checkpoint on disk, by itself and from start to finish', async t => {
+t.test('a checkpoint on disk can be loaded alone and between start and finish', async t => {
   const server = await groupServer(t)
   const folder = server.engine.info.modelPath.replace(/adder-base$/, 'adder')
   t.match(await server.post('/init_weight_transfer_engine', { init_info: {} }), { status: 200 })

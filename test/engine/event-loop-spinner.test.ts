@@ -3,7 +3,7 @@ import t from 'tap'
 import { EventLoopSpinner } from '../../src/engine/event-loop-spinner.ts'
 import { eventually } from '../helpers/eventually.ts'
 
-t.test('keeps the event loop running for the requested time, lets timers run meanwhile, and then sleeps', async t => {
+t.test('the spinner keeps the event loop running for the requested time, and timers run meanwhile', async t => {
   const spinner = new EventLoopSpinner(8)
   // Repeated if the machine halts for longer than that.
   const seen = await eventually(async () => {
@@ -25,7 +25,7 @@ t.test('keeps the event loop running for the requested time, lets timers run mea
   while (spinner.isTurning) await setTimeout(5)
 })
 
-t.test('does nothing on a machine with few processors', async t => {
+t.test('the spinner does nothing on a machine with few processors', async t => {
   const spinner = new EventLoopSpinner(4)
   spinner.stay(1e6)
   t.equal(spinner.isTurning, false)

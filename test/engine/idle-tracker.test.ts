@@ -191,7 +191,7 @@ const command = fc.oneof(
   }
 )
 
-t.test('no step runs between a gate that is shut without an answer and its opening', async t => {
+t.test('no step runs between a shut without a reply and the opening of the gate', async t => {
   let relied = 0
   let steps = 0
   fc.assert(

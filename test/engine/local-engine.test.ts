@@ -50,7 +50,7 @@ const engine = await start(t, {
   onProgress: (done, total) => loads.push([done, total])
 })
 
-t.test('an engine reports its info, generates, and draws seeds from its own', async (t) => {
+t.test('an engine reports its info, generates, and derives seeds from its own seed', async (t) => {
   t.match(engine.info, {
     modelPath: MODEL,
     servedModelName: 'tiny',
@@ -168,7 +168,7 @@ t.test('scores of a prompt are the logprobs that its tokens had when they were g
   t.same(scored[0]!.input!.logprobs, events.map((event) => event.logprobs[0]))
 })
 
-t.test('scrambled weights are torn until an update cures them, and then everything is as before', async (t) => {
+t.test('scrambled weights are torn until an update writes them, and then tokens are as before', async (t) => {
   const before = await engine.checksums()
   const expected = tokens(await collect(engine.generate(request(prompt(40), SHORT))))
   await engine.scrambleWeights()

@@ -11,7 +11,7 @@ function sequence (maxNewTokens: number, generated = 0): Sequence {
   return seq
 }
 
-t.test('seven tenths of the tokens that a request may still generate count at first, of at most 4096', async (t) => {
+t.test('at first, 0.7 of the tokens that a request may still generate count, of at most 4096', async (t) => {
   const ratio = new NewTokenRatio()
   t.equal(ratio.estimate(sequence(100)), 70)
   t.equal(ratio.estimate(sequence(100, 40)), 0.7 * 60)

@@ -55,7 +55,7 @@ t.test('salts share no entries, and an unused salt leaves no memory', async (t) 
   cache.check(() => {})
 })
 
-t.test('an equal page computed twice is given back', async (t) => {
+t.test('a page that was computed twice is freed', async (t) => {
   const pages = new PageAllocator(4)
   const cache = new PrefixCache(pages, SIZE)
   const first = insert(pages, cache, [1, 2])
@@ -64,7 +64,7 @@ t.test('an equal page computed twice is given back', async (t) => {
   t.equal(cache.size, 2)
 })
 
-t.test('the least recently used leaf goes first, a locked path never', async (t) => {
+t.test('the least recently used leaf is evicted first, a locked path never', async (t) => {
   const pages = new PageAllocator(8)
   const cache = new PrefixCache(pages, SIZE)
   insert(pages, cache, [1, 1, 2, 2])
@@ -116,7 +116,7 @@ t.test('pages with equal hashes are distinguished, and each can be evicted', asy
   cache.check(() => {})
 })
 
-t.test('clear forgets everything, and pages that others hold stay held', async (t) => {
+t.test('clear removes every entry, and pages with other holders stay allocated', async (t) => {
   const pages = new PageAllocator(4)
   const cache = new PrefixCache(pages, SIZE)
   const [page] = insert(pages, cache, [1, 2, 3, 4])

@@ -24,7 +24,7 @@ for (
     ['hangs', 'setInterval(() => {}, 1000)', /looked at the GPUs did not end within 0\.7 s/]
   ] as const
 ) {
-  t.test(`a child that ${how} is a message here`, async (t) => {
+  t.test(`a child that ${how} gives a message in the parent`, async (t) => {
     const script = join(t.testdir(), 'child.mjs')
     writeFileSync(script, source)
     await t.rejects(probeGpus({ script, limitMs: how === 'hangs' ? 700 : 60_000 }), { code: 'CONFIG', message })

@@ -56,7 +56,7 @@ t.test('pages return the last stored value of each slot, over slabs, pages and c
   t.equal(new ExpertPages(4, 2).read(new Int32Array(1), 3, 2).length, 0)
 })
 
-t.test('samples of one prompt have its experts, which were computed once, and each its own', async t => {
+t.test('samples of one prompt share its experts, which are computed once, and have own ones after it', async t => {
   const h = new Harness({ maxBatchTokens: 16 })
   const ids = range(6).map(seed =>
     h.add(makeRequest(range(41), { seed: BigInt(seed), maxNewTokens: 5, ignoreEos: true }, null, undefined, 0))
@@ -97,7 +97,7 @@ t.test('if no experts are recorded, requests for them fail and others continue',
 
 const MOE = tinyArchitecture('Qwen3MoeForCausalLM')
 
-t.test('sizes: memory for experts next to the KV cache, and refusals of unfit models and machines', async t => {
+t.test('memory for experts is sized next to the KV cache, and unfit models and machines are refused', async t => {
   const layout = recordedLayout(MOE, true)!
   t.equal(recordedBytes(layout), layout.sparse.length * layout.perToken * 2)
   t.equal(recordedLayout(MOE, false), null)

@@ -10,7 +10,7 @@ function versions (h: Harness, id: number): string {
   return h.outcomes.get(id)!.events.filter((e) => e.tokens.length > 0).map((e) => e.weightVersion).join('')
 }
 
-t.test('asleep: no step runs, new requests are refused, held ones wait, whatever is paused or continued', async (t) => {
+t.test('asleep: no step runs, new requests are refused, held ones wait, also after pause or continue', async (t) => {
   const h = new Harness({ maxRunningRequests: 1 })
   const ids = [1, 2].map((n) => h.add(makeRequest([n, 2, 3, 4, 5, 6], LONG)))
   for (let i = 0; i < 4; i++) h.scheduler.step()
@@ -109,7 +109,7 @@ t.test('after a release of weights in a pause in place, running requests continu
   h.verify(id)
 })
 
-t.test('a lost device ends the scheduler with the requests of its step; other failures are theirs alone', async (t) => {
+t.test('a lost device ends the scheduler; any other failure of a step fails only its requests', async (t) => {
   const h = new Harness({ maxRunningRequests: 2 })
   const ids = [1, 2, 3].map((n) => h.add(makeRequest([n, 2, 3], LONG)))
   h.scheduler.step()

@@ -156,7 +156,7 @@ t.test('a live rid is refused a second time', async (t) => {
   await first.return!()
 })
 
-t.test('a refused request throws its code at the first read, and others go on', async (t) => {
+t.test('a refused request throws its code at the first read, and other requests continue', async (t) => {
   const other = collect(client.generate(request('b', [1], { maxNewTokens: 5, ignoreEos: true })))
   await t.rejects(collect(client.generate(request('a', [1, 1000]))), {
     code: 'INVALID_REQUEST',
@@ -180,7 +180,7 @@ t.test('abort and abortAll end requests with the tokens that they have', async (
   t.equal(client.abortAll(), 0)
 })
 
-t.test('a pause holds, shows in the stats, lets requests wait, and ends', async (t) => {
+t.test('a pause shows in the stats and lets requests wait until it ends', async (t) => {
   const events = client.generate(request('a', [1, 2], { maxNewTokens: 30, ignoreEos: true }))
   await pauseAmid(events)
   const { steps } = client.stats

@@ -90,7 +90,7 @@ t.test('a resume cancels a drain, an abort ends it, and a pause completes it', a
   t.same([two.h.replies.get(1), two.h.replies.get(2)], [true, true])
 })
 
-t.test('a drain and a write that waits for the same requests are both granted', async (t) => {
+t.test('a drain and a write that wait for the same requests both complete', async (t) => {
   const h = new Harness()
   const id = h.add(makeRequest(PROMPT, LONG))
   h.scheduler.step()
@@ -103,7 +103,7 @@ t.test('a drain and a write that waits for the same requests are both granted', 
   t.equal(h.scheduler.stats().paused, 'in_place')
 })
 
-t.test('dropping the cache takes nothing from running requests, and no other request finds their pages', async (t) => {
+t.test('dropping the cache keeps pages of running requests, and no other request finds them', async (t) => {
   const h = new Harness()
   const done = h.add(makeRequest(PROMPT, { maxNewTokens: 1, ignoreEos: true }))
   h.drain()
@@ -139,7 +139,7 @@ t.test('retracted requests are computed again with the same tokens, also behind 
   }
 })
 
-t.test('in any order of calls every drain is answered once, and tokens are those of an undisturbed run', async () => {
+t.test('in any order of calls every drain resolves once, and tokens are those of an undisturbed run', async () => {
   fc.assert(
     fc.property(
       fc.array(fc.constantFrom('add', 'step', 'step', 'step', 'drain', 'resume', 'drop', 'retract', 'pause'), {

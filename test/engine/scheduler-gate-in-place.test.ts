@@ -22,7 +22,7 @@ t.test('a shut in place stops steps at once, and running requests continue uncha
   t.equal(h.scheduler.stats().retractions, 0)
 })
 
-t.test('it waits behind another shut, and can be cancelled while it does', async t => {
+t.test('a shut in place waits behind another shut, and can be cancelled meanwhile', async t => {
   const h = new Harness({ maxRunningRequests: 3 })
   h.add(makeRequest([1, 2, 3], LONG))
   h.scheduler.step()

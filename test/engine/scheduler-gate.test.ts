@@ -16,7 +16,7 @@ function versions (h: Harness, id: number): string {
   return h.outcomes.get(id)!.events.filter((e) => e.tokens.length > 0).map((e) => e.weightVersion).join('')
 }
 
-t.test('an unpaused shut waits for running requests, and new ones wait for the new weights', async (t) => {
+t.test('a shut without a pause waits for running requests, and new ones wait for the new weights', async (t) => {
   const h = new Harness({ maxRunningRequests: 3 })
   const running = started(h, 3)
   h.scheduler.shut(1, false)
@@ -33,7 +33,7 @@ t.test('an unpaused shut waits for running requests, and new ones wait for the n
   h.verify(late)
 })
 
-t.test('a request that was retracted is finished before an unpaused shut', async (t) => {
+t.test('a retracted request is finished before the gate shuts without a pause', async (t) => {
   const h = new Harness({ pages: 12, pageSize: 4, maxBatchTokens: 64 })
   const ids = [1, 2, 3].map((n) =>
     h.add(makeRequest([n, n, n], { maxNewTokens: 26, ignoreEos: true, seed: BigInt(n) }))

@@ -28,7 +28,7 @@ t.test('a request alone, in a batch, in chunks and after a prefix hit gives the 
   for (const other of [...others, same]) batch.verify(other)
 })
 
-t.test('a prompt of whole pages leaves its last page to be computed', async (t) => {
+t.test('a cached prompt of whole pages still computes its last page', async (t) => {
   const h = new Harness()
   const request = makeRequest(range(8), { maxNewTokens: 2, ignoreEos: true })
   const first = h.add(request)
@@ -115,7 +115,7 @@ t.test('prompts whose first pages have the same hash do not wait for each other'
   }
 })
 
-t.test('when the leader of a shared prefill is aborted, its waiters continue', async (t) => {
+t.test('if the leader of a shared prefill is aborted, its waiters continue', async (t) => {
   const h = new Harness({ maxBatchTokens: 12, maxRunningRequests: 8 })
   const ids = range(4).map((seed) =>
     h.add(makeRequest(range(30), { seed: BigInt(seed), maxNewTokens: 2, ignoreEos: true }))
@@ -163,7 +163,7 @@ t.test('the context length ends a request with reason length', async (t) => {
   t.same(h.outcomes.get(id)!.events.at(-1)!.finish, { type: 'length', length: 6 })
 })
 
-t.test('prompts are scored in chunks, alone or with tokens behind them, hit or not', async (t) => {
+t.test('prompts are scored in chunks, with or without generated tokens and cache hits', async (t) => {
   const h = new Harness({ maxBatchTokens: 1, maxRunningRequests: 8 })
   const logprobs = { top: 2, ids: [9, 3] }
   const ids = [
@@ -246,7 +246,7 @@ t.test('requests that can never run are refused with numbers, and nothing is lef
   t.same(ids.map((id) => h.outcomes.get(id)!.error?.code), [undefined, undefined, undefined, 'QUEUE_FULL'])
 })
 
-t.test('an idle engine takes as many at once as can run, whatever its queue: they wait for nothing', async (t) => {
+t.test('an idle engine accepts at once as many requests as can run, plus the length of its queue', async (t) => {
   for (const maxQueuedRequests of [0, 2]) {
     const h = new Harness({ maxRunningRequests: 3, maxQueuedRequests })
     for (let round = 0; round < 2; round++) {

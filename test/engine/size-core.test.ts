@@ -92,7 +92,7 @@ t.test('GPUs: the KV cache has no more than running requests need, or exactly th
   t.match(small, { contextLength: 96, core: { maxContext: 96, gpus: [1] } })
 })
 
-t.test('GPUs: a full one is refused with its numbers', async (t) => {
+t.test('GPUs: a full GPU is refused with its numbers', async (t) => {
   await t.rejects(sizeCore(ARCH, buildModelTable(ARCH, 1), { device: 'cuda' }, addon(), found(9e6)), {
     code: 'CONFIG',
     message:
@@ -151,7 +151,7 @@ t.test('a checkpoint in float32 computes in bfloat16 on GPUs and in float32 on a
   })
 })
 
-t.test('memory that files hold in a limited group can be had, as far as the machine has it', async (t) => {
+t.test('the page cache of a limited group counts as available, as far as the machine has the memory', async (t) => {
   const stat = 'anon 5\ninactive_file 300\nactive_file 40\nfile 900\n'
   t.equal(availableMemory(100, 1000, stat), 440)
   t.equal(availableMemory(100, 200, stat), 200)

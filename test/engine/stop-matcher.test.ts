@@ -46,7 +46,7 @@ t.test('thousands of samples with one long stop string share its tables', async 
   t.same(matchers.map((matcher) => matcher.push('ab').text), Array(100).fill('ab'))
 })
 
-t.test('a piece that is not shown takes part in a stop string and in nothing else', async (t) => {
+t.test('a piece that is not shown counts for stop strings only', async (t) => {
   const matcher = new StopMatcher(['a<x>', '<x><x>'], false)
   t.same(matcher.push('ba'), { text: 'b', matched: null })
   t.same(matcher.push('<y>', true, false), { text: 'a', matched: null })
@@ -57,7 +57,7 @@ t.test('a piece that is not shown takes part in a stop string and in nothing els
   t.same(matcher.push('<x>', true, false), { text: '', matched: 'a<x>' })
 })
 
-t.test('however text is cut, the stop that is complete first ends it', async () => {
+t.test('the stop string that is complete first ends the text, wherever the text is cut', async () => {
   const small = fc.string({ unit: fc.constantFrom('a', 'b', '😀'), maxLength: 4 })
   fc.assert(
     fc.property(

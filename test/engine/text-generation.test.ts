@@ -123,19 +123,19 @@ t.test('the rest of the token that completes a stop string is cut from the text'
   t.equal((await run([[0], [7], [1]], LENGTH, { stop: ['STOP'], noStopTrim: true })).text, 'aSTOP')
 })
 
-t.test('text that was held back in vain comes at the end', async (t) => {
+t.test('text that was held back and completes no stop string comes at the end', async (t) => {
   t.equal((await run([[0], [2]], LENGTH, { stop: ['STOP'] })).text, 'aST')
   t.equal((await run([[0], [2]], { type: 'abort', message: 'Aborted' }, { stop: ['STOP'] })).text, 'aST')
 })
 
-t.test('the text of a stop token is left out, unless it is wanted', async (t) => {
+t.test('the text of a stop token is left out, unless it is requested', async (t) => {
   const stop: FinishReason = { type: 'stop', matched: 6 }
   t.equal((await run([[0], [1, 6]], stop)).text, 'ab')
   t.same((await run([[0], [1, 6]], stop)).tokens, [0, 1, 6])
   t.equal((await run([[0], [1, 6]], stop, { noStopTrim: true })).text, 'ab</s>')
 })
 
-t.test('no stop string is obeyed before the least number of tokens', async (t) => {
+t.test('stop strings are ignored before the minimum number of tokens', async (t) => {
   t.same((await run([[2], [3], [0], [2], [3], [0]], LENGTH, { stop: ['STOP'] }, 4)).tokens, [2, 3, 0, 2, 3])
   t.same((await run([[2], [3], [0]], LENGTH, { stop: ['STOP'] }, 2)).tokens, [2, 3])
 })
@@ -144,7 +144,7 @@ t.test('a stop string wins over an end by length at the same token', async (t) =
   t.same((await run([[2], [3]], LENGTH, { stop: ['STOP'] })).finish, { type: 'stop', matched: 'STOP' })
 })
 
-t.test('without a detokenizer there is no text, and tokens pass', async (t) => {
+t.test('without a detokenizer there are tokens and no text', async (t) => {
   const events: TextEvent[] = []
   for await (
     const event of generateText(new ScriptedEngine([[2], [3]], LENGTH), makeRequest([1]), null, {
@@ -155,7 +155,7 @@ t.test('without a detokenizer there is no text, and tokens pass', async (t) => {
   t.same(events.map((e) => [e.text, e.tokens]), [['', [2]], ['', [3]]])
 })
 
-t.test('leaving early gives the request up', async (t) => {
+t.test('leaving the loop early aborts the request', async (t) => {
   const engine = new ScriptedEngine([[0], [1], [1]], LENGTH)
   const stream = generateText(engine, makeRequest([1]), detokenizer(), { stop: [], noStopTrim: false })
   await stream.next()

@@ -52,7 +52,7 @@ t.test('consecutive steps and pauses between them are never reported', async (t)
   t.equal(calls, 0)
 })
 
-t.test('time in which this thread did not run is not counted: a process that was stopped is not stuck', async (t) => {
+t.test('time in which the thread did not run is not counted, so a stopped process is not stuck', async (t) => {
   let step = 1
   let calls = 0
   const end = startWatchdog(heartbeat(() => step), 400, () => {

@@ -105,7 +105,7 @@ t.test('a catch-up has a deadline, reports its failure, is tried again later, an
   t.equal(late.engine.weightVersion, 'step-1')
 })
 
-t.test('an update aborts a catch-up that runs, and then brings the engine in itself', async t => {
+t.test('an update aborts a running catch-up, and then returns the engine to rotation itself', async t => {
   const { folder, first, gateway, held, late } = await heldBack(t)
   const there = joined(late)
   await gateway.post('/workers', { url: late.url })

@@ -124,7 +124,7 @@ t.test('a description of the fleet comes from the next engine if the first one d
 })
 
 t.test(
-  'an update does not wait for ever for an engine that is silent since it was taken out',
+  'an update waits a limited time for a silent engine that was taken out of rotation',
   { timeout: 10_000 },
   async t => {
     const [a, b] = [await scriptedEngine(t), await scriptedEngine(t)]

@@ -25,7 +25,7 @@ t.test('a gateway starts while an engine still catches up', async t => {
   await (await starting).close()
 })
 
-t.test('an engine that is silent at the end of a catch-up is checked again', { timeout: 30_000 }, async t => {
+t.test('an engine that does not reply at the end of a catch-up is checked again', { timeout: 30_000 }, async t => {
   const a = await scriptedEngine(t)
   const b = await scriptedEngine(t, {
     on: { '/weights_checker': says({ success: true, per_engine_checksum: 'other' }) }
@@ -44,7 +44,7 @@ t.test('an engine that is silent at the end of a catch-up is checked again', { t
 })
 
 t.test(
-  'a gateway that is closed ends with its last reply, not with the patience of its clients',
+  'a closed gateway ends after its last reply, even if clients keep connections open',
   { timeout: 10_000 },
   async t => {
     const engine = await scriptedEngine(t)

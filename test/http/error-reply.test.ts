@@ -35,7 +35,7 @@ t.test("refusals that report the server's state are warnings without a stack", a
   }
 })
 
-t.test('defects keep their stack, also one that closed the engine; bad requests are no warning', async t => {
+t.test('defects are logged with their stack, and bad requests are not logged as warnings', async t => {
   t.match(await logOf(new TypeError('x is undefined')), {
     level: ERROR,
     err: { message: 'x is undefined', stack: /error-reply/ }

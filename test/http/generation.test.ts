@@ -62,7 +62,7 @@ t.test('a stop text that names a special token is found, although special tokens
   }])
 })
 
-t.test('an invalid key of the prefix cache is refused before every sample carries it', async t => {
+t.test('an invalid cache salt is refused before it is copied to every sample', async t => {
   const { url, engine } = await routeApp(t)
   for (
     const [path, body, param] of [

@@ -68,7 +68,7 @@ t.test("a host may replace the request's stream", async t => {
   t.same(await post(url, JSON.stringify({ text })), { status: 200, body: { digest: digest(text) } })
 })
 
-t.test('chunks are given back, except those that another listener may hold', async t => {
+t.test('the memory of chunks is freed, except of those that another listener may hold', async t => {
   const text = long(300_000)
   for (const others of [0, 1]) {
     const chunks = [0, 100_000, 200_000].map(from => {
@@ -101,7 +101,7 @@ t.test('a body that is too long is refused before or while it is read, and the s
   }
 })
 
-t.test('a body that breaks off rejects for its reader', async t => {
+t.test('a body that breaks off rejects the promise of its reader', async t => {
   const app = Fastify()
   const ends: string[] = []
   app.addContentTypeParser(

@@ -54,7 +54,7 @@ t.test('invalid JSON is refused, also with a long string in it', async t => {
   ) t.throws(() => parseJsonText(body), SyntaxError, body.slice(0, 10))
 })
 
-t.test('long strings may be values, keys and next to their marks', async t => {
+t.test('long strings may be values or keys, and may contain the placeholders of the parser', async t => {
   const text = 'QUJD'.repeat(10_000)
   for (const value of [text, [text, text, '~0~0'], { [text]: text }, { a: [[{ b: text }]], '~1~': text }, `${text}"`]) {
     t.same(parseJsonText(JSON.stringify(value)), value)

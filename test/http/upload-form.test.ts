@@ -163,7 +163,7 @@ t.test('fields and files of a form come one after another and whole, in any orde
   )
 })
 
-t.test('a truncated form is refused, and one whose client disconnects is given up', async t => {
+t.test('a truncated form is refused, and one whose client disconnects is aborted', async t => {
   const { port, outcomes } = await reader(t)
   const whole = encode([{ name: 'a', file: null, bytes: Buffer.from('1') }, {
     name: '',

@@ -112,7 +112,7 @@ t.test('a body whose schema forbids unknown fields is not converted', async t =>
   t.match(strict({ int: 1, imt: 2 }), { error: { message: 'imt: unknown field; known are int', param: 'imt' } })
 })
 
-t.test('the check answers for any value, and a value that passes fits the schema', async t => {
+t.test('the check ends for any value, and a value that passes fits the schema', async t => {
   fc.assert(
     fc.property(
       fc.record({
@@ -142,7 +142,7 @@ t.test('the check answers for any value, and a value that passes fits the schema
   )
 })
 
-t.test('numbers survive the way through a string', async t => {
+t.test('numbers are unchanged after conversion to a string and back', async t => {
   fc.assert(fc.property(fc.maxSafeInteger(), fc.double({ noNaN: true, noDefaultInfinity: true }), (int, num) => {
     const schema = { type: 'object', properties: { int: { type: 'integer' }, num: { type: 'number' } } }
     const got = coerceLax(schema, { int: String(int), num: String(num) }) as { int: unknown, num: unknown }

@@ -20,7 +20,7 @@ const torch = storePeer(t)
 for (const libuv of [true, false]) {
   const backend = libuv ? 'libuv' : 'legacy'
 
-  t.test(`every call of the client does on torch's ${backend} server what torch's client sees`, async t => {
+  t.test(`every call of the client has the effect on torch's ${backend} server that torch's client sees`, async t => {
     const port = await torch('open_store', 's', 0, null, true, libuv) as number
     const client = await StoreClient.connect({ host, port, ...limits })
     t.teardown(() => {
@@ -129,7 +129,7 @@ t.test('rank 0 of init_custom_process_group finds refit as rank 1 and 2, and ref
   t.match(await found, { id, form: 'custom', warmUp: false })
 })
 
-t.test('torch comes to a store that refit serves, by its rendezvous', async t => {
+t.test('torch joins a store that refit serves through its own rendezvous', async t => {
   const server = await StoreServer.listen({ host, port: 0 })
   t.teardown(async () => {
     await server.close()
@@ -140,7 +140,7 @@ t.test('torch comes to a store that refit serves, by its rendezvous', async t =>
   t.equal(server.workers, 3)
 })
 
-t.test('gloo of torch and refit tell one another their addresses under the same keys', async t => {
+t.test('gloo in torch and in refit exchange addresses under the same keys', async t => {
   const { port } = await free()
   const made = torch('gloo_group', 'grp', `tcp://${host}:${port}`, 0, 2, 2)
   const store = await joinStore({ masterAddress: host, masterPort: port, ranks: 1, policy }, limits)
@@ -160,7 +160,7 @@ t.test('gloo of torch and refit tell one another their addresses under the same 
   await t.rejects(made, 'torch got what is no address')
 })
 
-t.test('that a trainer runs under TORCH_DISTRIBUTED_DEBUG=DETAIL is seen in its store', async t => {
+t.test('the store shows that a trainer runs under TORCH_DISTRIBUTED_DEBUG=DETAIL', async t => {
   const { port } = await free()
   const env = { TORCH_DISTRIBUTED_DEBUG: 'DETAIL' }
   const peers = [storePeer(t, env), storePeer(t, env)]

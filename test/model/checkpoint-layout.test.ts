@@ -81,7 +81,7 @@ t.test('tensors begin at aligned offsets in the order of the table, and a second
   t.equal(bytes, 1538)
 })
 
-t.test('the bytes of the weights are those of every parameter in its own dtype, on every rank', async t => {
+t.test('the byte count of the weights sums every parameter in its own dtype on every rank', async t => {
   const param = { name: 'p', rows: 3, cols: 5 }
   t.equal(weightBytes({ ranks: 2, params: [{ ...param, dtype: 'bfloat16' }, { ...param, dtype: 'float32' }] }), 180)
 })

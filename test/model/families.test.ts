@@ -3,7 +3,7 @@ import type { Architecture } from '../../src/model/architecture.ts'
 import { ARCHITECTURES } from '../../src/model/families.ts'
 import { tinyArchitecture } from '../helpers/tiny-config.ts'
 
-t.test('biases: Qwen2 has them on q, k, v without a flag; attention_bias gives Llama and Qwen3 all four', async t => {
+t.test('Qwen2 has biases on q, k, v without a flag; attention_bias gives Llama and Qwen3 all four', async t => {
   t.match(tinyArchitecture('Qwen2ForCausalLM'), { qkvBias: true, oBias: false, qkNorm: 'none' })
   t.match(
     tinyArchitecture('Qwen2ForCausalLM', { attention_bias: true }),
@@ -17,7 +17,7 @@ t.test('biases: Qwen2 has them on q, k, v without a flag; attention_bias gives L
   }
 })
 
-t.test('head_dim: as given, else hidden / heads, else 128 for Qwen3', async t => {
+t.test('head_dim is the given value, else hidden / heads, or 128 for Qwen3', async t => {
   for (const absent of [undefined, null]) {
     t.equal(tinyArchitecture('LlamaForCausalLM', { head_dim: absent }).headDim, 16)
     t.equal(tinyArchitecture('Qwen2ForCausalLM', { head_dim: absent }).headDim, 16)

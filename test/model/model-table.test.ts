@@ -122,7 +122,7 @@ t.test('rectangles tile every parameter of every rank, and use every element of 
   )
 })
 
-t.test('fused experts land on the very elements where single experts land', async t => {
+t.test('fused experts are written to the same elements as single experts', async t => {
   fc.assert(
     fc.property(architectures.filter(arch => arch.experts > 0), fc.constantFrom(...RANKS), (arch, ranks) => {
       const { experts, expertIntermediateSize: width } = arch
@@ -146,7 +146,7 @@ t.test('fused experts land on the very elements where single experts land', asyn
   )
 })
 
-t.test('where every part lies in the fused parameters, written out for two ranks', async t => {
+t.test('every part lies at its expected place in the fused parameters of two ranks', async t => {
   const table = buildModelTable(tinyArchitecture('Qwen2ForCausalLM'), 2)
   const rects = (name: string): unknown[] =>
     table.tensors.get(name)!.rects.map(({ param, ...rest }) => ({ param: table.params[param]!.name, ...rest }))
@@ -177,7 +177,7 @@ t.test('where every part lies in the fused parameters, written out for two ranks
   t.match(rects('model.norm.weight'), [{ rank: 0, rows: 64, cols: 1 }, { rank: 1, rows: 64, cols: 1 }])
 })
 
-t.test('KV heads are replicated to neighbours where they are fewer than ranks', async t => {
+t.test('KV heads are replicated to neighbouring ranks if there are fewer heads than ranks', async t => {
   const table = buildModelTable(tinyArchitecture('LlamaForCausalLM'), 4)
   const k = table.tensors.get('model.layers.0.self_attn.k_proj.weight')!
   t.same(k.rects.map(rect => [rect.rank, rect.srcRow, rect.rows, rect.dstRow]), [[0, 0, 16, 16], [1, 0, 16, 16], [

@@ -98,7 +98,7 @@ t.test('tied embeddings are off unless the file says so', async t => {
   t.equal(tinyArchitecture('LlamaForCausalLM', { tie_word_embeddings: true }).tieWordEmbeddings, true)
 })
 
-t.test('which layers are sparse: every decoder_sparse_step-th, less mlp_only_layers', async t => {
+t.test('every decoder_sparse_step-th layer is sparse, except mlp_only_layers', async t => {
   const sparse = (overrides: Record<string, unknown>): boolean[] => {
     const arch = tinyArchitecture('Qwen3MoeForCausalLM', { num_hidden_layers: 5, ...overrides })
     return [...arch.sparseLayers].map(Boolean)
@@ -112,7 +112,7 @@ t.test('which layers are sparse: every decoder_sparse_step-th, less mlp_only_lay
   t.same(sparse({ num_experts: 0 }), [false, false, false, false, false])
 })
 
-t.test('end of sequence: generation_config.json, then config.json, then the defaults of Llama', async t => {
+t.test('eos ids come from generation_config.json, else config.json, else the defaults of Llama', async t => {
   const ids = (
     config: Record<string, unknown>,
     generation?: unknown,
@@ -136,7 +136,7 @@ t.test('end of sequence: generation_config.json, then config.json, then the defa
   t.throws(() => ids({}, []), { code: 'MODEL_CONFIG', message: /generation_config.json: expected a JSON object/ })
 })
 
-t.test('dtype: of either generation, with or without "torch."', async t => {
+t.test('dtype is read in the form of transformers 4 or 5, with or without "torch."', async t => {
   t.equal(tinyArchitecture('LlamaForCausalLM', { dtype: 'torch.float16' }).dtype, 'float16')
   t.equal(tinyArchitecture('LlamaForCausalLM', { dtype: undefined, torch_dtype: 'float32' }).dtype, 'float32')
   t.throws(() => tinyArchitecture('LlamaForCausalLM', { dtype: 'float8_e4m3fn' }), {
@@ -145,7 +145,7 @@ t.test('dtype: of either generation, with or without "torch."', async t => {
   })
 })
 
-t.test('a sliding window that is not in effect is no obstacle', async t => {
+t.test('a sliding window that is not in effect is accepted', async t => {
   const window = { use_sliding_window: true, sliding_window: 128 }
   t.ok(tinyArchitecture('Qwen2ForCausalLM', { sliding_window: 128 }), 'not used')
   t.ok(tinyArchitecture('Qwen2ForCausalLM', { ...window, max_window_layers: 2 }), 'from a layer that does not exist')
@@ -307,7 +307,7 @@ for (const [what, name, overrides, param, message] of refused) {
   })
 }
 
-t.test('without architectures, model_type tells', async t => {
+t.test('without architectures, model_type selects the architecture', async t => {
   t.equal(tinyArchitecture('Qwen3ForCausalLM', { architectures: undefined }).name, 'Qwen3ForCausalLM')
   t.throws(() => tinyArchitecture('Qwen3ForCausalLM', { architectures: undefined, model_type: undefined }), {
     code: 'MODEL_CONFIG',
@@ -315,11 +315,11 @@ t.test('without architectures, model_type tells', async t => {
   })
 })
 
-t.test('what is not an object at all is refused', async t => {
+t.test('a config that is not an object is refused', async t => {
   for (const value of [null, [], 'x', 3]) t.throws(() => parseModelConfig(value), { code: 'MODEL_CONFIG' })
 })
 
-t.test('a folder without a config, or with a broken one, is named', async t => {
+t.test('a folder without a config, or with a broken one, is refused with its path', async t => {
   const folder = t.testdir({
     broken: { 'config.json': '{' },
     none: {},

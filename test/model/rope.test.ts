@@ -37,7 +37,7 @@ for (const { config, inv_freq: theirs, scale } of goldens) {
   }
 }
 
-t.test('the goldens cover every type and tell them apart', async t => {
+t.test('the goldens cover every type and give each its own frequencies', async t => {
   t.same(
     new Set(goldens.map(golden => golden.config.rope_parameters.rope_type)),
     new Set(['default', 'linear', 'llama3', 'yarn'])
@@ -54,7 +54,7 @@ t.test('without any RoPE field the base is 10000', async t => {
   t.same(rope({ rope_scaling: null, rope_theta: 5e5 }).ropeInvFreq[1], 5e5 ** (-2 / 16))
 })
 
-t.test('the original length defaults to max_position_embeddings, and one outside of the object wins', async t => {
+t.test('the original length defaults to max_position_embeddings, and one outside the object wins', async t => {
   const yarn = { rope_type: 'yarn', factor: 4, rope_theta: 10_000 }
   t.same(
     rope({ rope_parameters: yarn }, 16, 64),

@@ -33,7 +33,7 @@ for (const [sent, expected] of spellings) {
   })
 }
 
-t.test('names that the model does not have come back as they were sent', async t => {
+t.test('names that the model does not have are returned as they were sent', async t => {
   for (
     const name of [
       '',
@@ -51,7 +51,7 @@ t.test('names that the model does not have come back as they were sent', async t
   }
 })
 
-t.test('every name of a model stands for itself, under any pile of wrappers', async t => {
+t.test('every name of a model maps to itself, under any nesting of wrapper prefixes', async t => {
   const names = fc.constantFrom(...table.tensors.keys())
   const prefix = fc.array(
     fc.constantFrom(

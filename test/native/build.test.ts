@@ -32,7 +32,7 @@ function pathWith (t: Test, programs: Record<string, string>): NodeJS.ProcessEnv
 
 const GCC = 'case "$1" in --version) echo "g++ (GCC) 12.2.0";; *) echo 12.2.0;; esac'
 
-t.test('a machine without a compiler is told what to install', t => {
+t.test('without a compiler the error names what to install', t => {
   const { status, stderr } = build([], pathWith(t, {}))
   t.equal(status, 1)
   t.equal(
@@ -58,7 +58,7 @@ t.test('a compiler that is too old is named with its version', t => {
   t.end()
 })
 
-t.test('a machine without cmake, or with an old one, is told what to install', t => {
+t.test('without cmake, or with an old one, the error names what to install', t => {
   const missing = build([], pathWith(t, { 'g++': GCC }))
   t.equal(missing.status, 1)
   t.equal(
@@ -71,7 +71,7 @@ t.test('a machine without cmake, or with an old one, is told what to install', t
   t.end()
 })
 
-t.test('a machine with cmake but neither make nor ninja is told what to install', t => {
+t.test('with cmake but neither make nor ninja, the error names what to install', t => {
   const { status, stderr } = build([], pathWith(t, { 'g++': GCC, cmake: 'echo "cmake version 3.25.1"' }))
   t.equal(status, 1)
   t.equal(
@@ -138,7 +138,7 @@ function smallTree (t: Test): { root: string, write: (file: string, text: string
   return { root, write }
 }
 
-t.test('the build compiles, keeps what is fresh, and compiles again what a header changed', { timeout: 300_000 }, t => {
+t.test('the build keeps fresh objects, and compiles again those with a changed header', { timeout: 300_000 }, t => {
   const { root, write } = smallTree(t)
   const env = { ...process.env, REFIT_CUDA: '0' }
   const run = (): string => {

@@ -41,7 +41,7 @@ async function ofCore (core: number, tensors: PlainTensor[]): Promise<Map<string
   return sums
 }
 
-t.test('shares of ranks add up to the checksum of the tensor, whatever the split and dtype', async t => {
+t.test('partial sums of ranks add up to the checksum of the tensor, for any split and dtype', async t => {
   for (const dtype of ['bfloat16', 'float32'] as const) {
     for (const ranks of [1, 2, 4]) {
       const { config, tensors } = plainModel({ ranks, dtype, hidden: 64 })

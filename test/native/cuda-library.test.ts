@@ -60,7 +60,7 @@ function batchOf (tokens: number[], rows: number): StepBatch {
   }
 }
 
-t.test('a library that is missing, none, or of another build is an error with its path and the cure', t => {
+t.test('a missing, invalid or mismatched library is an error with its path and advice', t => {
   const text = join(folder, 'text.so')
   writeFileSync(text, 'not a library')
   const other = join(folder, 'other.so')
@@ -225,7 +225,7 @@ t.test('all data crosses the boundary unchanged', async t => {
   addon.closeCore(empty)
 })
 
-t.test('every failure of the library is an error of its kind', async t => {
+t.test('every failure of the library has the error code of its kind', async t => {
   const failures: Array<[number, { message: string | RegExp, code: string | undefined }]> = [
     [1, { message: 'rank 1 (GPU-1, GPU 1) is lost', code: 'DEVICE_LOST' }],
     [2, { message: 'GPU 0 is full', code: 'NO_MEMORY' }],
@@ -282,7 +282,7 @@ t.test('fields of GPUs are checked before the library sees them', t => {
   t.end()
 })
 
-t.test('the process can be ended without anything being waited for', t => {
+t.test('endProcess ends the process at once, without exit handlers', t => {
   const script = `process.on('exit', () => console.log('handler')); require(${
     JSON.stringify(join(packageRoot, `prebuilds/linux-${process.arch}/refit.node`))
   }).endProcess(70)`

@@ -79,7 +79,7 @@ t.test('after any failed read, the states match the parameters', async t => {
   t.ok(await sweep(t, 'read', 'bfloat16', 1) > 10)
 })
 
-t.test('the same with two threads', async t => {
+t.test('after any failed read with two threads, the states match the parameters', async t => {
   t.ok(await sweep(t, 'read', 'bfloat16', 2) > 10)
 })
 
@@ -87,7 +87,7 @@ t.test('after any failed copy, the states match the parameters', async t => {
   t.ok(await sweep(t, 'copy', 'float32', 2) > 20)
 })
 
-t.test('a failure is cured by writing the same again', async t => {
+t.test('a repeated write heals the weights that a failed write tore', async t => {
   const model = plainModel({ ranks: 2 })
   const core = addon.createCore(model.config)
   const before = await readAll(addon, core, model)
@@ -100,7 +100,7 @@ t.test('a failure is cured by writing the same again', async t => {
   addon.closeCore(core)
 })
 
-t.test('memory that cannot be had is a refusal of the core, or of the write before it began', async t => {
+t.test('a failed allocation refuses the core, or the write before it begins', async t => {
   const model = plainModel({ ranks: 2 })
   arm({ point: 'alloc', at: 2, action: 'fail' })
   t.throws(() => addon.createCore(model.config), {
@@ -120,7 +120,7 @@ t.test('memory that cannot be had is a refusal of the core, or of the write befo
   addon.closeCore(core)
 })
 
-t.test('a stalled read delays the write and neither the event loop nor the outcome', async t => {
+t.test('a stalled read delays the write, and the event loop continues', async t => {
   const model = plainModel()
   const core = addon.createCore(model.config)
   const coded = codedJob(model.tensors, { folder: t.testdir() })
@@ -138,7 +138,7 @@ t.test('a stalled read delays the write and neither the event loop nor the outco
   addon.closeCore(core)
 })
 
-t.test('a write can die in its middle, as in a crash', async t => {
+t.test('a fault can end the process in the middle of a write', async t => {
   const model = plainModel()
   const script = `
     const addon = require(${JSON.stringify(join(packageRoot, 'build/faults/refit.node'))})

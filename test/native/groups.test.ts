@@ -68,7 +68,7 @@ t.test('received bytes are written out of their slot while the other slot receiv
   t.equal((await holding).error, undefined)
 })
 
-t.test('a write refuses slots that are not there', async t => {
+t.test('a write to missing slots is refused', async t => {
   const core = addon.createCore(model.config)
   t.teardown(() => addon.closeCore(core))
   const [trainer, engine] = await connect([0], [1])
@@ -89,7 +89,7 @@ t.test('a write refuses slots that are not there', async t => {
   })
 })
 
-t.test('parameters go from core to core of one layout, rank by rank, straight into place', async t => {
+t.test('parameters are sent between cores of one layout, rank by rank, straight into place', async t => {
   const cores = [addon.createCore(model.config), addon.createCore(model.config)]
   t.teardown(() => {
     for (const core of cores) addon.closeCore(core)

@@ -25,7 +25,7 @@ async function untilPassed (): Promise<void> {
 const NORM = '{ sources: [{ buffer: new Uint8Array(256) }], tensors: Float64Array.of(0, 0, 0, 128, 1, 2, 2), ' +
   'rects: Float64Array.of(0, 0, 7, 0, 0, 128, 1, 0, 0) }'
 
-t.test('closing waits for writes under way, and they end well', async t => {
+t.test('closing waits for running writes, and they succeed', async t => {
   const core = addon.createCore(model.config)
   const before = await readAll(addon, core, model)
   const coded = codedJob(model.tensors, { folder: t.testdir() })
@@ -163,7 +163,7 @@ t.test('calls that a worker queued before it ended do not touch its memory after
   addon.closeCore(core)
 })
 
-t.test('workers that only load the addon end, again and again', async t => {
+t.test('workers that only load the addon can end repeatedly', async t => {
   for (let i = 0; i < 10; i++) {
     const worker = new Worker(`require(${JSON.stringify(FAULTY)}).isas()`, { eval: true })
     t.strictSame(await once(worker, 'exit'), [0])

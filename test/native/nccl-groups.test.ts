@@ -164,7 +164,7 @@ t.test('broadcasts that match the layout of the weights are received straight in
   await t.rejects(addon.groupReceiveInPlace(to, Float64Array.of(0, 2), 0, SECONDS), /released/)
 })
 
-t.test('parameters go from engine to engine, all ranks at once', async t => {
+t.test('parameters are sent from engine to engine, all ranks at once', async t => {
   const sender = engine(t, 2)
   const receiver = engine(t, 2)
   await addon.scramble(sender.core, 1n)

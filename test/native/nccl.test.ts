@@ -36,13 +36,13 @@ t.test('a communicator can be joined, awaited, aborted and ended', async t => {
   }
 })
 
-t.test('multicast is left as the user has set it', async t => {
+t.test("the user's setting of NCCL multicast is kept", async t => {
   const { status, said } = run(standIn('nccl-nvls.so', '-DVERSION=22809'), { NCCL_NVLS_ENABLE: '1' })
   t.equal(status, 0, said)
   t.match(said, 'NCCL_NVLS_ENABLE=1\n')
 })
 
-t.test('a library that is missing, too old, too new or lacks a function is refused in words', async t => {
+t.test('a library that is missing, too old, too new or lacks a function is refused with the reason', async t => {
   const cases: Array<[string, string | RegExp]> = [
     [
       '/nowhere/libnccl.so.2',

@@ -179,7 +179,7 @@ t.test('nothing is read before an event is done, and one that is never done chan
   addon.closeCore(core)
 })
 
-t.test('every refusal names its tensor and the cure', async t => {
+t.test('every refusal names its tensor and gives advice', async t => {
   const core = addon.createCore(config)
   await addon.write(core, jobOf(10))
   const before = await readAll(addon, core, model)
@@ -309,7 +309,7 @@ t.test('malformed segments are refused before anything is queued', t => {
   t.end()
 })
 
-t.test('descriptors of other processes are taken, or refused in words', t => {
+t.test('descriptors of other processes are duplicated, or refused with the reason', t => {
   const fd = openSync('/proc/self/status', 'r')
   const own = addon.takeDescriptor(process.pid, fd)
   t.not(own, fd)

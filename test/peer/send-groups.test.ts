@@ -6,7 +6,7 @@ import type { SendGroupOptions } from '../../src/peer/send-groups.ts'
 import { masterPolicy } from '../../src/rendezvous/master-policy.ts'
 import { StoreServer } from '../../src/rendezvous/server.ts'
 
-t.test('simultaneous requests for one group leave one group, and a closed instance makes none', async t => {
+t.test('simultaneous requests for one group make one group, and a closed instance makes none', async t => {
   const { engine } = await serve(t, 'adder')
   const groups = new SendGroups(engine.held!, { policy: masterPolicy() }, { from: null })
   const server = await StoreServer.listen({ host: '127.0.0.1', port: 0 })

@@ -113,7 +113,7 @@ t.test('nccl: pieces that go straight into the weights are received in longer ru
   await stream.close()
 })
 
-t.test('nccl: a broadcast that fails on its way into the weights has touched them, if it had begun', async t => {
+t.test('nccl: a broadcast straight into the weights counts as touching them once it has begun', async t => {
   const { fake, announce } = await joined(t, 'nccl')
   fake.placeOf = begin => begin
   const stream = announce([100], 50)

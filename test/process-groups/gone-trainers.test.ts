@@ -39,7 +39,7 @@ t.test('groups whose trainers are gone make room for others, and their failures 
   t.ok(groups.list.length <= 64)
 })
 
-t.test('if the most groups are open and alive, another one is refused', async t => {
+t.test('if the maximum number of groups is open and alive, another one is refused', async t => {
   const fake = new FakeGroups({ isNccl: false })
   const groups = new WeightGroups({ host: fake.host, policy: masterPolicy(), timeoutMs: 60_000 })
   const server = await StoreServer.listen({ host: '127.0.0.1', port: 0 })

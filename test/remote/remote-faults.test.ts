@@ -3,7 +3,7 @@ import { RemoteEngine } from '../../src/remote/remote-engine.ts'
 import { hangs, says, scriptedEngine } from '../helpers/scripted-engine.ts'
 
 t.test(
-  'an engine that falls silent is not ready, and is not left one connection after another',
+  'an engine that stops replying is not ready, and its health checks do not accumulate connections',
   { timeout: 20_000 },
   async t => {
     const far = await scriptedEngine(t)

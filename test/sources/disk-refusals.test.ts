@@ -234,7 +234,7 @@ for (const [what, files, code, message] of folders) {
   })
 }
 
-t.test('files that an index does not name stay unread', async t => {
+t.test('files that an index does not name are not read', async t => {
   const folder = t.testdir({
     'x.safetensors': small('a'),
     'stale.safetensors': 'broken',

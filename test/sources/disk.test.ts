@@ -64,7 +64,7 @@ for (const shards of [1, 2, 7]) {
   })
 }
 
-t.test('all three dtypes, in one file', async t => {
+t.test('all three dtypes are read from one file', async t => {
   const folder = t.testdir()
   const dtypes = ['bfloat16', 'float16', 'float32'] as const
   const mixed = checkpointTensors(arch, { values: positionCoded(), dtype: name => dtypes[name.length % 3]! })
@@ -80,7 +80,7 @@ t.test('checkpoints of save_pretrained are read: one file and shards', async t =
   }
 })
 
-t.test('a single file, a single shard and an index by their own names', async t => {
+t.test('a path may name a single file, a single shard or an index', async t => {
   const folder = t.testdir()
   const [first] = writeTensors(folder, tensors, 3)
   t.equal((await open(t, join(folder, first!), folder)).sources.length, 1)

@@ -36,7 +36,7 @@ const opened = (): number =>
     })
     .length
 
-t.test('the files of a thread that ended are closed, and its references given back once', async t => {
+t.test('the files of a thread that ended are closed, and its references released once', async t => {
   const receiver = receiverOf(t)
   const file = sharedMemory(t, Buffer.alloc(8))
   const sender = new Sender(t)

@@ -19,7 +19,7 @@ t.teardown(() => {
 /** Byte i of file f. */
 const byte = (f: number, i: number): number => Math.imul(i + 1, 2654435761 + 2 * f) >>> 24
 
-t.test('held and spooled files come back as one stretch with every tensor at its announced place', async t => {
+t.test('buffered and spooled files are read back as one range with each tensor at its announced place', async t => {
   const MEMORY = 1 << 20
   const staging = new Staging(MEMORY)
   // Some end in the middle of a page, an element of float32 or a slot; some are empty.
@@ -111,7 +111,7 @@ t.test('held and spooled files come back as one stretch with every tensor at its
   staging.close()
 })
 
-t.test('an upload that is given up while it is spooled, or read back, leaves nothing behind', async t => {
+t.test('an upload that is aborted while it is spooled or read back leaves no file and no memory', async t => {
   const staging = new Staging(1 << 20)
   const data = Buffer.alloc(3 << 20, 7)
   const bytes = encodeSafetensors([{ name: 'a', dtype: 'BF16', shape: [data.length / 2], data }])
@@ -150,7 +150,7 @@ t.test('a file that ends early is reported, and no bytes are invented', async t 
   t.equal(page.length, 0)
 })
 
-t.test('memory of whole chunks is freed at once, of parts and small chunks never', t => {
+t.test('the memory of whole chunks is freed at once, that of parts and small chunks never', t => {
   const chunk = Buffer.alloc(64 << 10, 1)
   const part = chunk.subarray(0, 40 << 10)
   freeChunk(part)

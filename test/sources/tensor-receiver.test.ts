@@ -64,7 +64,7 @@ async function checkVariant (t: Test, store: WeightStore, table: ModelTable, var
 }
 
 for (const ranks of [1, 2, 4]) {
-  t.test(`shared memory arrives bit for bit on ${ranks} ranks, and is given back`, async t => {
+  t.test(`shared memory arrives bit for bit on ${ranks} ranks, and its references are released`, async t => {
     const { store, table, close } = storeOf(addon, tinyArchitecture('Qwen3ForCausalLM'), ranks)
     t.teardown(close)
     const receiver = receiverOf(t, ranks)
@@ -158,7 +158,7 @@ t.test('a tensor in several matrices is cut at ranks and matrices, and is torn w
   await checkVariant(t, store, table, 1)
 })
 
-t.test('load_format "direct" holds every parameter of every rank, and covers every name', async t => {
+t.test('load_format "direct" contains every parameter of every rank, and covers every name', async t => {
   for (const arch of ARCHITECTURES) {
     for (const ranks of [1, 2]) {
       const table = buildModelTable(tinyArchitecture(arch), ranks)
@@ -175,7 +175,7 @@ t.test('load_format "direct" holds every parameter of every rank, and covers eve
   }
 })
 
-t.test('a refused payload is given back whole, and nothing stays open', async t => {
+t.test('all references of a refused payload are released, and nothing stays open', async t => {
   const receiver = receiverOf(t, 2)
   await receiver.discard([])
   const bits = bytesOf(codedTensor(1, 'x', 64))
@@ -241,7 +241,7 @@ t.test('the process that takes the last reference removes the file; a file witho
   }
 })
 
-t.test('links, folders and short files by the right name are refused, and not touched', async t => {
+t.test('links, folders and short files with the right name are refused and left unchanged', async t => {
   const receiver = receiverOf(t, 1)
   const name = `/torch_${process.pid}_7_7`
   const path = `/dev/shm${name}`
@@ -341,7 +341,7 @@ t.test('a slot of a CUDA counter goes down by one for each refused handle', asyn
   t.equal(taken, storages.length)
 })
 
-t.test('a receiver that is closed gives back all open handles, and accepts no more', async t => {
+t.test('a receiver that closes releases all open handles, and accepts no more', async t => {
   const receiver = new TensorReceiver({ ranks: 1 })
   const memory = sharedMemory(t, bytesOf(codedTensor(1, 'x', 4)))
   const entries = [tensorEntry([{ name: 'w', memory, shape: [4] }])]

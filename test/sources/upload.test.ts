@@ -62,7 +62,7 @@ async function drain (source: StreamedSource): Promise<Buffer> {
 
 const cutsIn = fc.array(fc.integer({ min: 1, max: file.length - 1 }), { maxLength: 30 })
 
-t.test('bytes that come in any chunks are held, spooled or streamed as they are', async t => {
+t.test('bytes that arrive in any chunks are buffered, spooled or streamed unchanged', async t => {
   const folder = t.testdir({})
   const { staging } = open(folder, false)
   await fc.assert(
@@ -96,7 +96,7 @@ t.test('bytes that come in any chunks are held, spooled or streamed as they are'
   t.same(staging.bytes, { live: 0, kept: 0 })
 })
 
-t.test('the last piece of a stream goes out when the end is valid, and none before there are two', async t => {
+t.test('the last piece of a stream is written once the end is valid, and none before there are two', async t => {
   const { upload, staging } = open(t.testdir({}), true)
   const to = upload.begin('file', null)
   let ready = false

@@ -44,7 +44,7 @@ function requestOf (fields: Array<[name: string, value: Buffer]>, name = 'Reques
 const int = (value: number): Buffer => assemble('J', u32(value))
 const list = (...values: Buffer[]): Buffer => assemble('](', ...values, 'e')
 
-t.test('a pickle in a tensor is read as data, and its handles are opened and given back with the request', async t => {
+t.test('a pickle in a tensor is read as data, and its handles are opened and released with the request', async t => {
   const inner = sharedMemory(t, bytes)
   const spare = sharedMemory(t, bytes)
   const tensor = pickledTensor({ name: '', memory: inner, shape: [2, 4], dtype: 'float32' })
@@ -89,7 +89,7 @@ t.test('a pickle in a tensor is read as data, and its handles are opened and giv
   t.equal(receiver.counts.filesOpened, receiver.counts.filesClosed)
 })
 
-t.test('a loader that fails after it has opened a pickle gives back both, awaited or not', async t => {
+t.test('a loader that fails after opening a pickle releases both references, awaited or not', async t => {
   for (const wait of [true, false]) {
     const inner = sharedMemory(t, bytes, 5)
     const request = requestOf([['w', pickledTensor({ name: '', memory: inner, shape: [2] })]])
@@ -124,7 +124,7 @@ t.test('a loader that awaits none of its requests does not end the process', asy
   t.same(rejections, [])
 })
 
-t.test('only classes that the loader names are records, and refused handles are given back', async t => {
+t.test('only classes that the loader names become records, and refused handles are released', async t => {
   const inner = sharedMemory(t, bytes, 5)
   const outer = sharedMemory(t, requestOf([['w', pickledTensor({ name: '', memory: inner, shape: [2] })]]), 5)
   const receiver = receiverOf(t, async ([sent], { read, unpickle }) => {

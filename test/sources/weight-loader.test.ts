@@ -67,7 +67,7 @@ t.test('a loader renames, views, slices and makes tensors, and the source announ
   t.equal(memory.count(), 1)
 })
 
-t.test('it reads bytes row-major, of views as torch sees them', async t => {
+t.test('a loader reads bytes in row-major order, of views as torch does', async t => {
   const memory = sharedMemory(t, bytes)
   const got: Uint8Array[] = []
   const receiver = receiverOf(t, async ([sent], { read }) => {
@@ -145,7 +145,7 @@ t.test('views outside of a storage cannot be made', async t => {
   await (await open(receiver, entryOf(memory))).close()
 })
 
-t.test('every fault of a loader is a 400 with its name, and references are given back once', async t => {
+t.test('every error of a loader gives a 400 with its name, and references are released once', async t => {
   let stolen: LoaderTensor | undefined
   const cases: Array<
     [

@@ -8,7 +8,7 @@ import { loadTokenizer } from '../../src/text/tokenizer.ts'
 const MODELS = ['adder-base', 'adder'].map(name => join(packageRoot, 'models', name))
 const EOS = 256
 
-t.test('both adders have one tokenizer and one configuration, so that weights alone tell them apart', async t => {
+t.test('both adders have the same tokenizer and configuration and differ only in their weights', async t => {
   for (const file of ['config.json', 'generation_config.json', 'tokenizer.json', 'tokenizer_config.json']) {
     const [base, trained] = await Promise.all(MODELS.map(dir => readFile(join(dir, file), 'utf8')))
     t.equal(base, trained, file)
@@ -19,7 +19,7 @@ t.test('both adders have one tokenizer and one configuration, so that weights al
   t.notOk(base!.equals(trained!))
 })
 
-t.test('its tokens are bytes and four special tokens, as many as the model has rows', async t => {
+t.test('its tokens are the bytes and four special tokens, one for each row of the embedding', async t => {
   const tokenizer = (await loadTokenizer(MODELS[0]!))!
   const config = JSON.parse(await readFile(join(MODELS[0]!, 'config.json'), 'utf8'))
   t.equal(tokenizer.vocabSize, config.vocab_size)
@@ -37,7 +37,7 @@ t.test('its tokens are bytes and four special tokens, as many as the model has r
   )
 })
 
-t.test('any bytes stream as the platform decodes them', async t => {
+t.test('streamed text equals what TextDecoder gives for any bytes', async t => {
   const tokenizer = (await loadTokenizer(MODELS[0]!))!
   fc.assert(
     fc.property(fc.array(fc.integer({ min: 0, max: 255 }), { maxLength: 24 }), ids => {

@@ -7,7 +7,7 @@ const fuse = { type: 'Fuse' }
 const sequence = (...decoders: unknown[]) => ({ type: 'Sequence', decoders })
 const strip = (start: number, stop: number) => ({ type: 'Strip', content: ' ', start, stop })
 
-t.test('decoders that are no map from tokens to bytes have no byte form', async t => {
+t.test('decoders that do not map each token to bytes have no byte form', async t => {
   for (
     const decoder of [
       undefined,
@@ -31,7 +31,7 @@ t.test('decoders that are no map from tokens to bytes have no byte form', async 
   ) t.equal(byteForm(decoder), null, JSON.stringify(decoder))
 })
 
-t.test('the decoders of today do, also nested', async t => {
+t.test('the decoders of current models have a byte form, also nested', async t => {
   t.same(byteForm({ type: 'ByteLevel' })?.strip, null)
   t.ok(byteForm(sequence({ type: 'ByteLevel' })))
   t.same(byteForm(sequence(replace, fallback, fuse))?.strip, null)
@@ -43,7 +43,7 @@ t.test('the decoders of today do, also nested', async t => {
   t.same(byteForm({ type: 'Metaspace', replacement: '_', add_prefix_space: false })?.strip, null)
 })
 
-t.test('a byte token is its byte only if it is spelt exactly', async t => {
+t.test('a byte token is decoded to its byte only if it is spelt exactly', async t => {
   const { bytesOf } = byteForm(sequence(replace, fallback, fuse))!
   t.same([...bytesOf('<0xe2>', false)], [0xe2])
   t.same([...bytesOf('<0xE2>', false)], [0xe2])
@@ -52,12 +52,12 @@ t.test('a byte token is its byte only if it is spelt exactly', async t => {
   t.equal(byteForm(sequence(replace))!.bytesOf('<0xE2>', false).toString(), '<0xE2>')
 })
 
-t.test('a replacement is taken as it is written, dollar signs too', async t => {
+t.test('a replacement is inserted as it is written, dollar signs too', async t => {
   const { bytesOf } = byteForm(sequence({ type: 'Replace', pattern: { String: '.' }, content: '$&$1' }))!
   t.equal(bytesOf('a.b.', false).toString(), 'a$&$1b$&$1')
 })
 
-t.test('byte-level tokens are bytes, added ones are text', async t => {
+t.test('byte-level tokens are decoded to bytes, added tokens to text', async t => {
   const { bytesOf } = byteForm({ type: 'ByteLevel' })!
   t.same([...bytesOf('Ġa', false)], [0x20, 0x61])
   t.same([...bytesOf('Ã©', false)], [0xc3, 0xa9])

@@ -106,7 +106,7 @@ t.test('strftime_now gives the date', async t => {
   t.match(tokenizer.applyChatTemplate(USER), /^\d{4}-\d\d-\d\d$/)
 })
 
-t.test('kwargs become variables, but cannot take the place of the messages', async t => {
+t.test('kwargs become variables, but cannot replace the messages', async t => {
   const tokenizer = await withTemplates('{{ mood }}{{ messages | length }}')
   t.equal(tokenizer.applyChatTemplate(USER, { kwargs: { mood: 'calm' } }), 'calm1')
   for (const key of ['messages', 'raise_exception', 'add_generation_prompt']) {
@@ -153,7 +153,7 @@ t.test('arguments of tool calls are objects, and text that is no JSON stays a st
   )
 })
 
-t.test('the last message can be left open', async t => {
+t.test('the last message can be left open for continuation', async t => {
   const turns = '{% for message in messages %}<{{ message.role }}>{{ message.content }}</>{% endfor %}' +
     '{% if add_generation_prompt %}<assistant>{% endif %}'
   const messages = [...USER, { role: 'assistant', content: 'So, ' }]
@@ -173,7 +173,7 @@ t.test('the last message can be left open', async t => {
   })
 })
 
-t.test('messages that are none are refused by their place', async t => {
+t.test('invalid messages are refused with their index', async t => {
   const tokenizer = await withTemplates('x')
   const bad: [unknown, string][] = [
     [[], 'messages'],
@@ -189,7 +189,7 @@ t.test('messages that are none are refused by their place', async t => {
   }
 })
 
-t.test('nesting without end in a message is a 400, not a crash', async t => {
+t.test('a message with very deep nesting gets 400 and does not crash the server', async t => {
   const tokenizer = await withTemplates('{{ messages | tojson }}')
   let deep: unknown = 'x'
   for (let i = 0; i < 20_000; i++) deep = [deep]

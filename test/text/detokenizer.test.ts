@@ -75,7 +75,7 @@ for (const name of ['qwen-like', 'llama3-like', 'llama2-like', 'metaspace-like',
 }
 
 for (const name of ['qwen-like', 'llama2-like', 'metaspace-like']) {
-  t.test(`${name}: a character is given out with its last byte, and never in parts`, async t => {
+  t.test(`${name}: a character is returned with its last byte, and never in parts`, async t => {
     const tokenizer = await open(name)
     const text = 'Straße 重み 👍🏽 ok'
     const ids = tokenizer.encode(text, { addSpecialTokens: false })
@@ -100,7 +100,7 @@ t.test('an unfinished character at the end is U+FFFD at the flush, once, and the
   t.equal(detokenizer.push(tokenizer.encode('more')), 'more')
 })
 
-t.test('special tokens that are left out do not part the bytes of a character', async t => {
+t.test('special tokens that are left out do not separate the bytes of a character', async t => {
   const tokenizer = await open('qwen-like')
   const ids = tokenizer.encode('🦑', { addSpecialTokens: false })
   const mixed = ids.flatMap(id => [tokenizer.eosTokenId!, id])
@@ -118,7 +118,7 @@ t.test('the space before the first word stays if the text continues a prompt', a
   }
 })
 
-t.test('two detokenizers of one tokenizer do not see each other', async t => {
+t.test('two detokenizers of one tokenizer are independent', async t => {
   const tokenizer = await open('qwen-like')
   const ids = tokenizer.encode('🦑🦀', { addSpecialTokens: false })
   const one = tokenizer.detokenizer()

@@ -39,7 +39,7 @@ for (const name of NAMES) {
     t.strictSame(got, decodings)
   })
 
-  t.test(`${name}: ids that no token has give no text and do not disturb their neighbours`, async t => {
+  t.test(`${name}: unknown ids give no text and do not change the text of their neighbours`, async t => {
     const tokenizer = (await loadTokenizer(join(FIXTURES, name)))!
     const ids = tokenizer.encode('weights', { addSpecialTokens: false })
     const strange = [tokenizer.vocabSize, 151_935, 2 ** 31 - 1, -1, 0.5, NaN]

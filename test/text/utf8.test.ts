@@ -20,7 +20,7 @@ t.test('cutting at complete characters never changes the decoded text', async t 
   )
 })
 
-t.test('nothing of whole characters is held back, and no part of a character is let go', async t => {
+t.test('whole characters are returned at once, and incomplete ones are held back', async t => {
   fc.assert(
     fc.property(fc.string({ unit: 'binary', minLength: 1, maxLength: 6 }), text => {
       const bytes = Buffer.from(text, 'utf8')

@@ -18,7 +18,7 @@ t.test('a sliding window gives the text of all ids for any text', async t => {
   )
 })
 
-t.test('the work is linear in the number of ids, also if each is a broken character or has no text', async t => {
+t.test('decoding takes linear time, also if every id is a broken character or has no text', async t => {
   const broken = qwen.encode('🦑', { addSpecialTokens: false }).slice(0, 1)
   const unknown = [qwen.vocabSize + 7]
   for (const [name, unit] of [['text', qwen.encode('word')], ['broken', broken], ['unknown', unknown]] as const) {

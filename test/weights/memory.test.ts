@@ -72,7 +72,7 @@ t.test('released weights come back torn at their addresses, and an update restor
   t.equal(gates.shutCount, gates.openCount)
 })
 
-t.test('with a copy in host memory they come back as they were, torn parts too', async t => {
+t.test('weights with a copy in host memory come back as they were, torn parts included', async t => {
   const { store, names, write } = setup(t, { keepWeights: true })
   await write(1)
   const before = await store.checksums()
@@ -126,7 +126,7 @@ t.test('every wrong order is a CONFLICT that names the kind, and changes nothing
   t.ok((await store.checksums()).tensors.length > 0, 'torn weights can be looked at')
 })
 
-t.test('an update while the KV cache alone is released is an update like any other', async t => {
+t.test('an update succeeds while only the KV cache is released', async t => {
   const { store, gates, write } = setup(t)
   await write(1)
   await store.release(['kv_cache'])
@@ -153,7 +153,7 @@ t.test('requests held by a pause in place prevent a release of their KV, but not
   await store.resume(['weights'])
 })
 
-t.test('they take their turn among the updates', async t => {
+t.test('releases and resumes queue with the updates', async t => {
   const { store, table, names, write } = setup(t)
   await write(1)
   const order: string[] = []

@@ -87,7 +87,7 @@ t.test('a plan does not depend on earlier plans', async t => {
   )
 })
 
-t.test('a list with the same names in another order gets a new plan', async t => {
+t.test('a list of the same names in another order gets a plan of its own', async t => {
   const planner = new Planner(table, coverage)
   const tensors = listOf(0, 6, 1)
   planner.plan(sourceOf(tensors), true)
@@ -103,7 +103,7 @@ t.test('a list with the same names in another order gets a new plan', async t =>
   t.throws(() => planner.plan(sourceOf(wrong), true), { code: 'WEIGHTS_MISMATCH' })
 })
 
-t.test('a plan that is used does not change the next one, and keeps no source', async t => {
+t.test('using a plan does not change the next one, and a plan keeps no source', async t => {
   const planner = new Planner(table, coverage)
   const memory = new WeakRef({ buffer: new Uint8Array(8) })
   const first = planner.plan(sourceOf(listOf(0, 4, 1), { sources: [memory.deref()!] }), true)

@@ -210,7 +210,7 @@ t.test('a piece that cannot be written leaves incomplete tensors torn', async t 
   t.same((await store.checksums()).tensors, names.map(name => ({ name, checksum: codedChecksum(table, name, 3) })))
 })
 
-t.test('a stream that ends early without a word is not taken for whole', async t => {
+t.test('a stream that ends early without an error is refused as incomplete', async t => {
   const { store, table, close } = storeOf(addon, tinyArchitecture('Qwen3ForCausalLM'), 1)
   t.teardown(close)
   const names = missingNames(table, new Set())

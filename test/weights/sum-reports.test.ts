@@ -40,7 +40,7 @@ t.test('counts and milliseconds add up, and the last report has the missing tens
   )
 })
 
-t.test('a write of no time has a speed, and names that are ignored are at most 100', async t => {
+t.test('a write of zero duration has a finite speed, and at most 100 ignored names are listed', async t => {
   const none = report({
     bytes: 0,
     ms: { plan: 0, gate: 0, write: 0, verify: 0, total: 0 },

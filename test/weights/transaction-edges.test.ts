@@ -23,7 +23,7 @@ t.test('a commit or an abort may be repeated, but not followed by the other', as
   t.equal(store.weightVersion, 'v2')
 })
 
-t.test('released weights cannot be written, and the turn passes on', async t => {
+t.test('a transaction on released weights is refused, and another one opens after the resume', async t => {
   const { store, names, write } = await setup(t)
   await store.release(['weights'])
   await t.rejects(store.transactions.open({ owner: 'trainer' }), {
@@ -36,7 +36,7 @@ t.test('released weights cannot be written, and the turn passes on', async t => 
   t.match(await store.transactions.commit(id), { tornCount: 0 })
 })
 
-t.test('a label without a write moves at the end, with the gate', async t => {
+t.test('a label without a write is set at the end of the scope, when the gate opens', async t => {
   const { store, gates } = await setup(t)
   const { id } = await store.transactions.open({ owner: 'trainer', version: 'a' })
   const shut = gates.shutCount

@@ -142,7 +142,7 @@ t.test("an owner may begin again after a crash: the first one's tensors are torn
   t.same(store.state, { state: 'current' })
 })
 
-t.test('two begins and a deadline at once leave one scope open and nothing stuck', async t => {
+t.test('two begins and a deadline at once leave one scope open and no call pending', async t => {
   const { store, table, clock, first, names, send, write, holds, shut } = await setup(t)
   await store.transactions.open({ owner: 'begin', scope: true, deadlineMs: 5000 })
   const one = held(memorySource(table, first, 2))

@@ -55,7 +55,7 @@ function later (source: StoredSource): { source: StreamedSource, go: () => void 
 }
 
 for (const order of ['the one that ends them is ready first', 'the other one is ready first'] as const) {
-  t.test(`of two connections of a transaction one ends running requests, and the other does not: ${order}`, async t => {
+  t.test(`two connections of a transaction may differ in abort_all_requests: ${order}`, async t => {
     const { store, gates, table, close } = storeOf(addon, tinyArchitecture('Qwen3ForCausalLM'), 1)
     t.teardown(async () => {
       await store.close()

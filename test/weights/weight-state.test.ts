@@ -56,7 +56,7 @@ t.test('random programs agree with a reference that keeps one flag per name', as
   )
 })
 
-t.test('asleep hides torn tensors without curing them, and weights without a copy come back all torn', async () => {
+t.test('the asleep state hides torn tensors and keeps them; weights without a copy are torn on resume', async () => {
   const tag = fc.constantFrom('weights' as const, 'kv_cache' as const, 'cuda_graph' as const)
   const command = fc.oneof(
     fc.record({ do: fc.constant('wrote' as const), names: fc.subarray(NAMES) }),

@@ -242,7 +242,7 @@ t.test('experts fused into one tensor cannot be mixed with single ones', async t
   )
 })
 
-t.test('a fused tensor heals exactly the experts that it holds', async t => {
+t.test('a fused tensor heals exactly the experts that it contains', async t => {
   const { store, table, close } = storeOf(addon, tinyArchitecture('Qwen3MoeForCausalLM'), 2)
   t.teardown(close)
   const names = primary(table)

@@ -34,7 +34,7 @@ t.test('the class may lie in another module, and bytes may be pickled alone', as
   t.strictSame(unpickleUniqueId(Buffer.concat([Buffer.of(0x80, 4, 0x43, 128), id, Buffer.of(0x94, 0x2e)])), id)
 })
 
-t.test('other names, lengths, shapes and pieces are refused', async t => {
+t.test('pickles with other names, lengths or shapes, and truncated ones, are refused', async t => {
   const latin = pickled.toString('latin1')
   const swap = (from: string, to: string): Buffer => Buffer.from(latin.replace(from, to), 'latin1')
   t.throws(() => unpickleUniqueId(swap('_unpickle', '_unpackle')), { code: 'PICKLE_REFUSED' })

@@ -18,7 +18,7 @@ function refusal (text: string): string | undefined {
 
 const accepts = (text: string): boolean => refusal(text) === undefined
 
-t.test('it accepts what JSON.parse accepts, and refuses what it refuses', async t => {
+t.test('the parser accepts and refuses the same texts as JSON.parse', async t => {
   const damage = fc.constantFrom('', '"', '{', ',', '}', ']', '\\', '0', '-', '.', 'e', '\n', '\t', ' ', '\x01')
   const damaged = fc.json().chain(text =>
     fc.tuple(fc.nat(text.length), damage).map(([at, c]) => text.slice(0, at) + c + text.slice(at + 1))
@@ -104,7 +104,7 @@ t.test('a duplicate key is refused, also when it is written with an escape', asy
   t.ok(accepts('{"a":{"a":1},"b":{"a":1},"__proto__":1}'))
 })
 
-t.test('nesting has a limit, so that no text overflows the stack', async t => {
+t.test('the depth of nesting is limited, and no text overflows the stack', async t => {
   t.ok(accepts('['.repeat(60) + ']'.repeat(60)))
   for (const open of ['[', '{"a":']) {
     t.throws(() => of(open.repeat(1_000_000)).skip(), { message: /nested deeper than 64/ })

@@ -39,7 +39,7 @@ t.test("a chat completion has OpenAI's form", async t => {
   })
 })
 
-t.test('the new name of max_tokens wins, and without either the context is filled', async t => {
+t.test('max_completion_tokens wins over max_tokens, and without either the context is the limit', async t => {
   const { url } = await routeApp(t)
   t.equal(
     (await call(`${url}/v1/chat/completions`, { messages, max_tokens: 4, max_completion_tokens: 2 }))
@@ -51,7 +51,7 @@ t.test('the new name of max_tokens wins, and without either the context is fille
   t.equal((await call(`${url}/v1/chat/completions`, { messages })).json.usage.total_tokens, 512)
 })
 
-t.test('the template gets its variables', async t => {
+t.test('chat_template_kwargs reach the template as variables', async t => {
   const { url, engine } = await routeApp(t)
   await call(`${url}/v1/chat/completions`, {
     messages,
@@ -108,7 +108,7 @@ t.test('streams begin with the role and end with the reason, for each of n', asy
   }
 })
 
-t.test('characters of several tokens come whole', async t => {
+t.test('a character of several tokens arrives in one chunk', async t => {
   const { url } = await routeApp(t)
   const chunks = frames(
     (await call(`${url}/v1/chat/completions`, { messages: [{ role: '€', content: '' }], max_tokens: 4, stream: true }))
@@ -151,7 +151,7 @@ t.test("errors have OpenAI's shape", async t => {
   )
 })
 
-t.test("a stream that breaks off says so in OpenAI's shape", async t => {
+t.test("a stream that fails sends an error in OpenAI's shape", async t => {
   const engine = new FakeEngine({ stepMs: 2 })
   const { url } = await routeApp(t, { engine })
   const pending = call(`${url}/v1/chat/completions`, { messages, stream: true })

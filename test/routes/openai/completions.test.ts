@@ -18,7 +18,7 @@ t.test("a completion has OpenAI's form and SGLang's additions", async t => {
   })
 })
 
-t.test('prompts are text, ids or batches of either, n beside each other', async t => {
+t.test('prompts are text, ids or batches of either, and the n samples of a prompt are adjacent', async t => {
   const { url, engine } = await routeApp(t)
   const texts = async (body: object) =>
     (await call(`${url}/v1/completions`, { max_tokens: 2, ...body })).json.choices.map((choice: any) => choice.text)
@@ -68,7 +68,7 @@ t.test('extras of SGLang and vLLM reach the engine', async t => {
   })
 })
 
-t.test("logprobs have the completions form, with the prompt's under echo", async t => {
+t.test('logprobs have the completions form, and echo adds those of the prompt', async t => {
   const { url } = await routeApp(t)
   const [plain] = (await call(`${url}/v1/completions`, { prompt: 'abc', max_tokens: 2, logprobs: 0 })).json.choices
   t.same(plain.logprobs, {
@@ -100,7 +100,7 @@ t.test("logprobs have the completions form, with the prompt's under echo", async
   t.match(ids, { token_ids: [97], prompt_token_ids: [97, 98] })
 })
 
-t.test('streams send what is new, and usage when asked for', async t => {
+t.test('streams send the new text of each event, and usage on request', async t => {
   const { url } = await routeApp(t)
   const body = { prompt: ['abc', 'xyz'], max_tokens: 3, stream: true, logprobs: 0, echo: true, return_token_ids: true }
   const all = frames((await call(`${url}/v1/completions`, { ...body, stream_options: { include_usage: true } })).text)
@@ -121,7 +121,7 @@ t.test('streams send what is new, and usage when asked for', async t => {
   t.notOk(frames((await call(`${url}/v1/completions`, body)).text).some(chunk => chunk.usage !== undefined))
 })
 
-t.test('a stream cuts at a stop text and never shows a part of it', async t => {
+t.test('a stream ends before a stop text and never sends a part of it', async t => {
   const { url } = await routeApp(t)
   const chunks = frames(
     (await call(`${url}/v1/completions`, { prompt: 'abcdef', stop: 'def', stream: true, max_tokens: 50 })).text
@@ -131,7 +131,7 @@ t.test('a stream cuts at a stop text and never shows a part of it', async t => {
   t.match(chunks.at(-1).choices[0], { finish_reason: 'stop', matched_stop: 'def' })
 })
 
-t.test('texts that look like numbers stay texts, whatever else a prompt may be', async t => {
+t.test('a prompt that looks like a number stays text', async t => {
   const { url, engine } = await routeApp(t)
   const prompts = async (prompt: unknown): Promise<number[][]> => {
     const from = engine.requests.length

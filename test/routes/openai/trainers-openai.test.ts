@@ -1,7 +1,7 @@
 import t from 'tap'
 import { call, routeApp, until } from '../../helpers/route-app.ts'
 
-t.test("AReaL's completions: token ids in, tokens as ids out", async t => {
+t.test("AReaL's completions accept token ids and return token ids", async t => {
   const { url } = await routeApp(t)
   const { choices: [choice] } = (await call(`${url}/v1/completions`, {
     prompt: [97, 98],
@@ -22,7 +22,7 @@ t.test("AReaL's completions: token ids in, tokens as ids out", async t => {
   t.equal(choice.finish_reason, 'length')
 })
 
-t.test('TRL\'s completions: scores of every token by "token_id:"', async t => {
+t.test("TRL's completions return the logprobs of every token with keys of the form token_id:ID", async t => {
   const { url } = await routeApp(t)
   const { json } = await call(`${url}/v1/completions`, {
     model: 'fake',
@@ -52,7 +52,7 @@ t.test('TRL\'s completions: scores of every token by "token_id:"', async t => {
   })
 })
 
-t.test("TRL's teacher: prompts are scored on completions, of each choice its own", async t => {
+t.test("completions score prompts for TRL's teacher, with scores of its own for each choice", async t => {
   const { url, engine } = await routeApp(t)
   const { json } = await call(`${url}/v1/completions`, {
     prompt: [[5, 6], [7, 8, 9]],
@@ -89,7 +89,7 @@ t.test("TRL's teacher: prompts are scored on completions, of each choice its own
   ) t.equal((await call(`${url}/v1/completions`, { prompt: [5], ...body })).status, 400, JSON.stringify(body))
 })
 
-t.test('chat: token ids of both sides, scores of the prompt, tools that are only shown', async t => {
+t.test('chat returns token ids of prompt and output and scores of the prompt; tools reach the template', async t => {
   const { url } = await routeApp(t)
   const messages = [{ role: 'user', content: 'hi' }]
   const { json } = await call(`${url}/v1/chat/completions`, {
@@ -123,7 +123,7 @@ t.test('chat: token ids of both sides, scores of the prompt, tools that are only
   t.equal((await call(`${url}/v1/chat/completions`, { messages, prompt_logprobs: 1, stream: true })).status, 400)
 })
 
-t.test('a conversation is rendered into the request that answers it', async t => {
+t.test('a conversation is rendered into a generation request with the same outcome', async t => {
   const { url, engine } = await routeApp(t)
   const messages = [{ role: 'user', content: 'hi' }]
   const { json } = await call(`${url}/v1/chat/completions/render`, {
@@ -183,7 +183,7 @@ t.test('a conversation is rendered into the request that answers it', async t =>
   }
 })
 
-t.test("tokenize and detokenize in vLLM's form", async t => {
+t.test("tokenize and detokenize reply in vLLM's form", async t => {
   const { url } = await routeApp(t)
   t.same((await call(`${url}/tokenize`, { model: 'x', prompt: 'ab', add_special_tokens: false })).json, {
     tokens: [97, 98],

@@ -23,7 +23,7 @@ function form (fields: [string, string][], files: [string, Uint8Array][] = [['mo
   return out
 }
 
-t.test('fields come in the query or in the form, as texts, before or behind the file', async t => {
+t.test('fields are in the query or in the form, as text, before or after the file', async t => {
   const { url, engine } = await routeApp(t)
   const query = '?weight_version=7&flush_cache=false&abort_all_requests=1&nobody=knows'
   const raw = await call(url + PATH + query, undefined, { method: 'POST', body: file as never, headers: BYTES })
@@ -63,7 +63,7 @@ t.test('fields come in the query or in the form, as texts, before or behind the 
   t.match((await call(`${url}/metrics`)).text, /^refit:weight_updates_total\{outcome="success",.*\} 3$/m)
 })
 
-t.test('faults of fields or form are named, and nothing is written', async t => {
+t.test('errors in fields or form are named, and nothing is written', async t => {
   const { url, engine } = await routeApp(t)
   const part = (headers: string, body = 'x'): string => `--b\r\n${headers}\r\n\r\n${body}\r\n`
   const disposition = 'content-disposition: form-data; name="f"; filename="a.safetensors"'
@@ -234,7 +234,7 @@ async function talk (t: Test, url: string, head: string): Promise<Talk> {
   return { socket, text: () => text }
 }
 
-t.test('a client that sends Expect is told to continue only if its key, type and fields are right', async t => {
+t.test('a client that sends Expect gets 100 only if its key, content type and fields are valid', async t => {
   const engine = new FakeEngine()
   const app = await createServer({ engine, tokenizer: new ByteTokenizer(), adminApiKey: 'key' })
   t.teardown(async () => await app.close())

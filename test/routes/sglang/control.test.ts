@@ -5,7 +5,7 @@ import { FakeEngine } from '../../helpers/fake-engine.ts'
 const FLUSHED = 'Cache flushed.\nPlease check backend logs for more details. ' +
   '(When there are running or waiting requests, the operation will not be performed.)\n'
 
-t.test('pause and continue answer as SGLang does, whatever the body', async t => {
+t.test('pause and continue reply as SGLang does, with any body', async t => {
   const { url, engine } = await routeApp(t)
   const paused = { message: 'Generation paused successfully.', status: 'ok' }
   t.same((await call(`${url}/pause_generation`, {})).json, paused)
@@ -60,7 +60,7 @@ t.test('an unknown mode, or null, is refused with the choices', async t => {
   t.same(engine.calls, [])
 })
 
-t.test('requests wait while paused and go on afterwards', async t => {
+t.test('requests wait during a pause and continue afterwards', async t => {
   const { url, engine } = await routeApp(t)
   await call(`${url}/pause_generation`, { mode: 'in_place' })
   let done = false
@@ -75,7 +75,7 @@ t.test('requests wait while paused and go on afterwards', async t => {
   t.same((await pending).json.output_ids, [5, 5])
 })
 
-t.test('continue answers while weights are torn, and reports that nothing is generated', async t => {
+t.test('continue succeeds while weights are torn, and reports that nothing is generated', async t => {
   const { url, engine } = await routeApp(t)
   engine.weights = { state: 'torn', tensors: ['a'], reason: 'a read failed' }
   const reply = await call(`${url}/continue_generation`, {})
@@ -83,7 +83,7 @@ t.test('continue answers while weights are torn, and reports that nothing is gen
   t.match(reply.json, { status: 'torn', message: /a read failed/ })
 })
 
-t.test('flush_cache is text, by GET and POST', async t => {
+t.test('flush_cache replies with text, by GET and POST', async t => {
   const { url, engine } = await routeApp(t)
   for (const method of ['GET', 'POST']) {
     const reply = await call(`${url}/flush_cache`, undefined, { method })
@@ -111,7 +111,7 @@ t.test('flush_cache is text, by GET and POST', async t => {
   t.match((await call(`${url}/flush_cache?timeout=soon`)).json.message, /timeout: expected a finite number, got "soon"/)
 })
 
-t.test('abort_request has an empty body and does not mind unknown ids', async t => {
+t.test('abort_request has an empty reply body and ignores unknown ids', async t => {
   const { url, engine } = await routeApp(t, { engine: new FakeEngine({ stepMs: 2 }) })
   for (const body of [{ rid: 'nobody' }, { rid: '' }, {}, { abort_all: 'true' }, { rid: '', prefix: true }]) {
     const reply = await call(`${url}/abort_request`, body)

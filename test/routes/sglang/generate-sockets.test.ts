@@ -18,7 +18,7 @@ async function raw (url: string, body: object) {
 }
 
 for (const stream of [false, true]) {
-  t.test(`a client that hangs up ends its ${stream ? 'stream' : 'request'} and every sample of it`, async t => {
+  t.test(`a client that disconnects aborts every sample of its ${stream ? 'stream' : 'request'}`, async t => {
     const engine = new FakeEngine({ stepMs: 2 })
     const { url } = await routeApp(t, { engine })
     const socket = await raw(url, { input_ids: [[5], [6]], stream, sampling_params: { n: 2, max_new_tokens: 500 } })
@@ -35,7 +35,7 @@ for (const stream of [false, true]) {
   })
 }
 
-t.test('a client that hangs up while generation is paused frees its request', async t => {
+t.test('a client that disconnects while generation is paused frees its request', async t => {
   const engine = new FakeEngine()
   const { url } = await routeApp(t, { engine })
   await engine.pause('in_place')
@@ -46,7 +46,7 @@ t.test('a client that hangs up while generation is paused frees its request', as
   t.pass()
 })
 
-t.test('a paused stream has its headers before its first token', async t => {
+t.test('a stream during a pause sends its headers before its first token', async t => {
   const engine = new FakeEngine()
   const { url } = await routeApp(t, { engine })
   await engine.pause('in_place')
@@ -61,7 +61,7 @@ t.test('a paused stream has its headers before its first token', async t => {
   t.same(frames(await reply.text()).at(-2).output_ids, [5, 5])
 })
 
-t.test('a reader that does not read blocks neither generation nor memory, and gets a whole last event', async t => {
+t.test('a reader that does not read blocks no generation, holds no memory, and gets the last event whole', async t => {
   const tokens = 3000
   const engine = new FakeEngine({ info: { contextLength: 2 * tokens } })
   const { url } = await routeApp(t, { engine })
@@ -91,7 +91,7 @@ t.test('a reader that does not read blocks neither generation nor memory, and ge
   t.equal(last.meta_info.finish_reason.type, 'length')
 })
 
-t.test('one connection carries many requests', async t => {
+t.test('a connection serves many requests', async t => {
   const { url } = await routeApp(t)
   const { hostname, port } = new URL(url)
   const socket = connect(Number(port), hostname.replace(/^\[|\]$/g, ''))
@@ -112,7 +112,7 @@ t.test('one connection carries many requests', async t => {
   t.equal(text.split('"output_ids":[5]').length, count + 1)
 })
 
-t.test('many streams at once stay apart', async t => {
+t.test('many simultaneous streams do not mix', async t => {
   const { url, engine } = await routeApp(t)
   const replies = await Promise.all(Array.from({ length: 60 }, async (_, i) =>
     await call(`${url}/generate`, {

@@ -2,7 +2,7 @@ import t from 'tap'
 import { call, frames, routeApp, until } from '../../helpers/route-app.ts'
 import { FakeEngine } from '../../helpers/fake-engine.ts'
 
-t.test('streams carry everything so far and end with the mark', async t => {
+t.test('stream events contain everything so far, and the last one is [DONE]', async t => {
   const { url } = await routeApp(t)
   const reply = await call(`${url}/generate`, {
     text: 'abcd',
@@ -24,7 +24,7 @@ t.test('streams carry everything so far and end with the mark', async t => {
   }
 })
 
-t.test('streams of a batch carry the index', async t => {
+t.test('stream events of a batch contain the index', async t => {
   const { url } = await routeApp(t)
   const events = frames(
     (await call(`${url}/generate`, { text: ['ab', 'cd'], stream: true, sampling_params: { max_new_tokens: 2 } })).text
@@ -34,7 +34,7 @@ t.test('streams of a batch carry the index', async t => {
   t.same(Object.fromEntries(ends.map(event => [event.index, event.text])), { 0: 'ab', 1: 'cd' })
 })
 
-t.test('stream_interval thins a stream out', async t => {
+t.test('stream_interval reduces the number of events', async t => {
   const { url } = await routeApp(t, { engine: new FakeEngine({ stepMs: 1 }) })
   const events = frames(
     (await call(`${url}/generate`, {
@@ -48,7 +48,7 @@ t.test('stream_interval thins a stream out', async t => {
   t.same(events.map(event => event.output_ids.length), [4, 8, 10])
 })
 
-t.test('a stream that is refused before its first token has a status', async t => {
+t.test('a stream that is refused before its first token has an error status', async t => {
   const engine = new FakeEngine({ info: { maxRunningRequests: 1, maxQueuedRequests: 0 }, stepMs: 5 })
   const { url } = await routeApp(t, { engine })
   const pending = call(`${url}/generate`, { input_ids: [5], rid: 'first', sampling_params: { max_new_tokens: 500 } })
@@ -61,7 +61,7 @@ t.test('a stream that is refused before its first token has a status', async t =
   t.equal((await pending).json.meta_info.finish_reason.type, 'abort')
 })
 
-t.test('a stream that breaks later says so in an event, then ends', async t => {
+t.test('a stream that fails later sends an error event and ends', async t => {
   const engine = new FakeEngine({ stepMs: 2 })
   const { url } = await routeApp(t, { engine })
   const pending = call(`${url}/generate`, { input_ids: [5], stream: true, sampling_params: { max_new_tokens: 500 } })

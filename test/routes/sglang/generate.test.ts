@@ -2,7 +2,7 @@ import t from 'tap'
 import { call, frames, routeApp, until } from '../../helpers/route-app.ts'
 import { FakeEngine } from '../../helpers/fake-engine.ts'
 
-t.test("text in, SGLang's whole reply out", async t => {
+t.test("a text prompt gets SGLang's complete reply", async t => {
   const { url, engine } = await routeApp(t)
   const reply = await call(`${url}/generate`, {
     text: 'hello',
@@ -29,7 +29,7 @@ t.test("text in, SGLang's whole reply out", async t => {
   t.equal(engine.live, 0)
 })
 
-t.test('PUT is POST', async t => {
+t.test('PUT behaves as POST', async t => {
   const { url } = await routeApp(t)
   const reply = await call(`${url}/generate`, { input_ids: [5, 6], sampling_params: { max_new_tokens: 2 } }, {
     method: 'PUT'
@@ -39,7 +39,7 @@ t.test('PUT is POST', async t => {
 
 t.test(
   'null and absent sampling parameters are defaults, and max_new_tokens null ' +
-    'is what the context leaves',
+    'means the rest of the context',
   async t => {
     const { url, engine } = await routeApp(t)
     await call(`${url}/generate`, {
@@ -128,7 +128,7 @@ t.test('sampling parameters reach the engine as they were sent', async t => {
   t.equal(engine.requests[0]!.cacheSalt, 'salt')
 })
 
-t.test('temperatures too small to divide by are greedy, and a top_k of the vocabulary is off', async t => {
+t.test('temperatures too small to divide by are greedy, and top_k of the vocabulary size is off', async t => {
   const { url, engine } = await routeApp(t)
   await call(`${url}/generate`, { input_ids: [5, 2], sampling_params: { temperature: 1e-7, top_k: 300 } })
   t.match(engine.requests[0]!.sampling, { temperature: 0, topK: 0 })
@@ -147,7 +147,7 @@ t.test('a prompt that fills the context can be scored', async t => {
   t.same(reply.json.output_ids, [])
 })
 
-t.test('outputs of a batch with n samples come in order, the n of a prompt side by side', async t => {
+t.test('outputs of a batch with n samples are in order, and the n samples of a prompt are adjacent', async t => {
   const { url, engine } = await routeApp(t)
   const reply = await call(`${url}/generate`, {
     text: ['ab', 'cd'],
@@ -228,7 +228,7 @@ t.test('without a tokenizer ids work and text is refused with the reason', async
   )
 })
 
-t.test('tokens carry the label of the weights that made them, span by span', async t => {
+t.test('tokens have the label of the weights that made them, by spans', async t => {
   const engine = new FakeEngine({ stepMs: 2 })
   const { url } = await routeApp(t, { engine })
   const pending = call(`${url}/generate`, { input_ids: [5], rid: 'span', sampling_params: { max_new_tokens: 40 } })
@@ -280,7 +280,7 @@ t.test('request ids that are taken are refused, also inside one batch', async t 
   )
 })
 
-t.test('abort reaches all samples behind a name, or all names with a prefix', async t => {
+t.test('an abort ends all samples of a request id, or of all ids with a prefix', async t => {
   const engine = new FakeEngine({ stepMs: 5 })
   const { url } = await routeApp(t, { engine })
   const start = async (rid: string) =>
@@ -297,7 +297,7 @@ t.test('abort reaches all samples behind a name, or all names with a prefix', as
   t.equal(engine.live, 0)
 })
 
-t.test('stop texts end the text before them, or after them on request, also across events of a stream', async t => {
+t.test('the text ends before a stop text, or after it on request, also across events of a stream', async t => {
   const { url } = await routeApp(t)
   const body = { text: 'abcdef', sampling_params: { stop: ['cd', 'zz', ''], max_new_tokens: 50 } }
   const { text, output_ids: ids, meta_info: meta } = (await call(`${url}/generate`, body)).json

@@ -68,7 +68,7 @@ t.test('load figures show when the server is idle, as JSON and for Prometheus', 
   t.equal((await call(`${url}/v1/loads?format=xml`)).status, 400)
 })
 
-t.test('models are listed and found by name, slashes and all', async t => {
+t.test('models are listed and found by name, also with slashes in it', async t => {
   const { url } = await routeApp(t, { engine: new FakeEngine({ info: { servedModelName: 'org/name' } }) })
   const { json } = await call(`${url}/v1/models`)
   t.match(json, {
@@ -104,7 +104,7 @@ t.test('capabilities list what this server supports', async t => {
   })
 })
 
-t.test('health is liveness, ready is not', async t => {
+t.test('health reports liveness, and ready reports whether the engine can generate', async t => {
   const { url, engine } = await routeApp(t)
   const statuses = async () =>
     await Promise.all(['health', 'ready', 'health_generate'].map(async path => (await call(`${url}/${path}`)).status))
@@ -139,7 +139,7 @@ t.test('health_generate accepts steps of other requests if its own cannot run', 
   await pending
 })
 
-t.test('tokenize and detokenize, one and many, under both paths', async t => {
+t.test('tokenize and detokenize accept one text or many, under both paths', async t => {
   const { url } = await routeApp(t)
   for (const prefix of ['', '/v1']) {
     t.same((await call(`${url}${prefix}/tokenize`, { model: 'x', prompt: 'ab', add_special_tokens: false })).json, {
@@ -174,7 +174,7 @@ t.test('tokenize and detokenize, one and many, under both paths', async t => {
   t.match((await call(`${url}/tokenize`, {})).json.message, /exactly one of prompt and messages/)
 })
 
-t.test("metrics: own names, the process's, and one registry per plugin", async t => {
+t.test("metrics have refit's names and those of the process, in one registry per plugin", async t => {
   const { url } = await routeApp(t)
   const second = await routeApp(t, { engine: new FakeEngine({ info: { servedModelName: 'second' } }) })
   await call(`${url}/generate`, { input_ids: [5], sampling_params: { max_new_tokens: 4 } })
@@ -210,7 +210,7 @@ t.test("metrics: own names, the process's, and one registry per plugin", async t
   )
 })
 
-t.test('the weight version as a metric is the number that the label ends with', async t => {
+t.test('the metric of the weight version is the number at the end of the label', async t => {
   const { url, engine } = await routeApp(t)
   for (
     const [label, value] of [

@@ -40,7 +40,7 @@ t.test("adapters are refused in the form that vLLM's clients read", async t => {
   }
 })
 
-t.test('references of handles in the body are given back, once for each pickle', async t => {
+t.test('references of handles in the body are released, once for each pickle', async t => {
   const { url } = await routeApp(t)
   for (const field of ['serialized_tensors', 'serialized_named_tensors']) {
     const memories = [sharedMemory(t, Buffer.alloc(16), 5), sharedMemory(t, Buffer.alloc(16), 5)]

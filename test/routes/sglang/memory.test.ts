@@ -5,7 +5,7 @@ import { call, routeApp, until } from '../../helpers/route-app.ts'
 const RELEASE = '/release_memory_occupation'
 const RESUME = '/resume_memory_occupation'
 
-t.test('both answer null, by POST and GET, whatever form the tags have', async t => {
+t.test('release and resume reply with null, by POST and GET, with tags in any form', async t => {
   const { url, engine } = await routeApp(t)
   const seen = async (path: string, body?: unknown, init?: RequestInit): Promise<string> => {
     engine.calls.length = 0
@@ -68,8 +68,8 @@ t.test('a retry while the first call runs gets its outcome, and a different call
 })
 
 t.test(
-  'an asleep engine is reported everywhere: generation 503, health 200, ready ' +
-    '503, info, metrics, continue',
+  'all routes report an asleep engine: generation and ready with 503, health with 200, ' +
+    'info, metrics and continue with its state',
   async t => {
     const { url } = await routeApp(t)
     await call(url + RELEASE, { tags: ['kv_cache', 'weights'] })

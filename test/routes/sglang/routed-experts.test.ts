@@ -34,7 +34,7 @@ const int32 = (text: string): number[] => {
   return Array.from({ length: bytes.length / 4 }, (_, i) => bytes.readInt32LE(i * 4))
 }
 
-t.test("SGLang's /generate sends int32 of all tokens but the last, from a position on, of every sample", async t => {
+t.test("SGLang's /generate sends int32 experts of all tokens of a sample but the last, from a position on", async t => {
   const { url, engine } = await app(t)
   const one = await call(`${url}/generate`, {
     input_ids: [5, 6, 7],
@@ -72,7 +72,7 @@ t.test("SGLang's /generate sends int32 of all tokens but the last, from a positi
   t.equal(engine.requests.at(-1)!.expertsFrom, undefined)
 })
 
-t.test('a stream has them on its last event', async t => {
+t.test('a stream has the experts on its last event', async t => {
   const { url } = await app(t)
   const { text } = await call(`${url}/generate`, {
     input_ids: [5, 6, 7],
@@ -100,7 +100,7 @@ t.test('a stop text cuts the experts with the tokens', async t => {
   t.equal(engine.live, 0)
 })
 
-t.test('refusals advise what to do, and nothing is generated', async t => {
+t.test('refusals give advice, and nothing is generated', async t => {
   const { url, engine } = await app(t)
   const far = await call(`${url}/generate`, {
     input_ids: [[5, 6, 7], [5]],
@@ -169,7 +169,7 @@ for (
     return_token_ids: true
   }]] as const
 ) {
-  t.test(`${path} has SGLang's extension, of each choice where there are several`, async t => {
+  t.test(`${path} has SGLang's extension, for each choice if there are several`, async t => {
     const { url } = await app(t)
     const one = await call(url + path, { ...prompt, max_tokens: 2, return_routed_experts: true })
     const length = one.json.usage.prompt_tokens + 1
@@ -206,7 +206,7 @@ for (
   })
 }
 
-t.test("vLLM's /inference/v1/generate sends .npy files, asked or not", async t => {
+t.test("vLLM's /inference/v1/generate always sends experts, as .npy files", async t => {
   const { url } = await app(t)
   const generate = async (url: string, extra: object = {}): Promise<any> =>
     (await call(`${url}/inference/v1/generate`, { token_ids: [5, 6, 7], sampling_params: { max_tokens: 3 }, ...extra }))
@@ -253,7 +253,7 @@ t.test("vLLM's /inference/v1/generate sends .npy files, asked or not", async t =
   t.same(npy(choices.at(-1).routed_experts).values, rows(0, 5))
 })
 
-t.test("prime-rl's and SkyRL's replies have objects, of as few bits as the ids need", async t => {
+t.test("prime-rl's and SkyRL's replies have objects, with the smallest dtype that holds the ids", async t => {
   const body = {
     token_ids: [...Array(30).keys()].map(i => i + 5),
     sampling_params: { max_tokens: 2, routed_experts_prompt_start: 3 }

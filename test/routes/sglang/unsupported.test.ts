@@ -1,7 +1,7 @@
 import t from 'tap'
 import { call, routeApp } from '../../helpers/route-app.ts'
 
-t.test('calls without a meaning here are refused with advice', async t => {
+t.test('unsupported routes are refused with advice', async t => {
   const { url, engine } = await routeApp(t)
   const refused: Array<[path: string, body: object | undefined, words: RegExp]> = [
     ['/start_profile', {}, /nsys profile/],

@@ -10,7 +10,7 @@ const data = Buffer.alloc(16, 1)
 const entryOf = (memory: SharedMemory, name = 'b.bias'): string =>
   tensorEntry([{ name, memory, shape: [4], dtype: 'float32' }])
 
-t.test('an update from tensors writes, gives back, moves the label and reports', async t => {
+t.test('an update from tensors writes, releases references, sets the label and reports', async t => {
   const { url, engine } = await routeApp(t)
   const memory = sharedMemory(t, data)
   const reply = await call(url + PATH, { serialized_named_tensors: [entryOf(memory)], weight_version: '7' })
@@ -48,7 +48,7 @@ t.test('every field of SGLang is accepted', async t => {
   t.same(engine.calls, ['update {"abortAllRequests":true}', 'abortAll', 'commit {"flushCache":false}'])
 })
 
-t.test('a refusal has success false and a code, and gives the handles back', async t => {
+t.test('a refusal has success false and a code, and releases the handles', async t => {
   const { url, engine } = await routeApp(t)
   const cases: Array<[fields: object, status: number, message: RegExp, code: string, name?: string]> = [
     [
@@ -92,7 +92,7 @@ t.test('a refusal has success false and a code, and gives the handles back', asy
   }
 })
 
-t.test('without the key no handle in a body is touched', async t => {
+t.test('without the key no handle in a body is opened or released', async t => {
   const { url, engine } = await routeApp(t, { apiKey: 'api', adminApiKey: 'admin' })
   const memory = sharedMemory(t, data)
   for (const key of ['', 'api', 'wrong']) {
@@ -107,7 +107,7 @@ t.test('without the key no handle in a body is touched', async t => {
   t.same(engine.calls, [])
 })
 
-t.test('recorded exploits are refused, and the server goes on', async t => {
+t.test('recorded exploits are refused, and the server continues', async t => {
   const { url } = await routeApp(t)
   for (const { name, pickle, refused } of recordedPickles('exploits')) {
     const reply = await call(url + PATH, { serialized_named_tensors: [pickle] })
@@ -117,7 +117,7 @@ t.test('recorded exploits are refused, and the server goes on', async t => {
   t.equal((await call(url + PATH, { serialized_named_tensors: [entryOf(sharedMemory(t, data))] })).status, 200)
 })
 
-t.test('a retry of an update that still runs joins it, and gives back once', async t => {
+t.test('a retry of an update that still runs joins it, and references are released once', async t => {
   const { url, engine } = await routeApp(t)
   let release = () => {}
   engine.holdUpdate = new Promise(resolve => {

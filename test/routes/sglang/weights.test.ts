@@ -28,7 +28,7 @@ async function checkpoints (t: Test) {
   return { root, good, strange, ...app }
 }
 
-t.test('an update from disk writes, moves the label and reports', async t => {
+t.test('an update from disk writes, sets the label and reports', async t => {
   const { url, engine, good } = await checkpoints(t)
   const reply = await call(`${url}/update_weights_from_disk`, {
     model_path: good,
@@ -103,7 +103,7 @@ t.test('a source that cannot be opened is refused before the engine is called', 
   t.same(engine.calls, [])
 })
 
-t.test('bad fields are refused in the shape of weight routes', async t => {
+t.test('invalid fields are refused in the shape of weight routes', async t => {
   const { url, good } = await checkpoints(t)
   const cases: [object, RegExp][] = [
     [{}, /^model_path: is required$/],
@@ -124,7 +124,7 @@ t.test('bad fields are refused in the shape of weight routes', async t => {
   }
 })
 
-t.test('a refused update is given up, and a torn one reports its state', async t => {
+t.test('a refused update is aborted, and a torn one reports its state', async t => {
   const { url, engine, good, strange } = await checkpoints(t)
   const refused = await call(`${url}/update_weights_from_disk`, { model_path: strange, weight_version: '8' })
   t.equal(refused.status, 400)
@@ -170,7 +170,7 @@ t.test('a retry of an update that still runs joins it', async t => {
   t.equal(engine.calls.filter(name => name.startsWith('update ')).length, 2)
 })
 
-t.test('update_weight_version moves the label and ends requests unless told not to', async t => {
+t.test('update_weight_version sets the label and ends requests unless the body disables that', async t => {
   const { url, engine } = await routeApp(t)
   t.same((await call(`${url}/update_weight_version`, { new_version: 'a' })).json, {
     success: true,
@@ -185,7 +185,7 @@ t.test('update_weight_version moves the label and ends requests unless told not 
   t.equal((await call(`${url}/update_weight_version`, {})).status, 400)
 })
 
-t.test('weights can be read by name, by POST, by query and by a JSON body on a GET', async t => {
+t.test('weights can be read by name with POST, a query, or a JSON body on a GET', async t => {
   const { url } = await routeApp(t)
   const matrix = [[0.5, 1.5, 2.5], [3.5, 4.5, 5.5]]
   t.same((await call(`${url}/get_weights_by_name`, { name: 'a.weight' })).json, matrix)
@@ -209,7 +209,7 @@ t.test('weights can be read by name, by POST, by query and by a JSON body on a G
   t.match(unknown.json.error, { message: 'the model has no tensor "nope"', code: 'NOT_FOUND' })
 })
 
-t.test('the checker: checksum, snapshot, compare, reset_tensors', async t => {
+t.test('the weight checker supports checksum, snapshot, compare and reset_tensors', async t => {
   const { url, engine } = await routeApp(t)
   const act = async (action?: string) => await call(`${url}/weights_checker`, action === undefined ? {} : { action })
   const first = await act()

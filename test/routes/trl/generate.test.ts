@@ -2,7 +2,7 @@ import t from 'tap'
 import { FakeEngine } from '../../helpers/fake-engine.ts'
 import { call, routeApp, until } from '../../helpers/route-app.ts'
 
-t.test('completions of texts and of token ids, n beside each other', async t => {
+t.test('texts and token ids are completed, and the n samples of a prompt are adjacent', async t => {
   const { url, engine } = await routeApp(t)
   const { status, json } = await call(`${url}/generate/`, {
     prompts: ['ab', 'xyz'],
@@ -67,7 +67,7 @@ t.test('generation_kwargs win over the fields beside them', async t => {
   t.match(engine.requests[1], { sampling: { maxNewTokens: 2, seed: 4n, frequencyPenalty: 0.5, temperature: 0 } })
 })
 
-t.test('prompts are cut from the left where that is asked for', async t => {
+t.test('prompts are truncated from the left on request', async t => {
   const { url } = await routeApp(t)
   const ids = async (last: number) =>
     (await call(`${url}/generate/`, { prompts: [[5, 6, 7], [8]], max_tokens: 1, truncate_prompt_tokens: last }))
@@ -77,7 +77,7 @@ t.test('prompts are cut from the left where that is asked for', async t => {
   t.same(await ids(-1), [[5, 6, 7], [8]])
 })
 
-t.test('conversations go through the template, tools with them', async t => {
+t.test('conversations and tools are rendered by the chat template', async t => {
   const { url } = await routeApp(t)
   const { json } = await call(`${url}/chat/`, {
     messages: [[{ role: 'user', content: 'hi' }], [{ role: 'user', content: 'yo' }]],
@@ -101,7 +101,7 @@ t.test('conversations go through the template, tools with them', async t => {
   )
 })
 
-t.test('given sequences are scored from the end of their prompts on', async t => {
+t.test('given sequences are scored from the end of their prompts', async t => {
   const { url, engine } = await routeApp(t)
   const score = async (body: object) => await call(`${url}/get_sequence_logprobs/`, body)
   const { json } = await score({
@@ -151,7 +151,7 @@ t.test('given sequences are scored from the end of their prompts on', async t =>
   }
 })
 
-t.test('scores of a request that was aborted are no scores: the refusal says so', async t => {
+t.test('an aborted scoring request gets an error and no scores', async t => {
   const { url, engine } = await routeApp(t)
   await engine.pause('in_place')
   for (const format of ['json', 'binary']) {
@@ -177,7 +177,7 @@ t.test("size and health have TRL's paths", async t => {
   t.equal((await call(`${url}/health/`)).status, 503)
 })
 
-t.test("SGLang's /generate stays beside TRL's /generate/", async t => {
+t.test("SGLang's /generate and TRL's /generate/ are served side by side", async t => {
   const { url } = await routeApp(t)
   t.same((await call(`${url}/generate`, { input_ids: [5], sampling_params: { max_new_tokens: 1 } })).json.output_ids, [
     5
@@ -185,7 +185,7 @@ t.test("SGLang's /generate stays beside TRL's /generate/", async t => {
   t.same((await call(`${url}/generate/`, { prompts: [[5]], max_tokens: 1 })).json.completion_ids, [[5]])
 })
 
-t.test('bad bodies are refused before the engine hears of them', async t => {
+t.test('invalid bodies are refused before the engine is called', async t => {
   const { url, engine } = await routeApp(t, { maxBatch: 4 })
   for (
     const [path, body, message] of [

@@ -6,7 +6,7 @@ import { call, routeApp, until } from '../../helpers/route-app.ts'
 const post = async (url: string, body?: unknown) =>
   await call(url, body, { method: 'POST', ...body === undefined ? {} : { body: JSON.stringify(body) } })
 
-t.test('pause takes its mode by query or by body, or none at all', async t => {
+t.test('pause accepts its mode in the query or in the body, or no mode', async t => {
   const { url, engine } = await routeApp(t)
   const modes = async (path: string, body?: unknown): Promise<string[]> => {
     engine.calls.length = 0
@@ -32,7 +32,7 @@ t.test('pause takes its mode by query or by body, or none at all', async t => {
   )
 })
 
-t.test('a mode that is none is refused with the choices, in a form that every client reads', async t => {
+t.test('an unknown mode is refused with the choices, in a form that every client reads', async t => {
   const { url, engine } = await routeApp(t)
   for (const reply of [await post(`${url}/pause?mode=sleep`), await post(`${url}/pause`, { mode: 'sleep' })]) {
     t.equal(reply.status, 400)
@@ -46,7 +46,7 @@ t.test('a mode that is none is refused with the choices, in a form that every cl
   t.same(engine.calls, [])
 })
 
-t.test('is_paused follows pause and resume, whoever paused', async t => {
+t.test('is_paused follows pause and resume of any client', async t => {
   const { url } = await routeApp(t)
   const isPaused = async () => (await call(`${url}/is_paused`)).json
   t.same(await isPaused(), { is_paused: false })
@@ -59,7 +59,7 @@ t.test('is_paused follows pause and resume, whoever paused', async t => {
   t.same(await isPaused(), { is_paused: true }, "SGLang's pause is the same one")
 })
 
-t.test('is_paused says so while a pause waits for running requests, as vLLM does', async t => {
+t.test('is_paused is true while a pause waits for running requests, as in vLLM', async t => {
   const { url, engine } = await routeApp(t, { engine: new FakeEngine({ stepMs: 5 }) })
   const isPaused = async () => (await call(`${url}/is_paused`)).json
   const running = post(`${url}/inference/v1/generate`, {
@@ -78,7 +78,7 @@ t.test('is_paused says so while a pause waits for running requests, as vLLM does
   t.same(await isPaused(), { is_paused: true })
 })
 
-t.test('requests are ended all at once or by their ids', async t => {
+t.test('requests are aborted all at once or by their ids', async t => {
   const { url, engine } = await routeApp(t, { engine: new FakeEngine({ stepMs: 5 }) })
   const generate = async (id: string) =>
     (await post(`${url}/inference/v1/generate`, {
@@ -119,7 +119,7 @@ t.test('the prefix cache is dropped by query or by body, and the reply is JSON',
   }
 })
 
-t.test("what is asked of an engine's size, version and life", async t => {
+t.test("an engine reports its size, version and liveness in vLLM's forms", async t => {
   const { url, engine } = await routeApp(t)
   t.same((await call(`${url}/get_world_size`)).json, { world_size: 2 })
   t.same((await call(`${url}/get_world_size?include_dp=false`)).json, { world_size: 2 })
@@ -136,7 +136,7 @@ t.test("what is asked of an engine's size, version and life", async t => {
   t.equal((await call(`${url}/liveness`)).status, 503)
 })
 
-t.test('a GET with a JSON body is answered with a length, and leaves the connection as it should be', async t => {
+t.test('the reply to a GET with a JSON body has a length, and the connection stays usable', async t => {
   const { url } = await routeApp(t)
   const agent = new http.Agent({ keepAlive: true, maxSockets: 1 })
   t.teardown(() => agent.destroy())
@@ -172,7 +172,7 @@ t.test('a GET with a JSON body is answered with a length, and leaves the connect
   t.equal(ports.size, 1, 'one connection for all')
 })
 
-t.test("the checker's answers are the caller's to keep", async t => {
+t.test('the weight checker compares with checksums that the caller has kept', async t => {
   const { url, engine } = await routeApp(t)
   const check = async (body: object) => await post(`${url}/weight_checker`, body)
   const { checksums } = (await check({ action: 'checksum' })).json

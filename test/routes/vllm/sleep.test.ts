@@ -36,7 +36,7 @@ t.test('level 1 keeps a copy of the weights, level 2 does not', async t => {
   }
 })
 
-t.test('weights wake first, to be written, then the cache', async t => {
+t.test('weights can be woken and written before the KV cache', async t => {
   const { url, engine } = await routeApp(t)
   await post(`${url}/sleep?level=2`)
   since(engine)
@@ -52,7 +52,7 @@ t.test('weights wake first, to be written, then the cache', async t => {
   t.same((await call(`${url}/is_sleeping`)).json, { is_sleeping: false })
 })
 
-t.test('tags come once or several times, by query or by body', async t => {
+t.test('tags are given once or several times, in the query or in the body', async t => {
   const { url, engine } = await routeApp(t)
   for (
     const [path, body] of [['/sleep?tags=weights&tags=kv_cache'], ['/sleep', { tags: ['weights', 'kv_cache'] }], [
@@ -73,7 +73,7 @@ t.test('tags come once or several times, by query or by body', async t => {
   t.same(since(engine), ['abortAll', 'release ["kv_cache","cuda_graph"], keeping weights'])
 })
 
-t.test('a call that finds everything as it wants it succeeds and does nothing', async t => {
+t.test('a call that changes no state succeeds and does nothing', async t => {
   const { url, engine } = await routeApp(t)
   t.match((await post(`${url}/wake_up?tags=weights`)).json, { status: 'awake', tags: [] })
   t.match((await post(`${url}/wake_up`)).json, { tags: [] })
@@ -85,7 +85,7 @@ t.test('a call that finds everything as it wants it succeeds and does nothing', 
   t.same(since(engine), [])
 })
 
-t.test('identical calls under way are one call', async t => {
+t.test('identical simultaneous calls run once', async t => {
   const { url, engine } = await routeApp(t)
   let go = (): void => {}
   engine.holdUpdate = new Promise(resolve => {
@@ -132,7 +132,7 @@ t.test('sleep and wake run in turn: the last call decides, even if an earlier on
   t.same((await call(`${url}/is_sleeping`)).json, { is_sleeping: true }, 'put to sleep')
 })
 
-t.test('a call that comes after its opposite is no retry of the one before that', async t => {
+t.test('a call after its opposite runs again and does not join the earlier equal call', async t => {
   const { url, engine } = await routeApp(t)
   let go = (): void => {}
   engine.holdUpdate = new Promise(resolve => {
@@ -149,7 +149,7 @@ t.test('a call that comes after its opposite is no retry of the one before that'
   t.same((await call(`${url}/is_sleeping`)).json, { is_sleeping: true })
 })
 
-t.test('a sleep that ends requests ends them at once, also behind one that waits for them', async t => {
+t.test('a sleep that aborts requests aborts them at once, also behind a sleep that waits for them', async t => {
   const { url, engine } = await routeApp(t)
   let go = (): void => {}
   engine.holdUpdate = new Promise(resolve => {
@@ -164,7 +164,7 @@ t.test('a sleep that ends requests ends them at once, also behind one that waits
   t.equal(engine.calls.filter(name => name.startsWith('release')).length, 1)
 })
 
-t.test('keep holds requests, which are computed again when all is awake', async t => {
+t.test('mode keep holds requests, which are computed again after a full wake-up', async t => {
   const { url, engine } = await routeApp(t)
   await post(`${url}/sleep?mode=keep`)
   t.same(since(engine), ['pause retract', `release ${ALL}, keeping weights`])
@@ -176,7 +176,7 @@ t.test('keep holds requests, which are computed again when all is awake', async 
   t.same(since(engine), ['pause in_place', 'release ["weights"], keeping weights'], 'the KV may stay')
 })
 
-t.test('a pause that the trainer asked for is not ended by waking up', async t => {
+t.test('waking up does not end a pause that the trainer requested', async t => {
   const { url, engine } = await routeApp(t)
   await post(`${url}/pause?mode=keep`)
   await post(`${url}/sleep?mode=keep`)
@@ -202,7 +202,7 @@ t.test('level 0 only pauses', async t => {
   }
 })
 
-t.test('what cannot be is refused, and nothing changes', async t => {
+t.test('invalid levels, modes and tags are refused, and nothing changes', async t => {
   const { url, engine } = await routeApp(t)
   for (
     const path of [

@@ -241,7 +241,7 @@ t.test('each limit holds, to the value', async t => {
   t.equal(read('\x8a\x20', Buffer.alloc(31), 1, '.'), 1n << 248n, 'an int of 32')
 })
 
-t.test('a bomb of a few bytes makes nothing big', async t => {
+t.test('a pickle of a few bytes cannot allocate much memory', async t => {
   const text = 'x'.repeat(200)
   const encodes = Buffer.concat(Array.from({ length: 100 }, () => assemble('h\x00h\x01h\x02\x86R0')))
   t.throws(
@@ -262,14 +262,14 @@ t.test('a bomb of a few bytes makes nothing big', async t => {
   t.equal(twins[0], twins[1], 'a tuple of 2^60 leaves is 60 tuples')
 })
 
-t.test('values that hold themselves are read', async t => {
+t.test('values that contain themselves are read', async t => {
   const list = read(']\x94h\x00a.') as PickleList
   t.equal(list.items[0], list)
   const dict = read('}\x94K\x01h\x00s.') as PickleDict
   t.equal(dict.values[0], dict)
 })
 
-t.test('names that every JavaScript object has are not names of the set', async t => {
+t.test('names of Object.prototype are not in the set of allowed names', async t => {
   for (const name of ['constructor', '__proto__', 'toString', 'hasOwnProperty', 'valueOf', '']) {
     t.equal(torchNames(name, name), undefined)
     t.equal(torchNames('torch', name), undefined)

@@ -44,7 +44,7 @@ function emptyTensor (dtype: string): Buffer {
   )
 }
 
-t.test('one dict of many GPUs in many tensors is looked through once', async t => {
+t.test('a dict of many GPUs that many tensors share is searched once', async t => {
   const gpu = (last: number): Buffer => str(`00000000-0000-0000-0000-00000000000${last}`)
   const offer = assemble(
     gpu(1),
@@ -78,7 +78,7 @@ t.test('one dict of many GPUs in many tensors is looked through once', async t =
   )
 })
 
-t.test('one state of many records, and one list of what they hold, are looked through once', async t => {
+t.test('a state that many records share, and a list of their contents, are searched once', async t => {
   const local = global('x', 'LocalSerializedTensor')
   t.same(
     findStorages([assemble(PROTO4, local, '\x940}\x94(', again('NN'), 'u0(', again('h\x00)\x81h\x01b'), 't.')]),
@@ -93,7 +93,7 @@ t.test('one state of many records, and one list of what they hold, are looked th
   )
 })
 
-t.test('one text in the names of many globals is refused for its length', async t => {
+t.test('a long text in the names of many globals is refused for its length', async t => {
   for (const module of [64, 300, 1 << 20]) {
     const names = assemble(
       text(module),
@@ -119,7 +119,7 @@ t.test('one text in the names of many globals is refused for its length', async 
   t.equal(native().readHandles([list], () => 1), null)
 })
 
-t.test('one long name of shared memory, or one long handle, is not copied for each storage', async t => {
+t.test('a long name of shared memory, or a long handle, is not copied for each storage', async t => {
   const huge = assemble(bin(Buffer.alloc(8 << 20, '/')), '\x940')
   const file = assemble(
     huge,
@@ -134,7 +134,7 @@ t.test('one long name of shared memory, or one long handle, is not copied for ea
   t.same(findStorages([assemble(PROTO4, cuda)]), [])
 })
 
-t.test('one tuple of many arguments is not copied for each call of an unknown name', async t => {
+t.test('a tuple of many arguments is not copied for each call of an unknown name', async t => {
   const tuple = assemble('(', again('N'), 't\x940', global('x', 'y'), '\x940')
   for (const make of ['R', '\x81']) {
     t.throws(() => readPickle(assemble(PROTO4, tuple, '(', again('h\x01h\x00' + make), 't.'), salvageNames), {
@@ -144,7 +144,7 @@ t.test('one tuple of many arguments is not copied for each call of an unknown na
   }
 })
 
-t.test('one shape of many dimensions in many pieces of a bucket is refused at once', async t => {
+t.test('a shape of many dimensions in many pieces of a bucket is refused at once', async t => {
   const fields = assemble(
     str('name'),
     str('a'),
@@ -178,7 +178,7 @@ t.test('one shape of many dimensions in many pieces of a bucket is refused at on
   })
 })
 
-t.test('one tensor of many matrices in a long list is refused before it takes memory', async t => {
+t.test('a tensor of many matrices in a long list is refused before memory is allocated', async t => {
   const tensor = {
     name: 'a',
     dtype: 'float32',
@@ -196,7 +196,7 @@ t.test('one tensor of many matrices in a long list is refused before it takes me
   })
 })
 
-t.test("one long name of many tensors is the sender's fault, not a fault of the server", async t => {
+t.test("a long name that many tensors share is refused as the sender's error, not the server's", async t => {
   const entry = assemble(
     PROTO4,
     emptyTensor('float32'),

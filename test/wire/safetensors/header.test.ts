@@ -69,7 +69,7 @@ t.test('tensors come in the order of their bytes, whatever the order of the JSON
   t.same(tensors[0], { name: 'a', dtype: 'F32', shape: [1], begin: tensors[0]!.begin, end: tensors[0]!.begin + 4 })
 })
 
-t.test('a file without tensors, scalars, padding by spaces, unaligned data and four-bit floats are fine', async t => {
+t.test('no tensors, scalars, padding by spaces, unaligned data and four-bit floats are accepted', async t => {
   t.equal(parse(file('{}')).tensors.length, 0)
   t.equal(parse(file('{}      ')).tensors.length, 0)
   t.same(parse(file(`{"__metadata__":{"format":"pt"}, "s" :${entry('BF16', '[]', '[0,2]')}}`, 2)).tensors[0]!.shape, [])
@@ -226,7 +226,7 @@ t.test('too many tensors are refused before they fill the memory', async t => {
   })
 })
 
-t.test('metadata that would block the event loop is refused', async t => {
+t.test('metadata with so many entries that they would block the event loop is refused', async t => {
   const metadata = (count: number): string =>
     `{"__metadata__":{${Array.from({ length: count }, (_, i) => `"${i}":""`).join()}}}`
   t.equal(parse(file(metadata(65_536))).metadata.size, 65_536)

@@ -155,7 +155,7 @@ t.test('any replies are read as they were written, in whatever pieces they come'
   t.pass()
 })
 
-t.test('random bytes are refused or wait for more, and never require more than a limit', async t => {
+t.test('random bytes are refused or incomplete, and never require more than the limit', async t => {
   const readers: Array<() => Pull<unknown>> = [
     readHandshake,
     readRequest,

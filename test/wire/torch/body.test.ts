@@ -15,14 +15,14 @@ const read = (
   gpus: string[] = []
 ): TensorDescriptor[][] => readTensorBody({ entries, loadFormat, ranks, gpus }, options).ranks
 
-t.test("every recorded payload decodes to exactly its sender's description", async t => {
+t.test('every recorded payload decodes to the description that its sender wrote', async t => {
   t.ok(payloads.length > 50)
   for (const { name, entries, load_format: loadFormat, ranks, gpus, any_dtype: anyDType, expected } of payloads) {
     t.strictSame(describeBody(readTensorBody({ entries, loadFormat, ranks, gpus }, { anyDType })), expected, name)
   }
 })
 
-t.test('a bad payload is refused, with the fault, the tensor and the entry', async t => {
+t.test('an invalid payload is refused with the fault, the tensor and the entry', async t => {
   const cases = recordedPickles('refused')
   t.ok(cases.length > 100)
   for (const { name, entries, load_format: loadFormat, ranks, gpus, code, says } of cases) {
@@ -41,7 +41,7 @@ t.test('a bad payload is refused, with the fault, the tensor and the entry', asy
   }
 })
 
-t.test('a good payload cut, grown or changed at any byte gives tensors or a RefitError', async t => {
+t.test('a valid payload that is cut, extended or changed at any byte gives tensors or a RefitError', async t => {
   const codes = new Set<string>()
   for (
     const { entries, load_format: loadFormat, ranks } of payloads.filter(({ entries }) => entries[0]!.length < 1500)
@@ -75,7 +75,7 @@ function inside ({ shape, stride, offset, storage }: TensorDescriptor): void {
   }
 }
 
-t.test('entries: one for all, one per rank, more than ranks, and no fewer', async t => {
+t.test('a body has one entry for all ranks, or at least one per rank', async t => {
   const empty = Buffer.from(']\x94.', 'latin1')
   const none = assemble('\x80\x04', empty).toString('base64')
   const tensors = one.entries[0]!
@@ -127,7 +127,7 @@ t.test('an entry is base64, base64 of base64, or the bytes of either', async t =
   t.throws(() => read([Buffer.from('{"a":1}')]), { code: 'PICKLE_MALFORMED', message: /does not begin with PROTO/ })
 })
 
-t.test('one handle in two tensors is one storage, and two handles of one storage are two', async t => {
+t.test('a handle in two tensors is one storage, and two handles of one storage are two storages', async t => {
   const { storages, ranks } = readTensorBody({
     ...payloads.find(({ name }) => name === 'views of one share')!,
     loadFormat: null
@@ -221,7 +221,7 @@ t.test('the test vectors of the specification are read', async t => {
   }
 })
 
-t.test('one big pickle under many names is read once, and tensors are counted before they are made', async t => {
+t.test('a big pickle under many names is read once, and tensors are counted before they are allocated', async t => {
   const inner = assemble('\x80\x04', ']N\x85a'.repeat(1000), '0'.repeat(999), '.')
   const names = Buffer.concat(Array.from({ length: 20_000 }, (_, i) => assemble(str(`n${i}`), 'h\x00\x86')))
   const local = assemble(global('x', 'LocalSerializedTensor'), ')\x81}', str('values'), ']', bin(inner), 'asb\x940')

@@ -65,7 +65,7 @@ t.test('contiguous, transposed, sliced, stacked and tiny tensors are one matrix'
   ) t.strictSame(asMatrices(tensor([...shape], [...stride], 6)), [{ firstRow: 0, offset: 6, ...expected }], what)
 })
 
-t.test('experts whose rows have no common distance are one matrix each', async t => {
+t.test('experts with rows at unequal distances are one matrix each', async t => {
   t.strictSame(
     asMatrices(tensor([3, 4, 5], [100, 5, 1])),
     [0, 1, 2].map(i => ({ firstRow: i * 4, rows: 4, cols: 5, offset: i * 200, rowBytes: 10, colBytes: 2 }))

@@ -16,7 +16,7 @@ const param = {
   val_end: 2
 }
 
-t.test("a delta's spec keeps all 65 bits of its checksum, also where a name looks like one", async t => {
+t.test("a delta's spec keeps all 65 bits of its checksum, also if a name looks like one", async t => {
   const name = 'a "checksum": 7 b'
   const text = JSON.stringify({ encoding: 'indices', checksum: 'C', params: [{ ...param, name }] }).replace(
     '"C"',

@@ -21,7 +21,7 @@ t.test('names, dtypes and shapes come in the order in which they are sent', asyn
   })
 })
 
-t.test('other values are refused, and nothing is called', async t => {
+t.test('other pickles are refused, and no name in them is called', async t => {
   const text = (value: string): string =>
     `8c${Buffer.from([value.length]).toString('hex')}${Buffer.from(value).toString('hex')}`
   const refused: Array<[pickle: string, code: string]> = [

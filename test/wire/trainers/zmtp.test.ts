@@ -82,7 +82,7 @@ t.test('a heartbeat is reported with its context, and other commands are skipped
   t.same(events.slice(1), [{ type: 'ping', context: Buffer.from('ab') }])
 })
 
-t.test('bytes that no peer sends are refused at once', async (t) => {
+t.test('invalid bytes are refused at once', async (t) => {
   const refused = (bytes: Buffer, message: RegExp): void => {
     t.throws(() => read(bytes), { code: 'ZMQ_PROTOCOL', message })
   }
