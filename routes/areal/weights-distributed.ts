@@ -7,7 +7,7 @@ import { expectUpdate } from '../../src/http/updates/expect-update.ts'
 import { config, done, Empty, schema } from './reply.ts'
 
 const InitBody = Type.Object({
-  master_address: Type.String({ minLength: 1, description: "Where the trainer's rank 0 listens. See --allow-master." }),
+  master_address: Type.String({ minLength: 1, description: "The trainer's rank 0 listens here. See --allow-master." }),
   master_port: Type.Integer({ minimum: 1, maximum: 65535, description: 'A number; AReaL sends it as text.' }),
   rank_offset: Type.Integer({ minimum: 0 }),
   world_size: Type.Integer({ minimum: 1, maximum: 65535 }),

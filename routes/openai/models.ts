@@ -8,7 +8,7 @@ const Model = Type.Object({
   object: Type.Literal('model'),
   created: Type.Integer(),
   owned_by: Type.String(),
-  root: Type.String({ description: 'Where the current weights came from.' }),
+  root: Type.String({ description: 'The path that the current weights were loaded from.' }),
   parent: Type.Null(),
   max_model_len: Type.Integer(),
   weight_version: Type.String()

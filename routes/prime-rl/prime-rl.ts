@@ -4,7 +4,7 @@ import type { Routes } from '../../src/http/context.ts'
 import { nullable, refusals, unused } from '../../src/http/schemas.ts'
 
 const InitBody = Type.Object({
-  host: Type.String({ minLength: 1, description: "Where the trainer's store listens. See --allow-master." }),
+  host: Type.String({ minLength: 1, description: "The trainer's store listens here. See --allow-master." }),
   port: Type.Integer({ minimum: 1, maximum: 65535 }),
   rank_offset: Type.Integer({ minimum: 0, description: 'GPUs of the servers before this one.' }),
   inference_world_size: Type.Integer({

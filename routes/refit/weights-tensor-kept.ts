@@ -3,13 +3,13 @@ import type { Routes, WeightsContext } from '../../src/http/context.ts'
 import { nullable, refusals, WeightsRefusal } from '../../src/http/schemas.ts'
 
 const ReleaseBody = Type.Object({
-  name: nullable(Type.String(), 'Default: all.')
+  name: nullable(Type.String(), 'Name under which tensors are kept (default: all names).')
 }, { additionalProperties: false, title: 'ReleaseKeptTensorsRequest' })
 
 const Released = Type.Object({
   success: Type.Literal(true),
   released: Type.Array(Type.Object({ name: Type.String(), generation: Type.Integer() }), {
-    description: 'What was kept, and is given back. Nothing was, where it is empty.'
+    description: 'The kept tensors that were given back; empty if none were kept.'
   })
 }, { title: 'KeptTensorsReleased', description: 'The mappings are closed, and the sender has its references back.' })
 
@@ -22,7 +22,7 @@ const kept: Routes<WeightsContext> = async (app, { context }) => {
       schema: {
         operationId: 'releaseKeptTensors',
         summary: 'Give back tensors that are kept between updates',
-        description: 'Waits for the updates under way, as an update does.',
+        description: 'Waits for running updates, as an update does.',
         tags: ['weights'],
         body: ReleaseBody,
         response: { 200: Released, ...refusals(WeightsRefusal) }

@@ -15,11 +15,11 @@ const BeginBody = Type.Object({
 const EndBody = Type.Object({
   weight_version: nullable(
     Type.String(),
-    "refit's own: the label (default: the last one that an update since the begin has named)."
+    "refit's own: the label (default: the last label that an update since the begin has named)."
   ),
   flush_cache: nullable(
     Type.Boolean(),
-    "refit's own: drop the prefix cache (default: if one of the updates wants that, as they do by default)."
+    "refit's own: drop the prefix cache (default: true if one of the updates requested it, which is their default)."
   )
 }, { title: 'EndWeightUpdateRequest' })
 
@@ -27,13 +27,13 @@ const Done = Type.Object({
   success: Type.Literal(true),
   message: Type.String(),
   transaction: Type.Union([Transaction, Type.Null()], {
-    description: 'null: no scope was open, so that there was nothing to end.'
+    description: 'null if no scope was open: there was nothing to end.'
   })
 }, { title: 'WeightUpdateScope', description: 'Done.' })
 
 /**
- * A trainer's begin and end around updates of many requests, as in SGLang. Optional, as its sessions are in older
- * versions.
+ * A trainer's begin and end around updates of many requests, as in SGLang. They are optional, as in older versions of
+ * SGLang.
  */
 const scope: Routes<WeightsContext> = async (app, { context }) => {
   const { transactions } = context.engine
@@ -47,9 +47,9 @@ const scope: Routes<WeightsContext> = async (app, { context }) => {
       operationId: 'beginWeightUpdate',
       summary: 'Begin an update of many requests',
       description:
-        'All updates until the end belong to it: labels wait for the end, and nothing is generated from the first ' +
-        'write to the end. ' +
-        'A begin while a scope is open, after a crash of the trainer, aborts that one and starts a new one. ' +
+        'All updates until the end belong to it. The label is set at the end. ' +
+        'Nothing is generated from the first write to the end. ' +
+        'If a scope is still open, for example after a crash of the trainer, it is aborted and a new one begins. ' +
         '409 while a weight transaction is open.',
       body: BeginBody
     }
@@ -70,9 +70,9 @@ const scope: Routes<WeightsContext> = async (app, { context }) => {
       ...schema,
       operationId: 'endWeightUpdate',
       summary: 'End an update of many requests',
-      description: 'Moves the label, drops the caches and lets generation go on. ' +
-        '409, and it stays open, until an update that failed in it has been repeated. ' +
-        '409 also where it was aborted since. Without a begin, and a second time, it succeeds and does nothing.',
+      description: 'Sets the label, drops the caches and lets generation continue. ' +
+        '409 while an update that failed in the scope has not been repeated; the scope stays open. ' +
+        '409 also if the scope was aborted. Without a begin, or when repeated, it succeeds and does nothing.',
       body: EndBody
     }
   }, async request => {

@@ -10,31 +10,31 @@ const OpenBody = Type.Object({
   owner: Type.String({
     minLength: 1,
     maxLength: 256,
-    description: 'Who opens it, for people whose updates are refused meanwhile. ' +
-      'Opening again under the same owner aborts the one that is open.'
+    description: 'Name of the client that opens it; refusals of other updates show it. ' +
+      'Opening again with the same owner aborts the open transaction.'
   }),
   id: nullable(
     Type.String({ pattern: '^[\\w.-]{1,64}$' }),
-    'Its id (drawn if left out): for the same transaction on several servers.'
+    'Its id, for the same transaction on several servers (default: a random id).'
   ),
   expected: nullable(
     Type.Union([Type.Literal('all'), Type.Array(Type.String(), { minItems: 1 })]),
-    'Checkpoint names without which it cannot be committed, or "all".'
+    'Names of checkpoint tensors that a commit requires, or "all".'
   ),
   deadline: nullable(Deadline, 'Seconds after which it is aborted (default --update-deadline).'),
   weight_version: nullable(Type.String(), 'The label that its commit sets.')
 }, { ...strict, title: 'TransactionOpenRequest' })
 
 const CommitBody = Type.Object({
-  weight_version: nullable(Type.String(), 'The label (default: the last one that was named in it).'),
+  weight_version: nullable(Type.String(), 'The label (default: the last label that was named in the transaction).'),
   flush_cache: nullable(
     Type.Boolean(),
-    'Drop the prefix cache (default: if one of its updates wants that, as they do by default).'
+    'Drop the prefix cache (default: true if one of its updates requested it, which is their default).'
   )
 }, { ...strict, title: 'TransactionCommitRequest' })
 
 const AbortBody = Type.Object(
-  { reason: nullable(Type.String({ maxLength: 1000 }), 'For logs and for those who ask.') },
+  { reason: nullable(Type.String({ maxLength: 1000 }), 'The reason, for the log and for the status.') },
   { ...strict, title: 'TransactionAbortRequest' }
 )
 
@@ -98,7 +98,7 @@ function statusRoutes (app: App, transactions: WeightTransactions): void {
     schema: {
       ...schema,
       operationId: 'weightTransaction',
-      summary: 'How a weight transaction stands, or how it ended',
+      summary: 'State of a weight transaction, or how it ended',
       params: Params
     }
   }, async request => toTransaction(await transactions.status(request.params.id)))
@@ -111,9 +111,9 @@ function endRoutes (app: App, transactions: WeightTransactions): void {
       ...schema,
       operationId: 'commitWeightTransaction',
       summary: 'Commit a weight transaction',
-      description: 'Moves the label, drops the caches and lets generation go on. ' +
-        '409, and it stays open, while expected tensors are missing or a write that failed ' +
-        'has not been repeated. A second commit gets the answer of the first.',
+      description: 'Sets the label, drops the caches and lets generation continue. ' +
+        '409 while expected tensors are missing or a failed write has not been repeated; the transaction stays open. ' +
+        'A second commit gets the same reply as the first.',
       params: Params,
       body: CommitBody
     }
@@ -136,9 +136,9 @@ function endRoutes (app: App, transactions: WeightTransactions): void {
       ...schema,
       operationId: 'abortWeightTransaction',
       summary: 'Abort a weight transaction',
-      description: 'The label stays. `outcome` is the state of the weights: ' +
-        '"old" if it had written nothing, "torn" if it had written a part, which has to be written again, and ' +
-        '"new" if it had written all.',
+      description: 'The label does not change. `outcome` is the state of the weights: ' +
+        '"old" if the transaction had written nothing, "torn" if it had written a part, which must be written again, ' +
+        'and "new" if it had written everything.',
       params: Params,
       body: AbortBody
     }

@@ -14,7 +14,7 @@ const MAX_FLUSH_SECONDS = 3600
 const Status = Type.Object({ message: Type.String(), status: Type.String() }, { description: 'Done.' })
 const Continued = Type.Object({
   message: Type.String(),
-  status: Type.String({ description: 'ok, or why nothing is generated yet: torn, asleep, updating.' }),
+  status: Type.String({ description: 'ok; or the reason why nothing is generated yet: torn, asleep or updating.' }),
   coverage: Coverage
 }, { description: 'The pause has ended.' })
 const NotFlushed = {
@@ -27,14 +27,13 @@ const FlushQuery = Type.Object({
 })
 const PauseBody = Type.Object({
   mode: Type.Optional(Type.Union([Type.Literal('abort'), Type.Literal('retract'), Type.Literal('in_place')], {
-    description: 'abort (default): end all requests with what they have; retract: ' +
-      'drop their KV and compute it again; ' +
-      'in_place: keep it.'
+    description: 'abort (default): end all requests with their tokens so far; ' +
+      'retract: drop their KV cache and compute it again; in_place: keep it.'
   }))
 })
 const ContinueBody = Type.Object({ torch_empty_cache: unused() })
 const AbortBody = Type.Object({
-  rid: Type.Optional(Type.String({ description: 'The request to end; an unknown one is no error.' })),
+  rid: Type.Optional(Type.String({ description: 'Id of the request to end; an unknown id is no error.' })),
   abort_all: Type.Optional(Type.Boolean({ description: 'End all requests.' })),
   prefix: Type.Optional(Type.Boolean({ description: 'End all requests whose ids begin with `rid`.' })),
   finished_reason: unused(),
@@ -60,8 +59,8 @@ function flushRoutes (app: App, engine: RolloutEngine): void {
       schema: {
         operationId: method === 'GET' ? 'flushCacheGet' : 'flushCache',
         summary: method === 'GET' ? 'Drop the prefix cache (as POST)' : 'Drop the prefix cache',
-        description: '400 unless no request runs or waits, or none does within the timeout. ' +
-          'Requests that a pause with abort holds do not count.',
+        description: '400 if a request still runs or waits after the timeout. ' +
+          'Requests that a pause with mode abort holds do not count.',
         tags: ['control'],
         querystring: FlushQuery,
         response: { 200: Type.String({ description: 'Flushed.' }), 400: NotFlushed, ...refusals() }
@@ -111,8 +110,8 @@ function pauseRoutes (app: App, context: RouteContext): void {
     schema: {
       operationId: 'continueGeneration',
       summary: 'Continue after a pause',
-      description: 'Opens nothing while weights are torn: waiting requests then fail with the reason. ' +
-        'While memory is released, and until a weight transaction that writes has ended, they wait on.',
+      description: 'While weights are torn nothing is generated, and waiting requests fail with the reason. ' +
+        'While memory is released, or a weight transaction writes, they continue to wait.',
       tags: ['control'],
       body: ContinueBody,
       response: { 200: Continued, ...refusals() }
@@ -130,7 +129,7 @@ function abortRoute (app: App, { engine, live }: RouteContext): void {
     schema: {
       operationId: 'abortRequest',
       summary: 'End requests',
-      description: 'Each is answered with what it has so far.',
+      description: 'Each request replies with its tokens so far.',
       tags: ['control'],
       body: AbortBody,
       response: { 200: Type.String({ description: 'Empty.' }), ...refusals() }
@@ -143,7 +142,7 @@ function abortRoute (app: App, { engine, live }: RouteContext): void {
   })
 }
 
-/** Whether the engine generates after the pause, and why not. */
+/** Reports whether the engine generates after the pause, and if not, the reason. */
 function continued ({ weights, transactions }: RolloutEngine): { message: string, status: string } {
   if (transactions.writing) {
     const { owner, secondsLeft } = transactions.current!

@@ -23,7 +23,7 @@ const MetaInfo = Type.Object({
   num_retractions: Type.Integer(),
   weight_version: Type.String({ description: 'Label of the weights that made the last token.' }),
   weight_versions: Type.Array(Type.Object({ version: Type.String(), start: Type.Integer(), end: Type.Integer() }), {
-    description: 'Which output tokens, [start, end), were made by which weights.'
+    description: 'Ranges [start, end) of output tokens, each with the label of the weights that made them.'
   }),
   seed: nullable(Type.String(), 'The seed in use; send it as `sampling_seed` to repeat the sample.'),
   routed_experts: Type.Optional(RoutedExperts),
@@ -57,7 +57,7 @@ const generate: Routes = async (app, { context }) => {
         response: {
           200: streamable(
             Reply,
-            'One sample, or a list for a batch or n above 1. With `stream`, each event has everything so far.'
+            'One sample, or a list for a batch or n above 1. With `stream`, each event has all tokens so far.'
           ),
           ...refusals()
         }

@@ -18,7 +18,8 @@ const health: Routes = async (app, { context }) => {
       operationId: 'health',
       summary: 'Liveness',
       description:
-        '200 while the engine works, also while it is paused or asleep, or its weights are torn; the body says which.',
+        '200 while the engine works, also while it is paused or asleep, or its weights are torn; ' +
+        'the body names the state.',
       tags: ['health'],
       response
     }
@@ -46,10 +47,10 @@ const health: Routes = async (app, { context }) => {
     config: { auth: 'public' },
     schema: {
       operationId: 'healthGenerate',
-      summary: 'Generates one token',
+      summary: 'Generate one token',
       description:
-        'While the engine is idle on purpose (paused, asleep or in a weight transaction), it answers 200 at once; ' +
-        'while weights are torn, 503.',
+        '200 at once while the engine is idle on purpose (paused, asleep or in a weight transaction). ' +
+        '503 while weights are torn.',
       tags: ['health'],
       response
     }
@@ -59,7 +60,7 @@ const health: Routes = async (app, { context }) => {
     config: { auth: 'normal' },
     schema: {
       operationId: 'ping',
-      summary: 'Answers at once',
+      summary: 'Reply at once',
       tags: ['health'],
       response: { 200: Type.String({ description: 'Empty.' }), ...refusals() }
     }

@@ -4,7 +4,7 @@ import { nullable, refusals } from '../../src/http/schemas.ts'
 import { toCoverage, toTransaction } from '../../src/http/updates/transaction-status.ts'
 
 const ModelInfo = Type.Object({
-  model_path: Type.String({ description: 'Where the weights came from last.' }),
+  model_path: Type.String({ description: 'The path that the current weights were loaded from.' }),
   tokenizer_path: Type.String(),
   is_generation: Type.Boolean(),
   preferred_sampling_params: Type.Null(),
@@ -18,11 +18,11 @@ const ModelInfo = Type.Object({
 const Any = Type.Object({}, { additionalProperties: true, description: 'See the field names.' })
 const WeightVersion = Type.Object({ weight_version: Type.String() }, {
   title: 'WeightVersion',
-  description: 'The label in use.'
+  description: 'Label of the current weights.'
 })
 const LoadsQuery = Type.Object({
-  include: nullable(Type.String(), 'Without effect.'),
-  dp_rank: nullable(Type.String(), 'Without effect.'),
+  include: nullable(Type.String(), 'Has no effect.'),
+  dp_rank: nullable(Type.String(), 'Has no effect.'),
   format: Type.Optional(Type.Union([Type.Literal('json'), Type.Literal('prometheus')]))
 })
 
@@ -46,15 +46,15 @@ const info: Routes = async (app, { context }) => {
   get('/get_server_info', 'getServerInfo', "The server's settings and state (old name)", Any, serverInfo)
   get('/weight_version', 'weightVersion', 'The weight version', WeightVersion, weightVersion)
   get('/get_weight_version', 'getWeightVersion', 'The weight version (old name)', WeightVersion, weightVersion)
-  get('/capabilities', 'capabilities', 'What this server can do', Any, capabilities)
+  get('/capabilities', 'capabilities', 'The features of this server', Any, capabilities)
 
   app.get('/get_load', {
     config: { auth: 'normal' },
     schema: {
       operationId: 'getLoad',
-      summary: 'How busy the server is (old form)',
+      summary: 'Load of the server (old form)',
       tags: ['info'],
-      response: { 200: Type.Array(Any, { description: 'One entry, as there is one replica.' }), ...refusals() }
+      response: { 200: Type.Array(Any, { description: 'One entry, because there is one replica.' }), ...refusals() }
     }
   }, async () => {
     const { running, queued, usedTokens } = context.engine.stats
@@ -72,7 +72,7 @@ const info: Routes = async (app, { context }) => {
     config: { auth: 'normal' },
     schema: {
       operationId: 'loads',
-      summary: 'How busy the server is',
+      summary: 'Load of the server',
       tags: ['info'],
       querystring: LoadsQuery,
       response: {
@@ -81,7 +81,7 @@ const info: Routes = async (app, { context }) => {
             'application/json': { schema: Any },
             'text/plain': { schema: Type.String() }
           },
-          description: 'One entry, as there is one replica.'
+          description: 'One entry, because there is one replica.'
         },
         ...refusals()
       }
@@ -227,7 +227,7 @@ function capabilities ({ engine, tokenizer, version, maxBatch, dialects }: Route
   }
 }
 
-/** Only on engines that record which experts tokens are routed to. */
+/** Null unless the engine records which experts tokens are routed to. */
 function toExperts ({ experts }: RouteContext['engine']['info']): Record<string, unknown> | null {
   return experts === undefined
     ? null

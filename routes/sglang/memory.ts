@@ -11,7 +11,7 @@ const Tag = Type.Union([Type.Literal('weights'), Type.Literal('kv_cache'), Type.
 const MemoryBody = Type.Object({
   tags: Type.Optional(
     Type.Union([Type.Array(Tag), Tag, Type.Null()], {
-      description: 'Kinds of memory; null, an empty list or none: all that apply.'
+      description: 'Kinds of memory. Without tags, or with null or an empty list: all kinds that the call applies to.'
     })
   )
 }, { title: 'MemoryRequest' })
@@ -24,21 +24,21 @@ const ROUTES = [
   {
     path: '/release_memory_occupation',
     operation: 'releaseMemoryOccupation',
-    summary: 'Give memory back to the system',
-    description: 'Addresses stay. Waits for running requests, unless generation is paused: ' +
-      'then held requests wait, and are computed again. ' +
-      'Until all memory is back, requests are refused with 503. ' +
+    summary: 'Release memory to the system',
+    description: 'Addresses stay the same. Waits for running requests. If generation is paused, ' +
+      'held requests stay and are computed again later. ' +
+      'Requests are refused with 503 until all memory is back. ' +
       '409 for a kind that is released already, and for kv_cache while a pause in place holds requests.',
     log: 'memory released'
   },
   {
     path: '/resume_memory_occupation',
     operation: 'resumeMemoryOccupation',
-    summary: 'Take memory again',
-    description: 'Weights come back torn, to be written by an update, unless the server keeps a copy ' +
+    summary: 'Restore released memory',
+    description: 'Weights are torn until an update writes them, unless the server keeps a copy ' +
       '(--enable-weights-cpu-backup). ' +
       '409 for a kind that is not released. 503 if there is not enough memory; ' +
-      'kinds that could not be taken stay released.',
+      'kinds that could not be restored stay released.',
     log: 'memory resumed'
   }
 ] as const
@@ -56,7 +56,7 @@ const memory: Routes = async (app, { context }) => {
       { tags }: Type.Static<typeof MemoryBody>
     ): Promise<FastifyReply> => {
       const wanted: MemoryTag[] = tags == null ? [] : typeof tags === 'string' ? [tags] : tags
-      // A client's retry of a call under way gets that call's outcome.
+      // A client's retry of a running call gets the outcome of that call.
       const report = await calls.join(path, [...wanted].sort().join(), async () => {
         return await (path === '/release_memory_occupation'
           ? engine.releaseMemory(wanted)

@@ -6,26 +6,26 @@ import { CallJoiner } from '../../src/weights/call-joiner.ts'
 const PullBody = Type.Object({
   local_checkpoint_dir: Type.String({
     minLength: 1,
-    description: 'The checkpoint of this host, inside the allowed roots; it is made if it is not there.'
+    description: 'The checkpoint of this host, inside the allowed roots; it is created if it does not exist.'
   }),
   source_dir: Type.String({
     minLength: 1,
-    description: 'Where the trainer publishes weight_v000001 and so on, inside the allowed roots.'
+    description: 'The folder in which the trainer publishes weight_v000001 and so on, inside the allowed roots.'
   }),
   target_version: Type.Integer({
     minimum: 0,
     maximum: 999_999,
-    description: '0: a copy of the checkpoint that the server began with.'
+    description: 'Number of the version. 0: a copy of the checkpoint that the server was started with.'
   })
 }, { title: 'PullWeightsRequest' })
 
 const Pulled = Type.Object({
   success: Type.Literal(true),
   message: Type.String(),
-  version: Type.Integer({ description: "That the host's checkpoint is of now." }),
-  tensors: Type.Integer({ description: 'Tensors that were changed.' }),
-  bytes: Type.Integer({ description: 'Of those tensors.' })
-}, { title: 'PullWeightsReply', description: 'The checkpoint is of that version, and its checksums are right.' })
+  version: Type.Integer({ description: "The version of the host's checkpoint now." }),
+  tensors: Type.Integer({ description: 'Number of changed tensors.' }),
+  bytes: Type.Integer({ description: 'Bytes of the changed tensors.' })
+}, { title: 'PullWeightsReply', description: 'The checkpoint has that version, and its checksums are correct.' })
 
 /** Deltas of checkpoints on disk, as slime publishes them. */
 const pull: Routes<WeightsContext> = async (app, { context }) => {
@@ -36,8 +36,8 @@ const pull: Routes<WeightsContext> = async (app, { context }) => {
     schema: {
       operationId: 'pullWeights',
       summary: "Update this host's checkpoint to a published version",
-      description: 'Generation continues meanwhile; /update_weights_from_disk with the local folder loads it. ' +
-        'Calls for one folder take turns on a host.',
+      description: 'Generation continues; /update_weights_from_disk with the local folder loads the checkpoint. ' +
+        'Calls for the same folder on a host run one after another.',
       tags: ['weights'],
       body: PullBody,
       response: { 200: Pulled, ...refusals(WeightsRefusal) }

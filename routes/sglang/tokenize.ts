@@ -7,7 +7,7 @@ import { invalid, refuseDeep } from '../../src/http/refuse.ts'
 import { nullable, refusals, TokenIds } from '../../src/http/schemas.ts'
 
 const TokenizeBody = Type.Object({
-  model: nullable(Type.String(), 'Any name: there is one model.'),
+  model: nullable(Type.String(), 'Any name, because there is one model.'),
   prompt: nullable(
     Type.Union([Type.String(), Type.Array(Type.String(), { maxItems: MAX_BATCH })]),
     'Text or a batch of texts.'
@@ -18,7 +18,7 @@ const TokenizeBody = Type.Object({
   ),
   add_special_tokens: nullable(
     Type.Boolean(),
-    'Default true; false for a conversation, whose template writes its own.'
+    'Default true. For a conversation false, because its template adds special tokens.'
   ),
   add_generation_prompt: nullable(Type.Boolean(), 'For a conversation (default true).'),
   chat_template_kwargs: nullable(Type.Object({}, { additionalProperties: true }))
@@ -31,18 +31,18 @@ const Tokens = Type.Object({
 }, { title: 'Tokens', description: 'Token ids; lists of them for a batch.' })
 
 const DetokenizeBody = Type.Object({
-  model: nullable(Type.String(), 'Any name: there is one model.'),
+  model: nullable(Type.String(), 'Any name, because there is one model.'),
   tokens: Type.Union([TokenIds, Type.Array(TokenIds, { maxItems: MAX_BATCH })]),
   skip_special_tokens: nullable(
     Type.Boolean(),
-    'Left out: special tokens are left out of `text`, as SGLang does, and are in `prompt`, as vLLM does.'
+    'Default: `text` has no special tokens, as in SGLang, and `prompt` has them, as in vLLM.'
   )
 }, { title: 'DetokenizeRequest' })
 
 const Text = Type.Union([Type.String(), Type.Array(Type.String())])
 const Texts = Type.Object({ text: Text, prompt: Text }, {
   title: 'Detokenized',
-  description: "The text, under SGLang's name and under vLLM's."
+  description: "The text: `text` is SGLang's field, `prompt` is vLLM's."
 })
 
 /** Text to token ids and back. */

@@ -4,13 +4,13 @@ import { refusals, WeightsRefusal } from '../../src/http/schemas.ts'
 import { RefitError } from '../../src/errors.ts'
 
 const PostProcessBody = Type.Object({
-  restore_weights_before_load: Type.Optional(Type.Boolean({ description: 'Without effect here.' })),
-  post_process_quantization: Type.Optional(Type.Boolean({ description: 'Without effect here.' }))
+  restore_weights_before_load: Type.Optional(Type.Boolean({ description: 'Has no effect.' })),
+  post_process_quantization: Type.Optional(Type.Boolean({ description: 'Has no effect.' }))
 }, { title: 'PostProcessWeightsRequest' })
 
 const Done = Type.Object({ success: Type.Literal(true), message: Type.String() }, { description: 'Done.' })
 
-/** Routes of SGLang that refit has no use for: each answers as its trainers expect, or refuses with the reason. */
+/** Routes of SGLang that refit has no use for: each replies as its trainers expect, or refuses with the reason. */
 const unsupported: Routes = async app => {
   app.post(
     '/post_process_weights',
@@ -18,8 +18,8 @@ const unsupported: Routes = async app => {
       config: { auth: 'admin', errors: 'weights' },
       schema: {
         operationId: 'postProcessWeights',
-        summary: 'What quantised weights need before and after an update',
-        description: 'slime sends this around updates of quantised models. ' +
+        summary: 'Prepare or finish an update of quantised weights (no effect)',
+        description: 'slime calls this before and after an update of a quantised model. ' +
           'refit holds weights as they are sent (bfloat16), so there is nothing to do.',
         tags: ['weights'],
         body: PostProcessBody,
@@ -58,7 +58,7 @@ const unsupported: Routes = async app => {
     })
   }
 
-  // miles asks where a rank's weights lie, to write them by RDMA.
+  // miles requests the addresses of a rank's weights, to write them by RDMA.
   for (
     const [url, operationId, auth] of [
       ['/remote_instance_transfer_engine_info', 'remoteInstanceTransferEngineInfo', 'admin'],

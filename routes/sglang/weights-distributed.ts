@@ -26,18 +26,18 @@ const distributed: Routes<WeightsContext> = async (app, { context }) => {
     attachValidation: true,
     schema: {
       operationId: 'updateWeightsFromDistributed',
-      summary: "Take new weights from a trainer's broadcasts",
-      description: 'Post it, and broadcast the tensors from rank 0 in the order of `names`. ' +
-        'The tensors of a refused request are received and dropped before the reply; ' +
-        'if their sizes cannot be known, ' +
-        "the group is aborted, and the message says so. A call equal to one that runs already gets that one's outcome.",
+      summary: "Load new weights from a trainer's broadcasts",
+      description: 'Send the request, and broadcast the tensors from rank 0 in the order of `names`. ' +
+        'The tensors of a refused request are received and dropped before the reply. If their sizes cannot be known, ' +
+        'the group is aborted, and the message reports it. ' +
+        'A call equal to a running call gets the outcome of that call.',
       tags: ['weights'],
       body: DistributedUpdateBody,
       response: { 200: DistributedUpdated, ...refusals(WeightsRefusal) }
     }
   }, async request => {
     await requireValidBody(engine, request, async (body, error) => {
-      // The trainer broadcasts all the same: its tensors are received and dropped.
+      // The trainer broadcasts anyway, so its tensors are received and dropped.
       const note = await context.distributed.refuse(body, GROUP_NAME)
       return note === undefined ? error : new RefitError('INVALID_REQUEST', `${error.message}. ${note}`)
     })

@@ -9,7 +9,7 @@ const groupName = Type.Optional(Type.String({ description: `Default "${GROUP_NAM
 const InitBody = Type.Object({
   master_address: Type.String({
     minLength: 1,
-    description: "Where the trainer's rank 0 listens: a name or an address. See --allow-master."
+    description: "The name or address at which the trainer's rank 0 listens. See --allow-master."
   }),
   master_port: Type.Integer({ minimum: 1, maximum: 65535 }),
   rank_offset: Type.Integer({
@@ -19,13 +19,13 @@ const InitBody = Type.Object({
   world_size: Type.Integer({
     minimum: 1,
     maximum: 65535,
-    description: "Ranks of the whole group, the trainer's among them."
+    description: "Number of ranks in the whole group, including the trainer's."
   }),
   group_name: groupName,
   backend: Type.Optional(Type.String({ description: '"nccl" (default) or "gloo".' })),
   barrier: nullable(
     Type.Boolean(),
-    "refit's own: all ranks meet in a barrier when the group is made, as SGLang's and ROLL's instance loaders do " +
+    "refit's own: all ranks wait at a barrier when the group is made, as SGLang's and ROLL's instance loaders do " +
       '(default false).'
   ),
   pp_rank: unused()
@@ -49,9 +49,9 @@ const groups: Routes<WeightsContext> = async (app, { context }) => {
       ...schema,
       operationId: 'initWeightsUpdateGroup',
       summary: "Join a trainer's process group",
-      description: "Answers as soon as the trainer's store has counted this engine's ranks; " +
-        'the rest continues in the background. The same call again changes nothing; ' +
-        'a different one under the same name is a 409.',
+      description: "Replies as soon as the trainer's store has counted this engine's ranks; " +
+        'the rest continues in the background. Repeating the same call changes nothing. ' +
+        'A different call with the same name gets 409.',
       body: InitBody
     }
   }, async request => {
@@ -79,7 +79,7 @@ const groups: Routes<WeightsContext> = async (app, { context }) => {
       ...schema,
       operationId: 'destroyWeightsUpdateGroup',
       summary: "Leave a trainer's process group",
-      description: 'What is under way in it fails. 400 where there is no group of the name.',
+      description: 'Broadcasts that are under way in the group fail. 400 if there is no group of that name.',
       body: DestroyBody
     }
   }, async request => {

@@ -20,47 +20,47 @@ const Done = Type.Object({ success: Type.Literal(true), message: Type.String() }
 const Sent = Type.Object({
   success: Type.Literal(true),
   message: Type.String(),
-  weight_version: Type.String({ description: 'The label of what was sent.' }),
+  weight_version: Type.String({ description: 'The label of the weights that were sent.' }),
   layout: Type.String(),
   bytes: Type.Integer(),
-  ms: Type.Number({ description: 'Of the transfer alone.' }),
+  ms: Type.Number({ description: 'Milliseconds of the transfer alone.' }),
   checksums: Type.Record(Type.String(), Type.String(), {
-    description: 'Of every checkpoint tensor as it was sent (docs/checksum.md).'
+    description: 'The checksum of every checkpoint tensor as it was sent (docs/checksum.md).'
   })
 }, { title: 'SendWeightsReply', description: 'All bytes have been sent, and the group is gone.' })
 
 const Info = Type.Object({
   server: Type.Literal('refit'),
   version: Type.String(),
-  protocol: Type.Integer({ description: 'Of the messages that engines exchange.' }),
+  protocol: Type.Integer({ description: 'Version of the messages that engines exchange.' }),
   model: Type.Record(Type.String(), Type.Union([Type.String(), Type.Number(), Type.Boolean()]), {
-    description: 'What two engines must have in common.'
+    description: 'Facts about the model that must be equal on both engines.'
   }),
   tensors: Type.String({ description: 'Digest of names and shapes of all checkpoint tensors.' }),
   dtype: Type.String(),
   device: Type.String(),
-  cards: Type.Array(Type.String(), { description: "UUIDs of the ranks' cards; none on the CPU." }),
+  cards: Type.Array(Type.String(), { description: "UUIDs of the ranks' GPUs; empty on the CPU." }),
   tp_size: Type.Integer(),
   weight_version: Type.String(),
-  engine: Type.String({ description: 'Tells it from all other engines.' }),
-  not_ready: Type.Union([Type.String(), Type.Null()], { description: 'Why its weights cannot be sent now.' })
-}, { title: 'WeightsInfo', description: 'What an engine that loads from it must know.' })
+  engine: Type.String({ description: 'Id of the engine, unique among all engines.' }),
+  not_ready: Type.Union([Type.String(), Type.Null()], { description: 'The reason why its weights cannot be sent now.' })
+}, { title: 'WeightsInfo', description: 'The facts that an engine needs to load from this one.' })
 
 const Loaded = Type.Object({
   success: Type.Literal(true),
   message: Type.String(),
-  weight_version: Type.String({ description: 'The label of the other engine, and now of this one.' }),
+  weight_version: Type.String({ description: 'The label of the other engine, which is now the label of this one.' }),
   backend: Type.String(),
   layout: Type.String(),
   report: Report
-}, { title: 'PeerUpdateReply', description: 'All weights are those of the other engine: every checksum is the same.' })
+}, { title: 'PeerUpdateReply', description: 'All weights equal those of the other engine, by every checksum.' })
 
 /**
  * Weights from one engine to another: to engines that start (`--load-from`), and to engines that have missed updates.
  */
 const remoteInstance: Routes<WeightsContext> = async (app, { context }) => {
   const tags = ['weights']
-  // Requests that wait for a receiver would delay the close.
+  // A request that waits for a receiver would delay the shutdown.
   app.addHook('preClose', async () => {
     context.peerLoads?.close()
     await context.sending?.close()
@@ -71,7 +71,7 @@ const remoteInstance: Routes<WeightsContext> = async (app, { context }) => {
     schema: {
       operationId: 'initWeightsSendGroup',
       summary: "Make a group to send this engine's weights in",
-      description: 'Answers once all ranks are connected and have passed a barrier. A group serves one transfer. ' +
+      description: 'Replies when all ranks are connected and have passed a barrier. A group serves one transfer. ' +
         'Engines that start with --load-from call it.',
       tags,
       body: InitSendBody,
@@ -84,7 +84,7 @@ const remoteInstance: Routes<WeightsContext> = async (app, { context }) => {
     schema: {
       operationId: 'sendWeights',
       summary: "Send this engine's weights",
-      description: 'Waits for its turn among the updates: no update writes meanwhile. ' +
+      description: 'Waits for its turn among the updates; no update writes while it sends. ' +
         'Generation continues over gloo, and stops over NCCL while it sends.',
       tags,
       body: SendBody,
@@ -96,11 +96,11 @@ const remoteInstance: Routes<WeightsContext> = async (app, { context }) => {
     config: { auth: 'admin', errors: 'weights' },
     schema: {
       operationId: 'updateWeightsFromPeer',
-      summary: 'Take all weights, and the label, of another engine',
-      description: 'Like a start with --load-from, while this engine serves: ' +
+      summary: 'Load all weights, and the label, from another engine',
+      description: 'Does the same as a start with --load-from, on a running engine: ' +
         'updates wait, and nothing is generated until every checksum has been compared. ' +
-        'Closing the request gives the load up: before the first byte nothing has changed; ' +
-        'after it all weights are torn until they are written again.',
+        'If the client closes the connection, the load is given up. Nothing has changed if no byte had arrived; ' +
+        'otherwise all weights are torn until they are written again.',
       tags,
       body: PeerLoadBody,
       response: { 200: Loaded, ...refusals(WeightsRefusal) }
@@ -114,7 +114,7 @@ const remoteInstance: Routes<WeightsContext> = async (app, { context }) => {
     config: { auth: 'admin' },
     schema: {
       operationId: 'weightsInfo',
-      summary: 'What an engine that loads from this one must know',
+      summary: 'The facts that an engine needs to load from this one',
       tags,
       response: { 200: Info, ...refusals() }
     }

@@ -22,23 +22,22 @@ const TensorsUpdated = Type.Object({
   description: 'All bytes are in place on every rank, and the sender may free or reuse its memory.'
 })
 
-/** Weights from the memory of processes on the same machine. */
+/** Weights from the memory of processes on the same machine, and from uploads. */
 const tensors: Routes<WeightsContext> = async (app, { context }) => {
   await installFormParser(app)
 
   app.post('/update_weights_from_tensor', {
     config: { auth: 'admin', errors: 'weights', uploads: true },
     bodyLimit: TENSOR_BODY_LIMIT,
-    // A body with an invalid field contains handles all the same, so the handler has to see it and give them back.
+    // A body with an invalid field contains handles too, so the handler must see the body and give them back.
     attachValidation: true,
     preParsing: expectUpdate(context),
     schema: {
       operationId: 'updateWeightsFromTensor',
-      summary: 'Take new weights from tensors that a torch process shares',
+      summary: 'Load new weights from tensors in the memory of a torch process',
       description:
         'All handles are read and checked before the first byte is written, and given back before any reply. ' +
-        "A call equal to one that runs already gets that one's outcome, except `kept`, which is written once " +
-        'more.',
+        'A call equal to a running call gets the outcome of that call; but a call with `kept` writes again.',
       tags: ['weights'],
       body: TensorUpdateBody,
       response: { 200: TensorsUpdated, ...refusals(WeightsRefusal) }

@@ -30,14 +30,14 @@ const VersionUpdated = Type.Object(
 )
 
 const GetWeightsBody = Type.Object({
-  name: Type.String({ minLength: 1, description: 'A checkpoint name.' }),
+  name: Type.String({ minLength: 1, description: 'Name of a tensor in checkpoints.' }),
   truncate_size: Type.Optional(Type.Integer({ minimum: 0, description: 'Most rows (default 100).' }))
 })
 
 /** Limit of one reply: JSON of about 80 MB. */
 const MAX_VALUES = 1 << 22
 
-const Values = Type.Array(Type.Unknown(), { description: 'Values as float32, rows as lists.' })
+const Values = Type.Array(Type.Unknown(), { description: 'Values as float32; a matrix is a list of rows.' })
 
 const CheckerBody = Type.Object({
   action: Type.Optional(
@@ -48,7 +48,8 @@ const CheckerBody = Type.Object({
       Type.Literal('compare')
     ], {
       description:
-        'checksum (default); snapshot and compare; reset_tensors fills all weights with noise and declares them torn.'
+        'checksum (default): returns checksums; snapshot: stores them; compare: compares with the snapshot; ' +
+        'reset_tensors: fills all weights with noise and marks them torn.'
     })
   ),
   allow_quant_error: unused(),
@@ -64,7 +65,7 @@ const Checked = Type.Object({
   ),
   per_engine_checksum: Type.Optional(Type.String()),
   checksums: Type.Optional(
-    Type.Record(Type.String(), Type.String(), { description: 'Of every checkpoint tensor, whole.' })
+    Type.Record(Type.String(), Type.String(), { description: 'The checksum of every whole checkpoint tensor.' })
   )
 }, { title: 'WeightsCheckerReply', description: 'Done.' })
 
@@ -88,9 +89,9 @@ function updateRoutes (app: App, context: WeightsContext): void {
     attachValidation: true,
     schema: {
       operationId: 'updateWeightsFromDisk',
-      summary: 'Take new weights from a checkpoint on disk',
+      summary: 'Load new weights from a checkpoint on disk',
       description: 'All headers are checked before the first byte is written. ' +
-        "A call equal to one that runs already gets that one's outcome.",
+        'A call equal to a running call gets the outcome of that call.',
       tags,
       body: DiskUpdateBody,
       response: { 200: DiskUpdated, ...refusals(WeightsRefusal) }
@@ -106,15 +107,15 @@ function updateRoutes (app: App, context: WeightsContext): void {
     config,
     schema: {
       operationId: 'updateWeightVersion',
-      summary: 'Move the label, not the weights',
-      description: 'Between begin_weight_update and end_weight_update the label waits for the end.',
+      summary: 'Set the label without changing the weights',
+      description: 'Between begin_weight_update and end_weight_update, the label is set at the end.',
       tags,
       body: VersionBody,
       response: { 200: VersionUpdated, ...refusals(WeightsRefusal) }
     }
   }, async request => {
     const { new_version: version, abort_all_requests: abort = true } = request.body
-    // In somebody's transaction the request is refused, so it must not abort anything before.
+    // While another client's transaction is open, the request is refused, so it must not abort anything before.
     const { current } = engine.transactions
     if (abort && (current === null || current.scope)) engine.abortAll()
     const isMoved = await engine.setWeightVersion(version)

@@ -7,7 +7,7 @@ import { Report, toReport } from '../../src/http/updates/write-report.ts'
 
 const InitBody = Type.Object({
   master_addr: Type.Optional(
-    Type.String({ minLength: 1, description: "Where the trainer's rank 0 listens. See --allow-master." })
+    Type.String({ minLength: 1, description: "The trainer's rank 0 listens here. See --allow-master." })
   ),
   master_address: Type.Optional(Type.String({ minLength: 1, description: 'The same in older versions.' })),
   master_port: Type.Integer({ minimum: 1, maximum: 65535 }),

@@ -29,7 +29,7 @@ export function adapterEntries (body: unknown): string[] {
 }
 
 /**
- * The refusal of a body that loads or unloads an adapter. `advice` says what its sender can do instead; `note` what
+ * The refusal of a body that loads or unloads an adapter. `advice`: what its sender can do instead. `note`: what
  * became of its bytes.
  */
 export function adapterRefusal (

@@ -46,7 +46,7 @@ export function refusalOf (error: unknown): Refusal {
   }
   const { statusCode = 500, code = 'INTERNAL', message = '' } = error as Partial<FastifyError>
   if (statusCode < 400 || statusCode >= 500) {
-    return { status: 500, code: 'INTERNAL', message: "internal error; the server's log says more", param: null }
+    return { status: 500, code: 'INTERNAL', message: "internal error; see the server's log", param: null }
   }
   if (code === 'FST_ERR_CTP_BODY_TOO_LARGE') {
     return { status: 413, code: 'BODY_TOO_LARGE', message: 'the body is larger than this route takes', param: null }

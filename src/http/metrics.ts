@@ -124,11 +124,11 @@ export class Metrics {
     this.#updates.inc({ outcome: torn ? 'torn' : 'refused' })
   }
 
-  /** Handles of trainers' memory: what was opened is closed again, and every reference is given back. */
+  /** Counts handles of trainers' memory: every opened file is closed again, and every reference is given back. */
   watchHandles (counts: Readonly<{ handlesReleased: number, filesOpened: number, filesClosed: number }>): void {
     this.#counter(
       'tensor_shares_released_total',
-      'References of tensor senders that were given back',
+      'References to memory of tensor senders that were given back',
       () => counts.handlesReleased
     )
     this.#counter(
@@ -136,7 +136,7 @@ export class Metrics {
       'Files of shared memory, and descriptors of expandable segments, that were opened for updates from tensors',
       () => counts.filesOpened
     )
-    this.#counter('tensor_files_closed_total', 'Those that were closed again', () => counts.filesClosed)
+    this.#counter('tensor_files_closed_total', 'Opened files that were closed again', () => counts.filesClosed)
   }
 
   /** Memory that holds uploads until they are written. */
@@ -144,7 +144,7 @@ export class Metrics {
     this.#gauge('upload_staging_bytes', 'Memory in use by uploads under way', () => uploads.staging.bytes.live)
     this.#gauge(
       'upload_staging_kept_bytes',
-      'Memory kept a while for the next upload',
+      'Free memory that is kept for a while for the next upload',
       () => uploads.staging.bytes.kept
     )
   }
@@ -161,17 +161,17 @@ export class Metrics {
     this.#counter('weight_groups_failed_total', 'Process groups that failed', () => groups.counts.failed)
     this.#counter(
       'group_received_bytes_total',
-      'Bytes of weights that came through process groups',
+      'Bytes of weights that were received through process groups',
       () => groups.counts.bytesReceived
     )
     this.#counter(
       'group_dropped_bytes_total',
-      'Those of them that were of requests that had been refused',
+      'Received bytes that were dropped because their requests had been refused',
       () => groups.counts.bytesDropped
     )
   }
 
-  /** Tensors that trainers asked to keep between requests. */
+  /** Tensors that are kept between requests because trainers requested it. */
   watchKept (stats: () => { names: number, bytes: number }): void {
     this.#gauge(
       'kept_tensor_names',
@@ -201,15 +201,15 @@ export class Metrics {
     this.#gauge('num_requests_waiting', 'Requests that wait to run', () => engine.stats.queued)
     this.#gauge(
       'kv_cache_usage_perc',
-      'Share of the KV cache in use by requests, 0 to 1',
+      'Part of the KV cache in use by requests, 0 to 1',
       () => ratio(engine.stats.usedTokens, engine.stats.totalTokens)
     )
     this.#gauge(
       'weight_version',
-      'The digits that the weight version ends with (42 of "step-42"); NaN where it ends with none',
+      'The digits at the end of the weight version (42 of "step-42"); NaN if there are none',
       () => trailingNumber(engine.weightVersion)
     )
-    this.#gauge('weight_epoch', 'Moves with every write of weights', () => engine.epoch)
+    this.#gauge('weight_epoch', 'Increases with every write of weights', () => engine.epoch)
     this.#gauge('weights_torn', '1 while weights are torn', () => Number(engine.weights.state === 'torn'))
     this.#gauge(
       'weight_transaction_open',
@@ -227,12 +227,12 @@ export class Metrics {
     if (engine.mappings !== undefined) {
       this.#counter(
         'cuda_segments_opened_total',
-        'Segments of other processes on cards that were mapped for updates, counted for each rank',
+        'Segments of other processes on GPUs that were mapped for updates, counted for each rank',
         () => engine.mappings!.opened
       )
       this.#counter(
         'cuda_segments_closed_total',
-        'Those that were unmapped again; what is kept stays open',
+        'Mapped segments that were unmapped again; kept segments stay mapped',
         () => engine.mappings!.closed
       )
     }

@@ -6,19 +6,19 @@ export function nullable<T extends TSchema> (schema: T, description?: string) {
   return Type.Optional(Type.Union([schema, Type.Null()], description === undefined ? {} : { description }))
 }
 
-/** For replies to updates. */
+/** A field of replies to updates. */
 export const tornTensors = Type.Integer({
-  description: 'Tensors of the model that are torn still. It generates once they are written too.'
+  description: 'Number of tensors of the model that are still torn. Nothing is generated until they have been written.'
 })
 
-/** For every update of weights. */
+/** A field of every update of weights. */
 export const transactionField = nullable(
   Type.String(),
-  'Id of the weight transaction that it belongs to (POST /weight_transactions).'
+  'Id of the weight transaction that the update belongs to (POST /weight_transactions).'
 )
 
 /** A field that is accepted and has no effect here. */
-export function unused (description = 'Taken and without effect here.') {
+export function unused (description = 'Accepted, and has no effect.') {
   return Type.Optional(Type.Unknown({ description }))
 }
 

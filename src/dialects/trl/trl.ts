@@ -37,7 +37,7 @@ export class TrlWeights {
   /** Resolves after all parameters so far have been received. */
   #tail: Promise<void> = Promise.resolve()
   /** Requests without a reply so far. */
-  readonly #asking = new CallJoiner<void>()
+  readonly #unanswered = new CallJoiner<void>()
   #turn: Promise<void> = Promise.resolve()
   /** The parameter with a reply whose bytes have not come; an equal request is a client's retry. */
   #expected: string | null = null
@@ -93,7 +93,7 @@ export class TrlWeights {
     const key = JSON.stringify(parameter)
     if (this.#expected === key) return
     const joining = this.#joining
-    await this.#asking.join(key, async () => {
+    await this.#unanswered.join(key, async () => {
       // One parameter after another, even if a client cancelled a request and sends the next one.
       const turn = this.#turn.then(async () => {
         await joining.catch(() => {})
@@ -135,13 +135,13 @@ export class TrlWeights {
         shapes: [shape],
         groupName: GROUP,
         loadFormat: null,
-        asks: true
+        waitsForReply: true
       })
-      const asked = askedFor(source, () => {
+      const permitted = withPermission(source, () => {
         this.#expected = key
         allow()
       })
-      return await write(asked)
+      return await write(permitted)
     })
     this.#tail = written
       .catch((error: unknown) => {
@@ -185,7 +185,7 @@ export class TrlWeights {
  * The same source; `allow` is called when everything is checked and the broadcast can begin. If it is refused before,
  * no broadcast comes.
  */
-function askedFor (source: DistributedSource, allow: () => void): WeightSource {
+function withPermission (source: DistributedSource, allow: () => void): WeightSource {
   let isAllowed = false
   const { stream } = source
   return {

@@ -20,7 +20,7 @@ const stop = Type.Union([Type.String(), Type.Array(Type.String(), { maxItems: 10
 
 /** Fields that completions and chat share: OpenAI's, then SGLang's and vLLM's extensions. */
 export const openAiFields = {
-  model: nullable(Type.String(), 'Any name: there is one model.'),
+  model: nullable(Type.String(), 'Any name, because there is one model.'),
   max_tokens: nullable(Type.Integer({ minimum: 0 })),
   n: nullable(Type.Integer({ minimum: 1 }), 'Samples of each prompt (default 1).'),
   temperature: nullable(Type.Number(), 'Default 1; 0 is greedy.'),
@@ -30,7 +30,7 @@ export const openAiFields = {
   logit_bias: nullable(Type.Record(Type.String(), Type.Number()), 'Added to logits; keys are token ids.'),
   seed: nullable(Type.Integer(), 'Sample j of n takes seed + j.'),
   stop: nullable(stop, 'Texts that end the generation.'),
-  stream: nullable(Type.Boolean(), 'Server-sent events, each with what is new.'),
+  stream: nullable(Type.Boolean(), 'Reply with server-sent events, each with the new tokens.'),
   stream_options: nullable(Type.Object({ include_usage: nullable(Type.Boolean()), continuous_usage_stats: unused() })),
   user: unused(),
   top_k: nullable(Type.Integer(), 'Default -1, off.'),

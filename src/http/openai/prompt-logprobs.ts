@@ -7,12 +7,12 @@ import { invalid } from '../refuse.ts'
 import type { Sample } from '../sample.ts'
 import { nullable } from '../schemas.ts'
 
-// vLLM scores prompts beside outputs: `prompt_logprobs` best tokens of every position, in a format of its own.
+// vLLM scores prompts separately from outputs: `prompt_logprobs` best tokens of every position, in a format of its own.
 
 export const promptLogprobsField = nullable(
   Type.Integer({ minimum: -1, maximum: MAX_TOP_LOGPROBS }),
-  "Scores of the prompt's tokens, each with so many best tokens at its position; -1 for the whole vocabulary. " +
-    "They are of the model's own distribution, without temperature and penalties."
+  "Return logprobs of the prompt's tokens, with this number of best tokens at each position; -1: the whole " +
+    "vocabulary. They come from the model's own distribution, without temperature and penalties."
 )
 
 export const PromptLogprobs = nullable(
@@ -22,14 +22,14 @@ export const PromptLogprobs = nullable(
       Type.Object({
         logprob: Type.Number(),
         rank: Type.Integer({
-          description: '1 is the best; one more than was asked for where the token is none of the best.'
+          description: '1 is the best. A token that is not among the best has the number of requested tokens plus 1.'
         }),
         decoded_token: Type.Union([Type.String(), Type.Null()])
       })
     ),
     Type.Null()
   ])),
-  'One entry per token of the prompt, by token id; null for the first, before which there is nothing.'
+  'One entry per token of the prompt, by token id; null for the first token, which no token precedes.'
 )
 
 /** How many best tokens of a position are requested: -1 means all. */

@@ -23,18 +23,21 @@ const CacheKey = Type.String({ maxLength: MAX_SALT_LENGTH })
 export const GenerateBody = Type.Object({
   text: nullable(
     Type.Union([Type.String(), Type.Array(Type.String())]),
-    'The prompt, or a batch of them. Exactly one of `text` and `input_ids`.'
+    'The prompt, or a batch of prompts. Exactly one of `text` and `input_ids`.'
   ),
-  input_ids: nullable(Type.Union([TokenIds, Type.Array(TokenIds)]), 'The prompt as token ids, or a batch of them.'),
-  sampling_params: nullable(Type.Union([SamplingFields, Type.Array(SamplingFields)]), 'For all prompts, or one each.'),
+  input_ids: nullable(Type.Union([TokenIds, Type.Array(TokenIds)]), 'The prompt as token ids, or a batch of prompts.'),
+  sampling_params: nullable(
+    Type.Union([SamplingFields, Type.Array(SamplingFields)]),
+    'One object for all prompts, or one for each.'
+  ),
   rid: nullable(
     Type.Union([Rid, Type.Array(Type.Union([Rid, Type.Null()]))]),
-    'Id of the request, for /abort_request; drawn if left out. On a batch, a string becomes <rid>_<i>.'
+    'Id of the request, for /abort_request (default: a random id). For a batch, a string becomes <rid>_<i>.'
   ),
   return_logprob: nullable(Type.Union([Type.Boolean(), Type.Array(Type.Boolean())]), 'Logprobs of the output tokens.'),
   logprob_start_len: nullable(
     Type.Union([Type.Integer({ minimum: -1 }), Type.Array(Type.Integer({ minimum: -1 }))]),
-    'First prompt position whose logprob is wanted too; -1 (the default) for none.'
+    'First prompt position whose logprob is returned; -1 (the default) for none.'
   ),
   top_logprobs_num: nullable(
     Type.Union([Type.Integer({ minimum: 0 }), Type.Array(Type.Integer({ minimum: 0 }))]),
@@ -42,16 +45,16 @@ export const GenerateBody = Type.Object({
   ),
   token_ids_logprob: nullable(
     Type.Union([TokenIds, Type.Array(Type.Union([TokenIds, Type.Null()]))]),
-    'Token ids whose logprobs are wanted at every position.'
+    'Token ids whose logprobs are returned at every position.'
   ),
-  return_text_in_logprobs: nullable(Type.Boolean(), 'Texts of tokens beside their logprobs.'),
+  return_text_in_logprobs: nullable(Type.Boolean(), 'Return the texts of tokens with their logprobs.'),
   return_raw_logprobs: nullable(Type.Boolean(), 'Logprobs before temperature, penalties and bias instead of after.'),
-  return_prompt_token_ids: nullable(Type.Boolean(), "Send the prompt's ids back."),
-  stream: nullable(Type.Boolean(), 'Server-sent events, each with everything so far.'),
+  return_prompt_token_ids: nullable(Type.Boolean(), "Return the prompt's token ids."),
+  stream: nullable(Type.Boolean(), 'Reply with server-sent events, each with all tokens so far.'),
   stream_deltas: nullable(
     Type.Boolean(),
-    "refit's own: each event of a stream has only what is new in it (`output_ids`, `text`, lists of logprobs), " +
-      'not everything so far.'
+    "refit's own: each event of a stream has only new tokens (`output_ids`, `text`, lists of logprobs), " +
+      'not all tokens so far.'
   ),
   extra_key: nullable(
     Type.Union([CacheKey, Type.Array(CacheKey)]),

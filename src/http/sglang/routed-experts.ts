@@ -18,7 +18,7 @@ export const routedExpertsFields = {
   ),
   routed_experts_start_len: nullable(
     Type.Integer({ minimum: 0 }),
-    'First position whose experts are wanted, at most the count of prompt tokens (default 0).'
+    'First position whose experts are returned, at most the number of prompt tokens (default 0).'
   )
 }
 

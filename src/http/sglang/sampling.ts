@@ -16,7 +16,7 @@ export const SamplingFields = Type.Object({
   ),
   min_new_tokens: nullable(Type.Integer(), 'No stop before this many tokens (default 0).'),
   n: nullable(Type.Integer({ minimum: 1 }), 'Samples of each prompt (default 1).'),
-  temperature: nullable(Type.Number(), 'Default 1; 0 is greedy, and so is what is below 0.000001.'),
+  temperature: nullable(Type.Number(), 'Default 1. 0 is greedy, and so is any value below 0.000001.'),
   top_p: nullable(Type.Number(), 'Default 1.'),
   top_k: nullable(Type.Integer(), 'Default -1, off.'),
   min_p: nullable(Type.Number(), 'Default 0.'),

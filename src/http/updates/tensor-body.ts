@@ -11,7 +11,7 @@ const KeptName = Type.Object({
   generation: Type.Integer({
     minimum: 0,
     maximum: Number.MAX_SAFE_INTEGER,
-    description: "The sender's own number of what it keeps: another one for other memory."
+    description: "The sender's number of the kept memory; it changes when the memory does."
   })
 }, { additionalProperties: false, title: 'KeptTensors' })
 
@@ -23,9 +23,9 @@ export const TensorUpdateBody = Type.Object({
   })),
   load_format: nullable(
     Type.String(),
-    'null: a list of (name, tensor), whole tensors by their names in checkpoints. "flattened_bucket": ' +
-      'such tensors in ' +
-      'one flat tensor. "direct": a list of each rank\'s own parameters, as SGLang names and shapes them. ' +
+    'null: a list of (name, tensor), whole tensors by their names in checkpoints. ' +
+      '"flattened_bucket": such tensors in one flat tensor. ' +
+      '"direct": a list of each rank\'s own parameters, as SGLang names and shapes them. ' +
       'Other names: custom loaders that were registered when the server started.'
   ),
   weight_version: version,
@@ -34,12 +34,12 @@ export const TensorUpdateBody = Type.Object({
   transaction,
   keep: nullable(
     KeptName,
-    'Keep what is opened for this request, to be written again by `kept`. ' +
-      'What is kept under the name is given back first.'
+    'Keep the tensors that this request opens, to write them again with `kept`. ' +
+      'Tensors that are already kept under this name are given back first.'
   ),
   kept: nullable(
     KeptName,
-    'In place of `serialized_named_tensors`: write what is kept under the name once more. ' +
+    'Instead of `serialized_named_tensors`: write the tensors that are kept under this name again. ' +
       'The sender must have synchronised its device before it sends this.'
   ),
   disable_draft_model: unused(),

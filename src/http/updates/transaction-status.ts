@@ -13,31 +13,31 @@ export const Transaction = Type.Object({
     description: "scope: a trainer's begin_weight_update."
   }),
   state: Type.Union([Type.Literal('open'), Type.Literal('committed'), Type.Literal('aborted')]),
-  writing: Type.Boolean({ description: 'It has begun to write: nothing is generated until it ends.' }),
+  writing: Type.Boolean({ description: 'True after the first write: nothing is generated until it ends.' }),
   weight_version: Type.Union([Type.String(), Type.Null()], {
-    description: 'The label that its commit sets; null leaves the one there is.'
+    description: 'The label that its commit sets; null if the label does not change.'
   }),
   expected_count: Type.Union([Type.Integer(), Type.Null()], {
-    description: 'Tensors that a commit requires; null if it requires none.'
+    description: 'Number of tensors that a commit requires; null if it requires none.'
   }),
-  written_count: Type.Integer({ description: 'Tensors of the model that it has written whole.' }),
-  missing: Names('Expected tensors (all tensors, if none are expected) that it has not written'),
+  written_count: Type.Integer({ description: 'Number of tensors of the model that were written whole.' }),
+  missing: Names('Expected tensors (all tensors, if none are expected) that have not been written'),
   missing_count: Type.Integer(),
-  failed: Names('Tensors of writes that failed in it and were not repeated; without them there is no commit'),
+  failed: Names('Tensors of failed writes that were not repeated; a commit requires them'),
   failed_count: Type.Integer(),
   torn: Names('Tensors of the model that are torn now, or were when it ended'),
   torn_count: Type.Integer(),
-  writes: Type.Integer({ description: 'Writes that succeeded.' }),
-  bytes: Type.Integer({ description: 'Bytes that they took from their sources.' }),
-  seconds: Type.Number({ description: 'How long it has been open, or was.' }),
+  writes: Type.Integer({ description: 'Number of writes that succeeded.' }),
+  bytes: Type.Integer({ description: 'Bytes that these writes read from their sources.' }),
+  seconds: Type.Number({ description: 'Time that it has been open, or was open.' }),
   seconds_left: Type.Union([Type.Number(), Type.Null()], {
-    description: 'Until it is aborted; null once it has ended.'
+    description: 'Time until it is aborted; null after it has ended.'
   }),
   outcome: Type.Union([Type.Literal('old'), Type.Literal('new'), Type.Literal('torn'), Type.Null()], {
-    description: 'Once it has ended, the state of its weights: as before it, as it wrote them, or torn.'
+    description: 'After its end, the state of the weights: old (as before), new (as written) or torn.'
   }),
-  reason: Type.Union([Type.String(), Type.Null()], { description: 'Why it was aborted.' })
-}, { title: 'WeightTransaction', description: 'How it stands, or how it ended.' })
+  reason: Type.Union([Type.String(), Type.Null()], { description: 'The reason of an abort.' })
+}, { title: 'WeightTransaction', description: 'State of a weight transaction, or how it ended.' })
 
 export function toTransaction (
   { scope, version, expected, written, missingCount, failedCount, tornCount, secondsLeft, seconds, ...rest }:
@@ -57,17 +57,17 @@ export function toTransaction (
   }
 }
 
-/** In seconds, at most a week: a transaction that is forgotten must not stop generation for ever. */
+/** In seconds, at most a week: a transaction that is forgotten must not stop generation forever. */
 export const Deadline = Type.Number({ exclusiveMinimum: 0, maximum: 604_800 })
 
 /** Tensors that updates wrote since a pause. */
 export const Coverage = nullable(
   Type.Object({
     since: Type.Union([Type.Literal('pause'), Type.Literal('transaction')]),
-    missing: Names('Tensors of the model that no update has written since'),
+    missing: Names('Tensors of the model that no update has written since then'),
     missing_count: Type.Integer()
   }),
-  'Which tensors no update has written since the last pause or, without a pause, since a weight transaction was ' +
+  'Tensors that no update has written since the last pause or, without a pause, since a weight transaction was ' +
     'opened. Absent or null if there was no update.'
 )
 

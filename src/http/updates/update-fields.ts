@@ -32,7 +32,8 @@ export function toUpdateFields (body: UpdateFieldsBody): UpdateFields {
 
 /**
  * For routes with `attachValidation`: throws if the body is invalid. The transaction that the body names then has
- * tensors pending. `refuse` may change the error, and releases what the sender holds ready for such a request.
+ * tensors pending. `refuse` may change the error. It also releases the handles, or receives and drops the broadcasts,
+ * that belong to such a request.
  */
 export async function requireValidBody (
   engine: RolloutEngine,
@@ -46,7 +47,7 @@ export async function requireValidBody (
   throw refuse === undefined ? validationError : await refuse(fields, validationError)
 }
 
-/** The end of SGLang's messages of success. */
+/** The end of SGLang's success messages. */
 export function labelText (version: string | null | undefined, report: WriteReport): string {
   if (version == null) return ''
   return report.transaction === undefined

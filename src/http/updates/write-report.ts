@@ -17,16 +17,16 @@ export const Report = Type.Object({
   missing_count: Type.Integer(),
   ignored: Type.Array(Type.String(), { description: 'Tensors that the model does not use.' }),
   ms: Type.Record(Type.String(), Type.Number(), { description: 'Milliseconds per phase.' }),
-  gb_per_second: Type.Number({ description: '1e9 bytes per second, of the write alone.' }),
-  changed: Type.Optional(Type.Integer({ description: 'For a delta: elements whose bits differ from before.' })),
+  gb_per_second: Type.Number({ description: 'Speed of the write alone, in 1e9 bytes per second.' }),
+  changed: Type.Optional(Type.Integer({ description: 'For a delta: number of elements whose bits have changed.' })),
   warning: Type.Optional(
     Type.String({
       description:
-        "All was written, but a mapping of a sender's memory stays open; the next update tries to close it again."
+        "All bytes were written, but a mapping of a sender's memory stays open; the next update tries to close it."
     })
   ),
   transaction: Type.Optional(
-    Type.String({ description: 'The weight transaction that it belongs to: label and caches wait for its end.' })
+    Type.String({ description: 'The weight transaction of the update. The label and the caches change when it ends.' })
   )
 }, { title: 'WriteReport' })
 

@@ -5,8 +5,8 @@ import { nullable, transactionField } from '../schemas.ts'
 import { bodyCheck } from '../validation.ts'
 
 const MODE =
-  'null: the whole body is received before the first byte is written. "stream": it is written as it comes; ' +
-  'if it breaks off, the torn tensors are named.'
+  'null: the whole body is received before the first byte is written. "stream": the body is written as it arrives; ' +
+  'if it breaks off, the error names the torn tensors.'
 
 export const UploadFields = Type.Object({
   weight_version: nullable(Type.String(), 'The label of the new weights.'),

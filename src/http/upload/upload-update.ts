@@ -17,14 +17,14 @@ import { BYTES, uploadType } from './upload-types.ts'
 /** How an upload was received, for replies. */
 export const UploadReport = Type.Object({
   files: Type.Integer(),
-  bytes: Type.Integer({ description: 'Of tensors.' }),
+  bytes: Type.Integer({ description: 'Bytes of tensors.' }),
   staged: Type.String({
     description:
-      'Where the bytes waited for the write: "memory", "disk", or "stream" for one that was written as it came.'
+      'The place where the bytes waited for the write: "memory" or "disk"; "stream": they did not wait.'
   }),
   receive_ms: Type.Number({
     description:
-      'From the first look at the request until all of the body was there; of a stream, until its header was.'
+      'Time from the arrival of the request until the whole body was received; of a stream, until its header was.'
   })
 }, { title: 'UploadReport' })
 
@@ -37,7 +37,7 @@ export interface UploadOutcome {
 
 const INDEX = '.safetensors.index.json'
 
-/** Receives the safetensors files of a body, writes them as one update, and answers as an update from tensors does. */
+/** Receives the safetensors files of a body, writes them as one update, and replies as an update from tensors does. */
 export async function updateFromUpload (context: WeightsContext, request: FastifyRequest): Promise<UploadOutcome> {
   const { transaction } = request.query as { transaction?: unknown }
   let body: UploadBody | undefined

@@ -26,7 +26,7 @@ export interface DistributedRequest {
    * The trainer sends only after a reply that permits it, so a request that is refused before `stream.ready` is not
    * sent (default false).
    */
-  asks?: boolean
+  waitsForReply?: boolean
 }
 
 /**
@@ -68,7 +68,7 @@ export class DistributedReceiver {
       this.#requireRoom(tensors, broadcasts, request.packing)
       requireWeights(tensors)
     } catch (error) {
-      if (request.asks === true) {
+      if (request.waitsForReply === true) {
         stream.withdraw()
         throw error
       }
@@ -136,7 +136,7 @@ export class DistributedReceiver {
       groupName,
       loadFormat,
       packing = loadFormat === 'flattened_bucket' ? 'whole' : 'each',
-      asks
+      waitsForReply
     }: DistributedRequest
   ): Announced {
     const group = this.#groups.get(groupName)
@@ -144,7 +144,7 @@ export class DistributedReceiver {
     try {
       tensors = measureTensors(names, dtypes, shapes)
     } catch (error) {
-      if (asks === true) throw error
+      if (waitsForReply === true) throw error
       const { code, message, param } = error as RefitError
       throw new RefitError(code, `${message}. ${this.#abort(groupName, message)}`, {
         cause: error,
@@ -153,7 +153,7 @@ export class DistributedReceiver {
     }
     const broadcasts = cutBroadcasts(tensors, packing)
     // Dropped bytes lie in a slot too, so an announcement makes the server allocate no memory.
-    if (asks !== true && broadcasts.sizes.some(size => size > 2 * this.#bucketBytes)) {
+    if (waitsForReply !== true && broadcasts.sizes.some(size => size > 2 * this.#bucketBytes)) {
       this.#refuseLarge(groupName, tensors, broadcasts, packing)
     }
     const { offsets, pieces } = layOutPieces(broadcasts.sizes, Math.min(this.#bucketBytes, group.pieceBytes))
