@@ -9,7 +9,7 @@ t.test('the Dockerfile, .dockerignore and docker-compose.yml agree with each oth
   t.same(lintDocker(packageRoot), [])
 })
 
-/** A change to one of the files, and what the lint must say of it. */
+/** A change to one of the files, and the expected message of the lint. */
 const ERRORS: [what: string, file: string, from: string | RegExp, to: string, fault: RegExp][] = [
   [
     'a source that is not there',

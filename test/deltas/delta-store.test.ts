@@ -134,7 +134,7 @@ t.test('a later run that publishes other weights under the same versions is noti
   rmSync(join(host.source, 'delta-00000002'), { recursive: true })
   t.match(host.fetch(3), { version: 3 })
   await host.holds(t, 3)
-  // A state without a digest, as SkyRL's own receiver writes it, is believed.
+  // A state without a digest, as SkyRL's own receiver writes it, is accepted.
   host.state = { version: 3, write_in_progress: false, target_version: null, base_model_path: 'org/model' }
   t.match(host.fetch(3), { tensors: 0 })
 })

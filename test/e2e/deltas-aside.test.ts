@@ -23,7 +23,7 @@ t.test('payloads are hashed and unpacked while a step runs, not between two', as
   const running = rollout(engine, rolloutRequest([3, 4, 5], { maxNewTokens: 400 }), () => {
     seen.tokens++
   })
-  while (native().faultPending!() || seen.tokens < 3) await sleep(1) // until a step has the device, and keeps it
+  while (native().faultPending!() || seen.tokens < 3) await sleep(1) // Waits until a step occupies the device.
   const before = seen.tokens
   const data = Uint8Array.from({ length: 1 << 16 }, (_, i) => (i * 7) & 255)
   // Each of these calls would have to wait for a step.

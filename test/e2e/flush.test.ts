@@ -10,7 +10,7 @@ t.test('dropping the cache under paused requests that share pages loses no page 
     await engine.close()
   })
   const shared = prompt(1, 97, 250)
-  // The first leaves its prompt in the cache, so that the next two hold the same pages.
+  // The first request leaves its prompt in the cache, so the next two hold the same pages.
   await rollout(engine, rolloutRequest(shared, { maxNewTokens: 1 }))
   let begun = 0
   let pause = (): void => {}

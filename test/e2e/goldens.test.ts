@@ -6,13 +6,13 @@ import type { Scored } from '../../src/contract/rollout-engine.ts'
 import { goldenNames, readGolden } from '../helpers/goldens.ts'
 import { rollout, rolloutRequest } from '../helpers/rollout.ts'
 
-// The whole engine (worker, scheduler, native core) against what transformers computed: test/goldens/make.py.
+// Compares the whole engine (worker, scheduler, native core) with the results of transformers (test/goldens/make.py).
 
 // If the two best logits differ by less, rounding may swap them.
 const CLEAR_GAP = { float32: 1e-3, bfloat16: 0.25 }
 
-// Ranks split heads and columns, and share KV heads where they are more than these (olmo2 on 4 ranks). Norms over a
-// whole projection add up the squares of all ranks.
+// Ranks split heads and columns. If there are more ranks than KV heads (olmo2 on 4 ranks), several ranks have the same
+// KV head. Norms over a whole projection add up the squares of all ranks.
 for (const [name, tp] of [['olmo2', 2], ['olmo2', 4], ['olmo2-bias-tied', 2], ['mistral', 2]] as const) {
   t.test(`${name} generates greedily the same tokens as transformers on ${tp} ranks, in float32`, async t => {
     const { folder, cases } = readGolden(name)

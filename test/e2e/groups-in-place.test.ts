@@ -14,8 +14,8 @@ import { codedTensor } from '../helpers/memory-source.ts'
 import { NcclTrainer, useLoop } from '../helpers/nccl-trainer.ts'
 import { tinyConfig } from '../helpers/tiny-config.ts'
 
-// Broadcasts over NCCL that are received straight into the weights, on cards of the stand-in. In the loop a broadcast
-// of another size than its root's never ends.
+// Broadcasts over NCCL that are received straight into the weights, on simulated GPUs. In the stand-in for NCCL
+// (nccl_loop.cc) a broadcast never ends if its size differs from its root's.
 
 useStandIn()
 const loop = useLoop()
@@ -140,10 +140,10 @@ for (
     // Biases lie between the rows of one parameter.
     ['Qwen2ForCausalLM', {}, 'fused', false],
     ['Qwen3ForCausalLM', WIDE, 'fused', true],
-    // The rows that make the vocabulary a multiple of 64 lie behind the embedding.
+    // The rows that pad the vocabulary to a multiple of 64 lie behind the embedding.
     ['Qwen3ForCausalLM', { ...WIDE, vocab_size: 321 }, 'fused', false],
     ['Qwen3MoeForCausalLM', WIDE, 'fused', true],
-    // Gate and up of all experts are one parameter, down of all another.
+    // Gate and up of all experts are one parameter, and down of all experts is another.
     ['Qwen3MoeForCausalLM', WIDE, 'each', false]
   ] as const
 ) {
@@ -218,7 +218,7 @@ t.test('staged and direct pieces in one update leave the sent weights', async t 
   // Pieces of the size of the largest tensor.
   const { server, table, bytesOf, update } = await world(t, config, 2, { bucketBytes: 40_960 })
   const names = stateDict('Qwen3MoeForCausalLM', 3, 'each')
-  // On two ranks only norms and routers are whole. Between tensors that fill a piece each they are one.
+  // On two ranks only norms and routers are unsharded. Between tensors that take a piece each, they form one piece.
   const whole = names.filter(name => /norm|mlp\.gate\.weight/.test(name))
   const [first, ...rest] = names.filter(name => !whole.includes(name)) as [string, ...string[]]
   const order = [...rest.slice(0, -1), first, ...whole, rest.at(-1)!]
@@ -267,7 +267,7 @@ t.test('a write that breaks off tears and names its tensors, and the next update
   const names = stateDict('Qwen3ForCausalLM', 2)
   const w = await world(t, config)
   t.match(await w.update(1, names, { weight_version: 'one' }), { status: 200 })
-  // All tensors are one piece, and a part of it has arrived.
+  // All tensors form one piece, of which a part has arrived.
   const { status, body } = await brokenOff(w, names, 5, { weight_version: 'two' })
   t.equal(status, 500)
   t.match(body, {

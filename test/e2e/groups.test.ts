@@ -1,8 +1,8 @@
 import t from 'tap'
 import { groupServer } from '../helpers/group-server.ts'
 
-// Weights through gloo groups into the bundled model, over real sockets: the trainer is the addon's own gloo in this
-// process, with a store of its own. test/interop has torch in its place.
+// Weights through gloo groups into the bundled model, over real sockets. The trainer is the addon's own gloo in this
+// process, with a store of its own. test/interop uses torch instead.
 
 for (const tp of [1, 2, 4]) {
   t.test(`broadcasts of A, B, A on ${tp} ranks, per tensor and as a bucket, leave A, B, A`, async t => {

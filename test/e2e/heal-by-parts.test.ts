@@ -11,7 +11,7 @@ interface Entry {
   data_offsets: [number, number]
 }
 
-/** Two files that have half of a checkpoint's tensors each. */
+/** Two files, each with half of a checkpoint's tensors. */
 function halves (file: string, folder: string): string[] {
   const all = readFileSync(file)
   const begin = 8 + Number(all.readBigUInt64LE(0))

@@ -17,8 +17,8 @@ import { tinyConfig } from '../helpers/tiny-config.ts'
 
 process.env.REFIT_NATIVE = join(packageRoot, 'build/faults/refit.node')
 
-// One engine's results may not depend on how the work was cut, ordered or shared. Bit for bit, through the whole
-// engine.
+// An engine's results are the same bit for bit, however its work is split, ordered or batched. These tests run the
+// whole engine.
 
 const GOLDENS = join(packageRoot, 'test/goldens')
 const PROMPTS = [5, 40, 17, 64, 33, 1, 90].map((length, i) => prompt(i, length, 320))
@@ -59,7 +59,7 @@ for (const model of ['qwen2', 'qwen3', 'qwen3-moe', 'llama']) {
         t.same((await together(chunked)).map(visible), expected, 'prefill in chunks of a page')
 
         const small = await engineOf(t, folder, { dtype, maxTotalTokens: 208 })
-        await small.pause('in_place') // so that all of them are there when the first step is planned
+        await small.pause('in_place') // All requests are queued before the first step is scheduled.
         const squeezing = together(small)
         await small.resume()
         const squeezed = await squeezing

@@ -8,8 +8,8 @@ import { packageRoot } from '../../src/root.ts'
 import { answers, bareFolder, member, serve, SMALL } from '../helpers/load-from.ts'
 import type { Member } from '../helpers/load-from.ts'
 
-// Engines on cards that fill themselves from others: what is shipped but for CUDA's own calls (the stand-in computes on
-// the CPU) and NCCL's, of which native/test/nccl_loop.cc has the interface.
+// Engines on GPUs that load from other engines. All code is the shipped code, except two stand-ins: CUDA's own calls
+// compute on the CPU, and native/test/nccl_loop.cc has NCCL's interface.
 
 process.env.REFIT_NATIVE = join(packageRoot, 'build/faults/refit.node')
 process.env.REFIT_CUDA_LIBRARY = join(packageRoot, 'build/stand-in/librefit_cuda.so')

@@ -9,7 +9,7 @@ import { createEngine } from '../../src/app/create-engine.ts'
 import { packageRoot } from '../../src/root.ts'
 import { bareFolder, modelFolder, SMALL } from '../helpers/load-from.ts'
 
-// Servers in processes of their own: ends in the middle of a transfer, and their exit codes.
+// Servers in processes of their own: processes that end in the middle of a transfer, and exit codes.
 
 process.env.REFIT_NATIVE = join(packageRoot, 'build/faults/refit.node')
 
@@ -22,7 +22,7 @@ const MAIN = [
 interface Started {
   kill: (signal: NodeJS.Signals) => void
   ready: Promise<string>
-  /** It has logged how it loads its weights. */
+  /** Resolves once the server has logged from where it loads its weights. */
   coming: Promise<void>
   ended: Promise<{ code: number | null, stderr: string, log: string }>
 }

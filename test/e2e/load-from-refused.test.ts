@@ -160,7 +160,7 @@ t.test('a receiver that never connects gives an error within the deadline, and i
     status: 504,
     body: { message: /^Failed to init group: / }
   })
-  // SGLang's form: this engine runs the store, and nobody joins.
+  // SGLang's form: this engine runs the store, and no other rank joins.
   for (let round = 0; round < 2; round++) {
     t.match(await peer.post(INIT, { ...GROUP, ports: '29871', timeout: 0.3 }), {
       status: 504,

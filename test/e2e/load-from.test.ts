@@ -4,8 +4,7 @@ import { createEngine } from '../../src/app/create-engine.ts'
 import { packageRoot } from '../../src/root.ts'
 import { answers, bareFolder, joinByHand, member, modelFolder, serve, SMALL, until } from '../helpers/load-from.ts'
 
-// Engines that fill themselves from others over gloo, in one process; servers of their own are in
-// load-from-process.test.ts.
+// Engines that load from other engines over gloo, in one process. load-from-process.test.ts has separate servers.
 
 process.env.REFIT_NATIVE = join(packageRoot, 'build/faults/refit.node')
 
@@ -200,7 +199,7 @@ t.test('a receiver that closes its request ends the transfer at once', async t =
   const { sent } = await hand.begin(control.signal)
   control.abort()
   await t.rejects(sent, { name: 'AbortError' })
-  // An update gets its turn, since the transfer has released it.
+  // An update can run, because the transfer has ended.
   t.match(await peer.post('/update_weights_from_disk', { model_path: modelFolder('adder') }), { status: 200 })
   await hand.close()
 })

@@ -137,7 +137,7 @@ t.test(
     t.same((await ok('/weights_checker')).checksums, sums)
     t.same(native().coreInfo(1).addresses, addresses)
 
-    // KV alone, as by trainers that send the weights over a network meanwhile.
+    // Only the KV cache, as trainers do that send the weights over a network meanwhile.
     await ok('/release_memory_occupation', { tags: ['kv_cache'] })
     await update('a')
     await ok('/resume_memory_occupation', { tags: ['kv_cache'] })
@@ -259,8 +259,8 @@ t.test(
       median(back) > 0.9 * weights,
       `${median(back).toFixed(1)} MB came back, of ${weights.toFixed(1)} MB of weights`
     )
-    // Heaps of threads and the allocator find their size in the first rounds; what was not given back would be that of
-    // whole rounds.
+    // Thread heaps and the allocator reach their size in the first rounds. A leak would grow by the size of a model in
+    // every round.
     for (const [state, values] of [['asleep', low], ['awake', high]] as const) {
       const growth = median(values.slice(-10)) - median(values.slice(25, 35))
       t.ok(growth < weights, `${state}, it grew by ${growth.toFixed(1)} MB in 15 rounds`)

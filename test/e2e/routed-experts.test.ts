@@ -15,8 +15,8 @@ import type { Rollout } from '../helpers/rollout.ts'
 import { slowSteps } from '../helpers/slow-steps.ts'
 import { tinyConfig } from '../helpers/tiny-config.ts'
 
-// Which experts every token went to, through the whole engine: those that transformers chooses, and the same ones
-// however the work is cut, ordered or shared.
+// The experts that each token was routed to, through the whole engine. They are those that transformers chooses, and
+// they are the same however the work is split, ordered or batched.
 
 process.env.REFIT_NATIVE = join(packageRoot, 'build/faults/refit.node')
 
@@ -110,7 +110,7 @@ for (const dtype of ['float32', 'bfloat16'] as const) {
       t.same((await together(chunked)).map(visible), expected, 'prefill in chunks of a page')
 
       const small = await engineOf(t, folder, { dtype, maxTotalTokens: 208 })
-      await small.pause('in_place') // so that all of them are there when the first step is planned
+      await small.pause('in_place') // All requests are queued before the first step is scheduled.
       const squeezing = together(small)
       await small.resume()
       const squeezed = await squeezing

@@ -7,7 +7,7 @@ import { slowSteps } from '../helpers/slow-steps.ts'
 import { BUCKETS, serve, until, PROMPTS, ENDLESS } from '../helpers/transaction-server.ts'
 import type { Reply } from '../helpers/transaction-server.ts'
 
-// A trainer's begin and end around updates of many requests, on a real engine that generates meanwhile.
+// A trainer's begin and end around an update of many requests, on a real engine that generates meanwhile.
 
 process.env.REFIT_NATIVE = join(packageRoot, 'build/faults/refit.node')
 

@@ -3,8 +3,8 @@ import { joinRegex } from '../helpers/join-regex.ts'
 import { groupServer } from '../helpers/group-server.ts'
 import type { SentTensor } from '../helpers/group-trainer.ts'
 
-// SkyRL's calls on an engine on the CPU: methods by name, and what its first remote engines asked for. Handles:
-// vllm-ipc.test.ts.
+// SkyRL's calls to an engine on the CPU: methods by name, and the requests of SkyRL's first remote engines.
+// vllm-ipc.test.ts tests handles.
 
 const lists = (tensors: readonly SentTensor[]): { names: string[], shapes: number[][] } => ({
   names: tensors.map(({ name }) => name),
@@ -82,7 +82,7 @@ t.test('unknown methods are refused with the list of known ones', async t => {
     status: 400,
     body: { message: /weight_version: expected a str, got 7/ }
   })
-  // The methods equal the routes of the same names.
+  // The methods do the same as the routes of the same names.
   const path = server.engine.info.modelPath.replace(/adder-base$/, 'adder')
   t.match(await rpc({ method: 'init_weight_transfer_engine', args: [{}] }), { status: 200 })
   t.match(await rpc({ method: 'start_weight_update' }), { status: 200 })

@@ -17,13 +17,13 @@ import {
 import { codedTensor } from '../helpers/memory-source.ts'
 import { until } from '../helpers/route-app.ts'
 
-// Failures with handles of GPU memory: the reply, the state of the weights afterwards, and that senders get everything
-// back.
+// Failures with handles of GPU memory: the reply, the state of the weights afterwards, and that all references are
+// released.
 
 useStandIn()
 
 const PATH = '/update_weights_from_tensor'
-/** Descriptors of files, and not of connections. */
+/** Descriptors of files, without those of connections. */
 const openFiles = (): number =>
   readdirSync('/proc/self/fd')
     .filter(fd => {
@@ -158,7 +158,7 @@ t.test('a refusal before the opening names the reason, opens nothing and release
     const { entries, sender } = entry(change)
     const reply = await server.post(PATH, { serialized_named_tensors: entries, ...fields })
     t.match(reply, { status: 400, body: { success: false, message, error: { code } } }, what)
-    // The handle that its tensor does not name any more cannot be known.
+    // The handle that its tensor does not name any more cannot be found.
     const lost = what === 'two storages in one slot' || what === 'a broken pickle' ? 1 : 0
     t.equal(sender.held, lost, `${what}: given back`)
   }

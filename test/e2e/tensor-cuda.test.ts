@@ -8,8 +8,8 @@ import { codedTensor } from '../helpers/memory-source.ts'
 import { sharedMemory } from '../helpers/shared-tensors.ts'
 import { tinyArchitecture, tinyConfig } from '../helpers/tiny-config.ts'
 
-// /update_weights_from_tensor with handles of cards, on a server whose CUDA library opens files in place of a card's
-// memory: bodies are torch's, and all but the driver is what is shipped.
+// /update_weights_from_tensor with GPU handles, on a server whose CUDA library opens files in place of GPU memory.
+// Bodies are torch's, and everything above the driver is the shipped code.
 
 useStandIn()
 
@@ -128,7 +128,7 @@ t.test('50 updates leave descriptors, mappings and threads as they were', async 
     const reply = await server.post(PATH, { serialized_named_tensors: [cudaEntry(again)] })
     t.equal(reply.status, step % 3 === 0 ? 400 : 200)
   }
-  // The thread for large bodies, which starts some time after the server, is there once it has refused one.
+  // The thread for large bodies starts some time after the server. Once it has refused a body, it is running.
   t.equal((await server.post(PATH, { serialized_named_tensors: ['A'.repeat(1 << 20)] })).status, 400)
   await server.ok(PATH, { serialized_named_tensors: [cudaEntry(models[0]!.tensors)] })
   for (let step = 0; step < 5; step++) await send(step)

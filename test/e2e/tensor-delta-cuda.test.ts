@@ -7,8 +7,7 @@ import { blobOf, gpuUuid, cudaEntry, event, segment, Sender, useStandIn } from '
 import type { CudaServer, Event } from '../helpers/cuda-tensors.ts'
 import { codedTensor } from '../helpers/memory-source.ts'
 
-// verl's deltas in the memory of cards: all three tensors of a flush lie there, and are read for the host between two
-// steps.
+// verl's deltas in GPU memory: all three tensors of a flush lie there, and are copied to the host between two steps.
 
 useStandIn()
 
@@ -21,7 +20,7 @@ interface Flush {
   events: Event[]
 }
 
-/** Every second element of some tensors, or all of them whole, as a variant has them. */
+/** A variant's values of every second element of some tensors, or of all tensors whole. */
 async function flushOf (
   t: Test,
   server: CudaServer,

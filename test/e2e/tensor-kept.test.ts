@@ -87,13 +87,13 @@ t.test('another generation is a conflict, and replaces the kept tensors if it co
     body: { message: /^generation 4 is kept under "pool", not 5/, error: { code: 'CONFLICT' } }
   })
   t.equal(first.sender.held, first.tensors.length)
-  // The same memory again: handles that were open are opened anew, or found.
+  // The same memory again: handles that were open are opened again, or found.
   const again = first.tensors.map(tensor => ({ ...tensor, share: first.sender.share() }))
   await server.ok(PATH, { serialized_named_tensors: [cudaEntry(again)], keep: { name: 'pool', generation: 5 } })
   t.equal(first.sender.held, again.length, 'those of the first are back')
   await server.ok(PATH, { kept: { name: 'pool', generation: 5 } })
   await checkVariant(t, server, table, 1)
-  // A second name that keeps the same segments: they stay open until both are gone.
+  // A second name keeps the same segments: they stay open until both names are released.
   const twice = first.tensors.map(tensor => ({ ...tensor, share: first.sender.share() }))
   await server.ok(PATH, { serialized_named_tensors: [cudaEntry(twice)], keep: { name: 'twin', generation: 1 } })
   await server.ok('/release_kept_tensors', { name: 'pool' })
@@ -109,7 +109,7 @@ t.test('another generation is a conflict, and replaces the kept tensors if it co
   t.equal(first.sender.held, 0)
   t.equal(second.sender.held, second.tensors.length)
   await checkVariant(t, server, table, 2)
-  // A refused keep gives back what it would have replaced, and keeps nothing.
+  // A refused keep releases the tensors that it would have replaced, and keeps nothing.
   const refused = sendModel(t, table, 1)
   refused.tensors[0]!.name = 'nobody'
   t.match(
@@ -280,7 +280,7 @@ t.test('inside a transaction kept tensors are replaced with their write, and rel
     transaction
   })
   t.equal(first!.sender.held, 0)
-  // A refused request is answered without waiting for the next write.
+  // The reply to a refused request does not wait for the next write.
   const refused = sendModel(t, table, 1)
   refused.tensors[0]!.name = 'nobody'
   t.match(

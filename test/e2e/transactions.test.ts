@@ -134,7 +134,7 @@ t.test(
     const { id } = await ok('/weight_transactions', { owner: 'trainer' })
     const write = bucket('trained', 0, { transaction: id })
     const queued: Promise<Reply>[] = []
-    // Until one request is held up, which shows that the write waits for the gate.
+    // A request that is held up shows that the write waits for the gate.
     await until(() => {
       if (engine.stats.queued === 0) {
         queued.push(post('/generate', { text: '1+1=', sampling_params: { max_new_tokens: 2 } }))

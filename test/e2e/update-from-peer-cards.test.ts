@@ -4,13 +4,15 @@ import { useLoop } from '../helpers/nccl-trainer.ts'
 import { answers, serve, until } from '../helpers/load-from.ts'
 import type { Member } from '../helpers/load-from.ts'
 
-// Engines on cards that serve and take their weights from another one over NCCL: CUDA is the stand-in, NCCL
-// native/test/nccl_loop.cc. What allocates on cards, or spins on them, comes while no step runs, on both sides.
+// Engines on GPUs that serve and load their weights from another engine over NCCL. CUDA is a stand-in, and
+// native/test/nccl_loop.cc stands in for NCCL. Calls that allocate on a GPU or spin on it run only while no step runs,
+// on both sides.
 
 const loop = useLoop()
 
 /**
- * Records the calls of the engine's addon: their names, during which of them steps ran, and how many connected at once.
+ * Records the calls to the engine's addon: their names, the calls during which steps ran, and the most simultaneous
+ * connects.
  */
 function watchCalls ({ engine }: Member): { names: Set<string>, stepped: Set<string>, connecting: number } {
   const { addon } = engine.held!.store
@@ -55,7 +57,7 @@ async function pair (t: Test, from: number, to: number): Promise<[peer: Member, 
   return [peer, one]
 }
 
-/** Clients that send requests without a pause, until it is called. */
+/** Starts clients that send requests without a pause, until the returned function is called. */
 function ask (
   t: Test,
   member: Member,

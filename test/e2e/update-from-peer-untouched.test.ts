@@ -6,8 +6,8 @@ import type { Test } from 'tap'
 import { answers, joinByHand, joined, serve } from '../helpers/load-from.ts'
 import type { Member } from '../helpers/load-from.ts'
 
-// Fills of an engine that serves which come to nothing: what has not begun changes nothing, what has begun leaves all
-// torn, and nobody waits for longer than was asked for.
+// Failed loads of a serving engine from a peer. A load that fails before its first byte changes nothing. A later
+// failure leaves all weights torn. No call waits longer than its timeout.
 
 const PATH = '/update_weights_from_peer'
 
@@ -23,7 +23,7 @@ async function isUnchanged (t: Test, { engine, sums }: Member, before: unknown):
   t.same(await sums(), before)
 }
 
-/** While the load waits for its turn, something happens at the peer. */
+/** The reply to a load that fails because of `happens`, which runs at the peer while the load waits. */
 async function refusedLate (
   t: Test,
   happens: (peer: Member) => Promise<unknown>

@@ -6,7 +6,7 @@ import type { Test } from 'tap'
 import { modelFolder, answers, joined, serve, until } from '../helpers/load-from.ts'
 import type { Member, Reply } from '../helpers/load-from.ts'
 
-// Engines that serve and take their weights from another one: POST /update_weights_from_peer.
+// Serving engines that load their weights from another engine: POST /update_weights_from_peer.
 
 const PATH = '/update_weights_from_peer'
 
@@ -33,7 +33,7 @@ async function asked ({ engine }: Member): Promise<void> {
   })
 }
 
-/** The engine sends nothing until it is called. */
+/** The engine sends nothing until the returned function is called. */
 function stall ({ engine }: Member): () => void {
   const { addon } = engine.held!.store
   const send = addon.groupParams.bind(addon)
@@ -48,7 +48,7 @@ function stall ({ engine }: Member): () => void {
   return goOn
 }
 
-/** The peer, except that it reports wrong checksums. */
+/** A proxy of the peer that reports wrong checksums. */
 async function liar (t: Test, url: string): Promise<string> {
   const server = createServer((request, response) => {
     const chunks: Buffer[] = []
@@ -141,7 +141,7 @@ t.test(
     t.same(await one.sums(), before)
     t.equal(one.engine.weights.state, 'current')
 
-    // The peer's turn does not come: this engine has requested the bytes, and waits for them.
+    // The transfer does not start at the peer: this engine has requested the bytes, and waits for them.
     const held = await peer.engine.update()
     const later = new AbortController()
     const there = joined(one)

@@ -67,7 +67,7 @@ t.test('a full disk gives a clear refusal, before the body and in its middle', a
     'content-length': file.length
   })
   request.write(file.subarray(0, 300_000))
-  // The room for the whole file is checked when the file gets its size.
+  // The space for the whole file is checked when the file is extended to its size.
   while (!readdirSync('/proc/self/fd').some(isSpool)) await sleep(1)
   fill(900_000)
   request.end(file.subarray(300_000))
@@ -84,7 +84,7 @@ t.test('a full disk gives a clear refusal, before the body and in its middle', a
   })
 })
 
-/** Whether it is a descriptor of an upload's file that already has the upload's length. */
+/** True for a descriptor of an upload's file that already has the upload's length. */
 function isSpool (fd: string): boolean {
   try {
     return /refit-upload-\d/.test(readlinkSync(`/proc/self/fd/${fd}`)) && fstatSync(Number(fd)).size > 0

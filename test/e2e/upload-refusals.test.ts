@@ -166,7 +166,7 @@ t.test('with mode=stream a sender that trickles is cut off, and the torn tensors
       'content-length': file.length
     })
     request.write(file.subarray(0, half))
-    // Never silent as long as the deadline, unless the machine halts.
+    // The sender's pauses are shorter than the deadline, unless the machine halts.
     const trickle = setInterval(() => {
       request.write(file.subarray(half, half + 1))
     }, 30)

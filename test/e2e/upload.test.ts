@@ -7,8 +7,7 @@ import { eventually } from '../helpers/eventually.ts'
 import { layout, PATH, post, uploadServer } from '../helpers/uploads.ts'
 import type { FormParts, Reply } from '../helpers/uploads.ts'
 
-// Uploads into the bundled model, over real sockets. The model has 937 KB: with 512 KB of memory it does not fit and is
-// spooled.
+// Uploads into the bundled model, over real sockets. The model has 937 KB, so with 512 KB of memory it is spooled.
 
 const SMALL = 512 << 10
 const WAYS = [
@@ -124,7 +123,7 @@ t.test('with mode=stream a broken body tears tensors, and the reply names them',
     }
   })
   t.equal(server.engine.weights.state, 'torn')
-  // Trailing bytes of a body of unknown length: the last piece has been held back.
+  // Extra bytes at the end of a body of unknown length: the last piece has been held back.
   const tail = async (): Promise<Reply | null> =>
     await server
       .form([['mode', 'stream'], ['file', Buffer.concat([file, Buffer.alloc(1)]), 'model.safetensors']])
@@ -173,8 +172,8 @@ t.test('a server that was suspended reads what arrived meanwhile before it calls
   const begun = once(server.app.server, 'request')
   request.write(file.subarray(0, 500))
   await begun
-  await sleep(50) // until it is watched
-  // Both ends are this process: when it continues, the bytes are in the server's socket, and its timer is due first.
+  await sleep(50) // Waits until the upload is watched.
+  // This process is both ends: when it continues, the bytes are in the server's socket, and its timer is due first.
   await setImmediate()
   request.end(file.subarray(500))
   Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 1500)
@@ -211,7 +210,7 @@ t.test('an invalid file, or one of another model, is refused with the reason and
       for (const [bytes, code, message] of cases) {
         const raw = await server.send(bytes, mode)
         t.match(raw, { status: 400, body: { success: false, error: { code, message } } }, `${String(message)} raw`)
-        // In a stream of unknown length a wrong end is found only after something has been written.
+        // In a stream of unknown length an invalid end is found only after a write.
         if (mode !== '' && /end at|owns/.test(String(message))) continue
         const form = await server.form([['file', bytes, 'a.safetensors']], mode)
         const big = bytes === huge && memory !== undefined
@@ -289,7 +288,7 @@ t.test(
       })
       const second = await server.form([['mode', 'stream'], ...files])
       t.match(second.body.error.message, /2\.safetensors is a second file/)
-      // If the first file had more than one piece, a part of it has been written by then.
+      // A part of the first file has been written by then if the file has more than one piece.
       t.equal(second.status, memory === undefined ? 400 : 500)
       t.equal(server.engine.weights.state, memory === undefined ? 'current' : 'torn')
       if (memory === undefined) t.same(await server.checksums(), before)

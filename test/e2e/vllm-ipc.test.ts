@@ -6,8 +6,8 @@ import { blobOf, gpuUuid, offerEntry, segment, Sender, useStandIn } from '../hel
 import type { CudaTensor, Segment } from '../helpers/cuda-tensors.ts'
 import { codedTensor } from '../helpers/memory-source.ts'
 
-// vLLM's and SkyRL's handles, on a server whose CUDA library opens files in place of a card's memory: what is pickled
-// is torch's, and all but the driver is what is shipped.
+// vLLM's and SkyRL's handles, on a server whose CUDA library opens files in place of GPU memory. The pickles are
+// torch's, and everything above the driver is the shipped code.
 
 useStandIn()
 
@@ -59,7 +59,7 @@ for (const isBare of [false, true]) {
       await server.ok('/weights_checker', { action: 'reset_tensors' })
       for (const variant of [1, 2]) {
         const mine = [0, 1].map(() => sendModel(t, table, variant))
-        // A third GPU, whose trainer sends to another engine: its references are not ours.
+        // A third GPU, whose trainer sends to another engine: this engine does not release its references.
         const other = new Sender(t)
         const offers = mine[0]!.tensors.map((tensor, i) => ({
           [gpuUuid(0)]: tensor,

@@ -12,8 +12,9 @@ import { WeightGroups } from '../../src/process-groups/weight-groups.ts'
 import { masterPolicy } from '../../src/rendezvous/master-policy.ts'
 import { StoreServer } from '../../src/rendezvous/server.ts'
 
-// vLLM's NCCL transfer into engines on cards: what is shipped but for CUDA's and NCCL's own calls. In the loop a
-// broadcast of another size than its root's never ends, so that every cut has to be the trainer's.
+// vLLM's NCCL transfer into engines on GPUs, with the shipped code except CUDA's and NCCL's own calls. In the stand-in
+// for NCCL (nccl_loop.cc) a broadcast never ends if its size differs from its root's, so the engine must cut the
+// tensors exactly as the trainer does.
 
 const loop = useLoop()
 
@@ -81,7 +82,7 @@ for (const tp of [1, 2]) {
     const [base, adder] = [tensorsOf('adder-base'), tensorsOf('adder')]
     const a = await server.sums()
     t.strictSame(await server.post('/start_weight_update'), { status: 200, body: { message: 'Weight update started' } })
-    // G1 and G2 say with each update how it is packed; a buffer of 0 bytes and one in the middle of a tensor.
+    // G1 and G2 send the packing with each update. Buffers of 0 bytes, and of a size that ends inside a tensor.
     const half = Math.floor(adder.length / 2)
     for (const [part, bufferBytes] of [[adder.slice(0, half), 0], [adder.slice(half), 10_001]] as const) {
       const [reply] = await Promise.all([
@@ -149,7 +150,7 @@ t.test('refused chunks are received and dropped, and the group stays in step', a
   for (
     const [list, says] of [
       [adder.map((tensor, i) => i === 3 ? { ...tensor, name: 'nobody' } : tensor), /nobody/],
-      // A tensor of 3 bytes puts those behind it at odd bytes.
+      // Tensors behind a tensor of 3 bytes begin at odd bytes.
       [[odd, ...adder], /"flags": dtype uint8 is not one of weights/]
     ] as const
   ) {
@@ -177,14 +178,14 @@ t.test('the engine takes part in the first all-reduce, because rank 0 would hang
   const reply = await server.post('/init_weight_transfer_engine', { init_info: trainer.init() })
   await trainer.end()
   await joining
-  // A trainer that leaves it out is not vLLM's, and is refused at the deadline.
+  // vLLM's trainers always send it. Any other trainer is refused at the deadline.
   t.match(reply, { status: 504, body: { error: { code: 'GROUP_TIMEOUT' } } })
 })
 
 t.test('init waits for all ranks until its deadline, and a later init makes the group again', async t => {
   const server = await serve(t, 'adder-base', { device: 'cuda' }, { ncclPath: loop, groupTimeoutMs: 2000 })
   let first!: NcclTrainer
-  // A machine that halts misses the deadline elsewhere, too: once more, with a store that has counted nobody.
+  // A machine that halts may miss the deadline at another place, so try again with a store without registered ranks.
   const reply = await eventually(async () => {
     first = await NcclTrainer.start(t, { size: 3, loop })
     return await server.post('/init_weight_transfer_engine', { init_info: first.init() })
