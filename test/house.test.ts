@@ -6,10 +6,10 @@ import t from 'tap'
 import { OPTIONS } from '../src/config/schema.ts'
 import { packageRoot } from '../src/root.ts'
 
-// Rules that the linter cannot check: the sizes of folders and files, the direction of all imports together, and words.
+// Rules that the linter cannot check: sizes of folders and files, circular imports between folders, and words.
 
 const text = (file: string): string => readFileSync(join(packageRoot, file), 'utf8')
-/** Also those that are not added yet. git still lists files that are deleted only in the work tree. */
+/** Includes files that are not added yet. git still lists files that are deleted only in the work tree. */
 const tracked = execFileSync('git', ['ls-files', '--cached', '--others', '--exclude-standard', '--deduplicate'], {
   cwd: packageRoot,
   encoding: 'utf8',
@@ -40,7 +40,7 @@ function specifier (folder: string, file: string): string {
   return path.startsWith('.') ? path : `./${path}`
 }
 
-/** Some file of a folder: the rule resolves the imports that it sees. */
+/** Any file of a folder, because the rule resolves the imports that it checks. */
 function aFileOf (folder: string): string {
   const file = tracked.find(name => name.startsWith(`${folder}/`) && name.endsWith('.ts'))
   if (file === undefined) throw new Error(`${folder} has no TypeScript file`)

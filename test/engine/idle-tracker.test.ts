@@ -4,7 +4,7 @@ import { IdleTracker } from '../../src/engine/idle-tracker.ts'
 import type { ToWorker } from '../../src/engine/messages.ts'
 import { Harness, makeRequest } from '../helpers/scheduler-harness.ts'
 
-// Two threads simulated by hand: messages of either side are read later, in every order that two queues allow.
+// Simulates two threads by hand: each side reads the other's messages later, in every order that two queues allow.
 
 type Received = { id: number } | { call: number, done: boolean, holds: () => void }
 
@@ -43,7 +43,7 @@ class Threads {
     })
   }
 
-  /** Its reader leaves and nobody waits for its events. */
+  /** Its reader leaves, and no caller waits for its events. */
   leave (n: number): void {
     const id = [...this.#live][n % Math.max(1, this.#live.size)]
     if (id === undefined) return
@@ -97,7 +97,7 @@ class Threads {
     this.#tell()
   }
 
-  /** Throws if a step runs although the main thread relies on there being none. */
+  /** Throws if a step runs while the main thread relies on an idle engine. */
   step (): void {
     if (!this.h.scheduler.busy) return
     if (this.#mayRely) throw new Error('a step runs while the gate counts as shut')

@@ -6,7 +6,7 @@ import type { CacheNode } from '../../src/engine/scheduling/prefix-cache.ts'
 
 const SIZE = 2
 
-/** Inserts the full pages of `tokens` in new pages that nobody else holds, and returns the path's pages. */
+/** Inserts the full pages of `tokens` in new pages without other holders, and returns the path's pages. */
 function insert (pages: PageAllocator, cache: PrefixCache, tokens: number[], salt = ''): number[] {
   const count = Math.floor(tokens.length / SIZE)
   const own = Int32Array.from({ length: count }, () => pages.allocate())
@@ -90,7 +90,7 @@ t.test('pages with equal hashes are distinguished, and each can be evicted', asy
   const pages = new PageAllocator(8)
   const cache = new PrefixCache(pages, SIZE)
   const root = cache.root('')
-  // Otherwise the root would be removed with its last entry, and the next root would have other hashes.
+  // Locked, because an unlocked root is removed with its last entry, and the next root has other hashes.
   cache.lock(root)
   const seen = new Map<number, number[]>()
   let pair: number[][] | undefined

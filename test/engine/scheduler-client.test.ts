@@ -60,7 +60,7 @@ const DATA: StartData & Held = {
   mayBegin
 }
 
-/** Pauses in the middle of a request's steps; the steps wait for the pause, so the request cannot end before. */
+/** Pauses between two steps of a request. The steps wait for the pause, so the request cannot end before it. */
 async function pauseAmid (events: AsyncIterator<TokenEvent>): Promise<void> {
   mayBegin[0] = 2
   await events.next()

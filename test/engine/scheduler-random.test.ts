@@ -2,8 +2,8 @@ import t from 'tap'
 import fc from 'fast-check'
 import { Harness, makeRequest } from '../helpers/scheduler-harness.ts'
 
-// Random programs on tiny page pools. In each of them every token and logprob is the oracle's (which reads tokens and
-// weights of every KV slot), every request ends once, pages are consistent after every command, and nothing leaks.
+// Random programs on tiny page pools. In each of them every token and logprob equals the oracle's, which reads tokens
+// and weights of every KV slot. Every request ends once, pages are consistent after every command, and nothing leaks.
 
 const sampling = fc.record({
   maxNewTokens: fc.nat(14),

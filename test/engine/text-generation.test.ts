@@ -4,7 +4,7 @@ import type { TextEvent, TextStopOptions } from '../../src/engine/text-generatio
 import type { FinishReason, GenerateRequest, TokenEvent } from '../../src/contract/rollout-engine.ts'
 import { makeRequest } from '../helpers/scheduler-harness.ts'
 
-// Token n is the n-th of these texts. The detokenizer holds half an emoji back, as a real one does.
+// Token n is the n-th of these texts. The detokenizer holds back half an emoji, as a real one does.
 const PIECES = ['a', 'b', 'ST', 'OP', '[half', 'half]', '</s>', 'STOPx']
 
 function detokenizer (): { push: (ids: ArrayLike<number>) => string, flush: () => string } {

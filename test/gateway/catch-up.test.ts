@@ -109,7 +109,7 @@ t.test('an update aborts a running catch-up, and then returns the engine to rota
   const { folder, first, gateway, held, late } = await heldBack(t)
   const there = joined(late)
   await gateway.post('/workers', { url: late.url })
-  // By now it holds its own exclusive section and waits in it for bytes that do not come.
+  // By now the engine holds its own exclusive section and waits in it for bytes that do not arrive.
   await there
   t.match(reasonOf(gateway, late.url), /loads the current weights from/)
   const update = gateway.post('/update_weights_from_disk', {

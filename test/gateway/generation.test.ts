@@ -73,7 +73,7 @@ t.test('a stream is passed on chunk by chunk, and ends on the engine when the cl
       headers: { 'content-type': 'application/json' },
       body: JSON.stringify(ask('1+1=', fields, { max_new_tokens: 100, ignore_eos: true }))
     })
-  // A paused engine generates nothing, but the headers must come.
+  // A paused engine generates nothing, but it sends the headers.
   await engine.pause('in_place')
   const [leave, leaveEarly] = [new AbortController(), new AbortController()]
   const reply = await long({ stream: true }, leave.signal)

@@ -37,7 +37,7 @@ t.test('an engine that does not reply at the end of a catch-up is checked again'
   while (b.on['/server_info'] === undefined) await new Promise(resolve => setTimeout(resolve, 5))
   const seen = b.calls['/server_info']!
   while (b.calls['/server_info'] === seen) await new Promise(resolve => setTimeout(resolve, 5))
-  // That call is lost; the engine works again.
+  // That call is lost; later calls reach the engine.
   delete b.on['/server_info']
   delete b.on['/weights_checker']
   await gateway.until(b.url, 'ready')

@@ -100,7 +100,7 @@ t.test('an engine that refuses an update is named, goes out of rotation, and cat
       'step-1'
     )
   }
-  // The next update that it takes brings it in.
+  // The next update that the engine accepts returns it to rotation.
   const sent = await fetch(`${gateway.url}${PATH}?weight_version=step-2`, {
     method: 'POST',
     headers: { 'content-type': 'application/octet-stream' },

@@ -55,7 +55,7 @@ t.test('an engine with the right label and other bytes is found by its checksums
   for (let i = 0; i < 6; i++) {
     t.equal((await gateway.post('/generate', ask('12+34='), { 'x-session-id': String(i) })).body.text, '46')
   }
-  // An engine that holds the same weights comes in, even if it missed updates.
+  // An engine with the same weights enters rotation, even if it missed updates.
   await gateway.post('/update_weights_from_disk', { model_path: join(folder, 'adder'), weight_version: 'step-2' })
   await gateway.until(liar.url, 'ready')
 })

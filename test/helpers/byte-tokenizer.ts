@@ -7,7 +7,7 @@ import type {
   Tokenizer
 } from '../../src/text/tokenizer.ts'
 
-/** The contract of a tokenizer over bytes: id = byte, 256 begins (never added), 2 ends. Both are special. */
+/** A tokenizer over bytes: id = byte. Two special tokens: 256 begins a text (never added), 2 ends it. */
 export class ByteTokenizer implements Tokenizer {
   readonly vocabSize = 257
   readonly specialIds: ReadonlySet<number> = new Set([2, 256])

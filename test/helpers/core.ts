@@ -16,7 +16,7 @@ export function faultyAddon (): NativeAddon {
   return createRequire(import.meta.url)(path) as NativeAddon
 }
 
-/** Gates without a scheduler: they count, and remember how they were opened. */
+/** Gates without a scheduler: they count shuts and record how they were opened. */
 export class CountingGates implements GateKeeper {
   shutCount = 0
   openCount = 0

@@ -60,7 +60,7 @@ export async function checkVariant (t: Test, server: CudaServer, table: ModelTab
   t.same(wrong, [], `every tensor is that of variant ${variant}`)
 }
 
-/** Nothing of a sender is open, and it has got all references back. */
+/** Checks that nothing of a sender is open and that all its references are released. */
 export async function checkIdle (t: Test, server: CudaServer, sender?: Sender): Promise<void> {
   t.equal(await server.metric('cuda_segments_opened_total'), await server.metric('cuda_segments_closed_total'))
   t.equal(await server.metric('tensor_files_opened_total'), await server.metric('tensor_files_closed_total'))

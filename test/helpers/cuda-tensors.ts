@@ -137,7 +137,7 @@ export class Sender {
     return { counter: this.name, slot: this.#used++ }
   }
 
-  /** The number of handles that are still held, and of those whose reference was taken twice. */
+  /** The number of handles that are still held, and of those whose reference was released twice. */
   get held (): number {
     const counts = Buffer.alloc(COUNTER_BYTES)
     readSync(this.#fd, counts, 0, COUNTER_BYTES, 0)

@@ -57,7 +57,7 @@ export class FakeEngine implements RolloutEngine {
   closed = false
   releasedMemory: ReleasedMemory = {}
   coverage: WeightCoverage | null = null
-  /** There are none: routes of transactions are tested with another engine. */
+  /** Not implemented: tests of the transaction routes use another engine. */
   readonly transactions: WeightTransactions = {
     current: null,
     currentId: null,

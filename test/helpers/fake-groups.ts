@@ -36,7 +36,7 @@ export class FakeGroups {
   /** Set to make the next receive fail. */
   fault: Error | null = null
 
-  /** Pieces that nobody has awaited. */
+  /** Pieces that have not been awaited yet. */
   get begun (): number {
     return this.#begun.length
   }

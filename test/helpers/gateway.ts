@@ -45,7 +45,7 @@ export async function engineServer (
   const app = await createServer({ engine, modelRoots: [folder], closeGraceMs: 200, ...options })
   const url = await app.listen({ host: '127.0.0.1', port })
   let ended: Promise<void> | undefined
-  // As if the process died: connections break, replies in the middle of their bytes.
+  // As if the process died: connections break, also in the middle of a reply.
   const kill = async (): Promise<void> =>
     await (ended ??= (async () => {
       app.server.closeAllConnections()

@@ -167,7 +167,7 @@ export async function joinByHand (
     ports,
     links,
     send,
-    // A group serves once: of two requests one is refused, and by then the other has its turn.
+    // A group serves one request. Once the second request is refused, the first one is in the queue.
     begin: async signal => {
       const both = [send(signal), send(signal)]
       const refused = await Promise.race(both.map(async (sent, i) => ({ ...await sent, i })))
@@ -186,7 +186,7 @@ export async function until (condition: () => boolean | Promise<boolean>): Promi
   while (!await condition()) await new Promise(resolve => setTimeout(resolve, 5))
 }
 
-/** Resolves when the loading engine has joined the peer's group and waits for its own turn. */
+/** Resolves when the loading engine has joined the peer's group and waits in its own queue of updates. */
 export function joined ({ engine }: Pick<Member, 'engine'>): Promise<void> {
   const { store } = engine.held!
   const inTurn = store.inTurn.bind(store)

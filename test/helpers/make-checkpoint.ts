@@ -90,7 +90,7 @@ export function writeModelFolder (
   return arch
 }
 
-/** Values that tell where they came from: bfloat16, float16 and float32 hold them exactly; magnitudes 2^-7 to 1. */
+/** Position-coded values that bfloat16, float16 and float32 hold exactly, with magnitudes from 2^-7 to 1. */
 export function positionCoded (seed = 0): Values {
   return hashed(seed, hash => {
     const magnitude = (128 + (hash & 127)) / 128 * 2 ** -(1 + ((hash >>> 7) % 7))
@@ -98,7 +98,7 @@ export function positionCoded (seed = 0): Values {
   })
 }
 
-/** Normal noise, norms around 1: a model of it has logits that differ, and does not overflow. */
+/** Normal noise, with norms around 1: such a model has distinct logits and does not overflow. */
 export function randomValues (seed: number, std = 0.1): Values {
   const noise = hashed(
     seed,
@@ -117,7 +117,7 @@ function hashed (seed: number, value: (hash: number, again: number) => number): 
   }
 }
 
-// Finaliser of MurmurHash3: 32 bits to 32 bits, one to one.
+// The finaliser of MurmurHash3, a bijection of 32 bits.
 function mix (x: number): number {
   let h = x >>> 0
   h = Math.imul(h ^ (h >>> 16), 0x85ebca6b)

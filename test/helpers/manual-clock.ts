@@ -1,6 +1,6 @@
 import type { Clock } from '../../src/weights/clock.ts'
 
-/** A clock that moves when it is told to. */
+/** A clock that moves only when the test advances it. */
 export class ManualClock implements Clock {
   #now = 1000
   readonly #timers = new Set<{ at: number, run: () => void }>()

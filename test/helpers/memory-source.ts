@@ -25,7 +25,7 @@ export function codedTensor (variant: number, name: string, count: number): Uint
   return bits
 }
 
-/** A source that brings `names` of the table with the coded values of `variant`, from one buffer, at odd offsets. */
+/** A source with `names` of the table and the coded values of `variant`, in one buffer, at odd offsets. */
 export function memorySource (
   table: ModelTable,
   names: string[],
@@ -52,7 +52,7 @@ export function memorySource (
   }
 }
 
-/** docs/checksum.md, written once more and independently: over the coded values of one tensor. */
+/** An independent implementation of docs/checksum.md, over the coded values of one tensor. */
 export function codedChecksum (table: ModelTable, name: string, variant: number): string {
   const plan = table.tensors.get(name)!
   const key = `${variant} ${name} ${plan.shape.join('x')}`

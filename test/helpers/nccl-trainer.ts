@@ -43,7 +43,7 @@ export interface NcclTrainerOptions {
   /** Port of an engine's store, if the trainer is not rank 0. */
   port?: number
   loop: string
-  /** Takes part in vLLM's first sum (default true). */
+  /** Takes part in vLLM's first all-reduce (default true). */
   warmUp?: boolean
 }
 

@@ -5,7 +5,7 @@ import type { IpcHandle } from '../../src/wire/torch/ipc-handle.ts'
 import type { TensorRequestBody } from '../../src/wire/torch/body.ts'
 import type { TensorStorage } from '../../src/wire/torch/tensor.ts'
 
-// Pickles that Python recorded (test/fixtures/pickles/make_pickles.py), and a few bytes to write others by hand.
+// Pickles that Python recorded (test/fixtures/pickles/make_pickles.py), and helpers that write others by hand.
 
 export interface PayloadCase {
   name: string

@@ -4,8 +4,8 @@ import { join } from 'node:path'
 import { encodeSafetensors } from '../../src/wire/safetensors/encode.ts'
 import { headerLength, parseHeader, PREFIX_BYTES } from '../../src/wire/safetensors/header.ts'
 
-// Deltas of a checkpoint as trainers publish them. The frames are made by hand (RFC 8878), because Node 20 has no
-// Zstandard.
+// Deltas of a checkpoint as trainers publish them. The Zstandard frames (RFC 8878) are written by hand, because Node 20
+// has no Zstandard.
 
 export type Weights = Map<string, Buffer>
 

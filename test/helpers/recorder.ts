@@ -3,8 +3,8 @@ import type { AddressInfo } from 'node:net'
 import type { Test } from 'tap'
 
 /**
- * An engine of SGLang's dialect that records the requests it gets: groups on GPUs cannot run here, so the test ends at
- * the wire.
+ * An engine of SGLang's dialect that records the requests it gets. Groups on GPUs cannot run here, so the test only
+ * checks the requests.
  */
 export async function recorder (
   t: Test,

@@ -90,10 +90,10 @@ export function says (body: object, status = 200): RequestListener {
   }
 }
 
-/** Accepts the call and never answers. */
+/** Accepts the call and never replies. */
 export const hangs: RequestListener = () => {}
 
-/** Accepts the call, and the answer is lost. */
+/** Accepts the call and loses the reply. */
 export function loses (request: IncomingMessage): void {
   request.socket.destroy()
 }

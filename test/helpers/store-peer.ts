@@ -7,7 +7,7 @@ import { packageRoot } from '../../src/root.ts'
 export type Call = (call: string, ...args: unknown[]) => Promise<unknown>
 
 /**
- * A process with torch's stores (test/interop/store_peer.py); it ends with the test. Calls are made one after another.
+ * A process with torch's stores (test/interop/store_peer.py). It ends with the test. It runs one call after another.
  */
 export function storePeer (t: Test, env: NodeJS.ProcessEnv = {}): Call {
   const child = spawn(process.env.REFIT_PYTHON ?? 'python3', [join(packageRoot, 'test/interop/store_peer.py')], {

@@ -93,7 +93,7 @@ export const PROMPTS = readFileSync(join(packageRoot, 'examples/adder/prompts.tx
   .split('\n')
   .slice(0, 16)
   .map(line => line.split('=')[0]! + '=')
-/** A request that runs, in slow steps, until somebody ends it. */
+/** A request that runs, in slow steps, until it is aborted. */
 export const ENDLESS = {
   input_ids: [49, 43, 49, 61],
   rid: 'endless',

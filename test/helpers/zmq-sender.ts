@@ -8,9 +8,9 @@ import type { Test } from 'tap'
 import { zmtpGreeting, zmtpMessage, zmtpReady, ZmtpReader } from '../../src/wire/trainers/zmtp.ts'
 import { assemble, PROTO4, str, u32 } from './pickles.ts'
 
-// Parameter servers and verl's workers as an engine sees them: a socket that sends pickles.
+// A stand-in for parameter servers and verl's workers: a socket that sends pickles.
 
-/** As a pickle's opcodes. */
+/** A value as opcodes of a pickle. */
 function value (it: unknown): Buffer {
   if (Buffer.isBuffer(it)) return it
   if (typeof it === 'string') return str(it)

@@ -20,11 +20,11 @@ interface Part {
 
 interface ReaderOptions {
   prepare?: (raw: IncomingMessage) => Promise<unknown>
-  /** Every other chunk waits for this; by default a turn of the event loop. */
+  /** Every second chunk waits for this promise; by default for a turn of the event loop. */
   wait?: () => Promise<void>
 }
 
-/** A route that keeps what comes, and the outcomes of its calls. */
+/** A route that records the fields and files that arrive, and the outcomes of its calls. */
 async function reader (t: Test, {
   prepare = async () => {},
   wait = async () =>
@@ -190,7 +190,7 @@ t.test('a truncated form is refused, and one whose client disconnects is aborted
     await new Promise(resolve => setTimeout(resolve, cut % 2 * 3))
     socket.destroy()
   }
-  // A client that is gone before its request was seen leaves none.
+  // A client that disconnects before its request was read leaves no outcome.
   await until(() => outcomes.length >= whole.length / 6)
   t.ok(outcomes.every(outcome => (outcome as { code?: string } | null)?.code === 'BODY_BROKEN'))
 })

@@ -8,7 +8,7 @@ import type { PickleValue } from '../../src/wire/pickle/values.ts'
 import { torchNames } from '../../src/wire/torch/names.ts'
 import { recordedPickles } from '../helpers/pickles.ts'
 
-// The reader against CPython's own: every changed pickle that both accept has the same value.
+// Compares the reader with CPython's: every changed pickle that both accept has the same value.
 
 const PYTHON = process.env.REFIT_PYTHON ?? 'python3'
 const COUNT = 5000
@@ -17,7 +17,7 @@ class Incomparable extends Error {}
 
 /** The form that pickle_reference.py prints. Sets are compared by size, because their order differs. */
 function tagged (value: PickleValue, depth = 0): unknown {
-  // Such values hold themselves, or nest deeper than the other side prints.
+  // Such values contain themselves, or nest deeper than the other side prints.
   if (depth > 50) throw new Incomparable()
   const all = (values: readonly PickleValue[]): unknown[] => values.map(item => tagged(item, depth + 1))
   if (value === null || typeof value === 'boolean') return value

@@ -144,7 +144,7 @@ t.test('a step checks types and lengths of its arrays, and gives fresh ones', as
   for (const name of ['historyOffsets', 'biasOffsets', 'idOffsets']) {
     t.throws(changed({ [name]: new Int32Array(3) }), { message: new RegExp(`^batch.${name}: expected 2`) })
   }
-  // The device checks the meaning of the numbers: none of these may crash the process.
+  // The device checks the meaning of the numbers. None of these values may crash the process.
   for (
     const change of [
       { tokens: Int32Array.of(1, 2, 128) },

@@ -62,7 +62,7 @@ t.test('received bytes are written out of their slot while the other slot receiv
   const before = await readAll(addon, again, model)
   t.strictSame(await readAll(addon, core, model), expectedParams(model, model.tensors, 'bfloat16', before))
 
-  // The write holds its slot: an end of the group does not free the slot's memory under it.
+  // The write holds its slot: the end of the group does not free the slot's memory during the write.
   const holding = addon.write(core, staged)
   await end([trainer!, engine!])
   t.equal((await holding).error, undefined)

@@ -174,7 +174,7 @@ t.test('parameters are sent from engine to engine, all ranks at once', async t =
     ...links.map(async ([from], rank) => {
       await addon.groupParams(from, sender.core, rank, 0, SECONDS)
     }),
-    // Their peers in another order.
+    // A call with the peers in another order.
     ...links
       .map(async ([, to], rank) => {
         await addon.groupParams(to, receiver.core, rank, 0, SECONDS)
@@ -225,7 +225,7 @@ t.test('impossible groups are refused before anything is joined, and a missing p
   })
   await t.rejects(addon.groupBarrier(late, 100), { code: 'GROUP_BROKEN' })
   await addon.endGroup(late, true)
-  // From another thread than the waiting one.
+  // This call comes from another thread than the waiting one.
   const group = addon.ncclGroup(core, options)
   const connecting = addon.ncclConnect(group, addon.ncclUniqueId(loop), 60_000)
   addon.groupAbort(group, 'destroyed meanwhile')

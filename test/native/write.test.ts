@@ -38,7 +38,7 @@ t.test('every dtype, split and offset arrives bit for bit on every rank, from a 
 
 t.test('NaN, infinities, subnormals and ties convert as defined', async t => {
   const edges: Record<DType, number[]> = {
-    // Half up to even, half down to even, just above half, largest finite (becomes infinity), NaN with a low payload.
+    // Ties that round up and down to even, just above a tie, largest finite (becomes infinity), NaN with a low payload.
     float32: [
       0x3f808000,
       0x3f818000,
@@ -127,7 +127,7 @@ t.test('a file that ends early is named with both positions, and earlier tensors
   const model = plainModel({ ranks: 2 })
   const core = addon.createCore(model.config)
   const coded = codedJob(model.tensors, { folder: t.testdir() })
-  // Cuts the last tensor; all others are whole.
+  // Truncates the last tensor; all others are complete.
   truncateSync(coded.path!, coded.ends.at(-1)! - 1)
   const outcome = await addon.write(core, coded.job)
   t.match(outcome.error, {

@@ -42,7 +42,7 @@ t.test('nccl: direct pieces are not staged, and refused ones are received into s
   })
   await taken.close()
   t.same(fake.log, ['places', 'connect', 'in place', 'in place'])
-  // The first cannot be written while the second is being received, so the third goes into no weight.
+  // The first piece cannot be written while the second is being received, so the third is not received directly.
   const broken = announce([100, 200, 300], 50)
   fake.placeOf = begin => begin === 0 ? -1 : begin
   await fake.shut(async () => {

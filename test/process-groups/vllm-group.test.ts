@@ -10,7 +10,7 @@ import { masterPolicy } from '../../src/rendezvous/master-policy.ts'
 import { StoreServer } from '../../src/rendezvous/server.ts'
 import { pickleUniqueId, unpickleUniqueId } from '../../src/wire/nccl-unique-id.ts'
 
-// vLLM's StatelessProcessGroup with PyNccl: the keys in the store, their order, and the waits.
+// vLLM's StatelessProcessGroup with PyNccl: the keys in the store, the order in which they are set, and the waits.
 
 interface Party {
   options: WeightGroupsOptions

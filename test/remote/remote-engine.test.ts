@@ -288,7 +288,7 @@ async function settled (condition: () => boolean): Promise<void> {
   }
 }
 
-/** A server of canned answers, for engines that are not here: texts as they are, objects as JSON. */
+/** A server of fixed replies, in place of engines that cannot run here: texts as they are, objects as JSON. */
 async function speaker (
   t: Test,
   answers: Record<string, unknown>

@@ -217,7 +217,7 @@ t.test('without replies each call ends at its own deadline, and a wait is cancel
     return Buffer.concat(script.received).at(-1)
   }, last => last === 12)
   t.equal(last, 12, 'CANCEL_WAIT')
-  // Only the call that still has time keeps a connection.
+  // Only the call whose deadline has not passed keeps a connection.
   await until(() => script.open.size === 1)
   stop.abort(new Error('stop'))
   await t.rejects(patient, { message: 'stop' })

@@ -7,8 +7,8 @@ import { TensorReceiver } from '../../src/sources/tensor/tensor-receiver.ts'
 import { cudaEntry, event, expandableBlob, segment, Sender, useStandIn } from '../helpers/cuda-tensors.ts'
 import { sharedMemory, tensorEntry } from '../helpers/shared-tensors.ts'
 
-// The thread of the shares may end: at a defect, or out of memory. What it held is closed, and given back by the next
-// one, once.
+// The handle thread may end because of a defect or lack of memory. Its files are then closed, and the next thread
+// releases its references once.
 
 useStandIn()
 
@@ -20,7 +20,7 @@ function receiverOf (t: Test): TensorReceiver {
   return receiver
 }
 
-/** Ends the thread: it is told to give back what is no list. */
+/** Ends the thread by a request to release a value that is not a list. */
 async function kill (receiver: TensorReceiver): Promise<void> {
   await receiver.discard(new Set(['no list']) as never)
 }

@@ -97,7 +97,7 @@ t.test("ranks with an entry of their own read it; the others read another rank's
   // The second rank lacks the first half of the names, and the first rank the second half.
   await write(store, receiver, [tensorEntry(tensors.slice(0, half)), tensorEntry(tensors.slice(half))])
   await checkVariant(t, store, table, 1)
-  // Different bytes for both: each holds what it was brought.
+  // The ranks are sent different bytes, and each rank holds its own.
   await write(store, receiver, [tensorEntry(tensors), tensorEntry(other.tensors)])
   const param = table.params.findIndex(({ name }) => name === 'norm')
   const { rows } = table.params[param]!
@@ -116,7 +116,7 @@ t.test('a tensor in several matrices is cut at ranks and matrices, and is torn w
   await write(store, receiver, [tensorEntry(sharedModel(t, table, 1).tensors)])
   const name = 'model.layers.0.mlp.experts.gate_up_proj'
   const [experts, rows, cols] = table.tensors.get(name)!.shape as [number, number, number]
-  // In memory it is [rows, experts, columns]: expert by expert its rows lie `experts` rows apart.
+  // In memory it is [rows, experts, columns]: the rows of an expert are `experts` rows apart.
   const parts = (variant: number): Uint16Array => {
     const bits = new Uint16Array(experts * rows * cols)
     for (let e = 0; e < experts; e++) {
@@ -140,7 +140,7 @@ t.test('a tensor in several matrices is cut at ranks and matrices, and is torn w
     const isNew = /^model\.layers\.0\.mlp\.experts\.\d+\.(gate|up)/.test(name)
     t.equal(checksum, codedChecksum(table, name, isNew ? 2 : 1), name)
   }
-  // The file is cut once it is open: the last experts' rows are missing, the first row of every expert is there.
+  // The file is truncated after it is opened: rows of the last experts are missing, but no expert's first row is.
   const cut = sharedMemory(t, bytesOf(parts(3)))
   const source = await receiver.open({ entries: [tensorEntry([permuted(cut)])], loadFormat: null })
   cut.truncate(64 + cut.bytes - 2 * cols)

@@ -24,7 +24,7 @@ async function feed (to: UploadFile, bytes: Buffer, cuts: readonly number[]): Pr
   const ends = [...new Set(cuts)].sort((a, b) => a - b).concat(bytes.length)
   let at = 0
   for (const end of ends) {
-    // Nobody may look at a chunk once it has been taken.
+    // A chunk may not be read once it has been consumed.
     const chunk = Buffer.from(bytes.subarray(at, end))
     await to.take(chunk)
     chunk.fill(0)
@@ -40,7 +40,7 @@ async function bytesOf (source: WeightSource): Promise<Buffer> {
   return Buffer.from(buffer)
 }
 
-/** All pieces put together, as one that writes them sees them: each is overwritten behind it. */
+/** All pieces joined, as a writer reads them: each piece is overwritten after it. */
 async function drain (source: StreamedSource): Promise<Buffer> {
   const out = Buffer.alloc(data.length)
   let end = 0
@@ -67,7 +67,7 @@ t.test('bytes that arrive in any chunks are buffered, spooled or streamed unchan
   const { staging } = open(folder, false)
   await fc.assert(
     fc.asyncProperty(cutsIn, fc.constantFrom('memory', 'disk', 'stream'), async (cuts, way) => {
-      // Half of what is there is taken, so that a body has to go to disk.
+      // Half of the memory is in use, so the body is spooled to disk.
       const taken = way === 'disk' ? staging.take(MEMORY * 0.7) : undefined
       const { upload } = open(folder, way === 'stream', staging)
       const to = upload.begin('file', cuts.length % 2 === 0 ? file.length : null)

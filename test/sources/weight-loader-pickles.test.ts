@@ -31,7 +31,7 @@ const open = async (receiver: TensorReceiver, ...entries: string[]): Promise<Ten
   return source
 }
 
-/** Plain data with a tensor of shared memory in it, as a trainer packs a request of its own. */
+/** Plain data that contains a tensor in shared memory, as a trainer packs its own kind of request. */
 function requestOf (fields: Array<[name: string, value: Buffer]>, name = 'Request'): Buffer {
   return assemble(
     PROTO4,

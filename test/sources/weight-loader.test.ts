@@ -287,7 +287,7 @@ t.test('every error of a loader gives a 400 with its name, and references are re
     t.equal(openFiles(), before + index + 1, `${what}: the sender's alone`)
   }
   t.equal(receiver.counts.filesOpened, receiver.counts.filesClosed)
-  // Unknown names, and payloads that are none.
+  // Unknown names, and invalid payloads.
   const memory = sharedMemory(t, bytes, 5)
   await t.rejects(receiver.open({ entries: [entryOf(memory)], loadFormat: 'other' }), {
     code: 'UNSUPPORTED',

@@ -22,7 +22,7 @@ const sourceOf = (tensors: AnnouncedTensor[], more: Partial<StoredSource> = {}):
   ...more
 })
 
-/** Tensor i from place `place`. Every other difference between lists is a parameter. */
+/** Tensor i at place `place`. Other differences between lists are parameters. */
 function listOf (
   first: number,
   count: number,

@@ -11,8 +11,8 @@ import type { WeightSource } from '../../src/contract/weight-source.ts'
 import type { Open } from './transaction-model.ts'
 import { addon, ALL, DEADLINE_MS, Model } from './transaction-model.ts'
 
-// Random programs on a real store and on a small model of it. They compare who is admitted, the results, the bytes, the
-// torn tensors, the label, and whether generation is possible.
+// Random programs on a real store and on a small model of it. They compare which calls are admitted, the results, the
+// bytes, the torn tensors, the label, and whether generation is possible.
 
 const owner = fc.constantFrom('a', 'b')
 const names = fc.subarray(ALL, { minLength: 1 })
@@ -237,7 +237,7 @@ t.test('the store behaves as its model in every random program of updates and tr
         const { current } = store.transactions
         assert.equal(current?.id, model.open?.id)
         const isShut = gates.shutCount - gates.openCount
-        // A gate that was handed over stays shut before the new transaction's first write.
+        // A gate that passes to a new transaction stays shut before the transaction's first write.
         if (model.open === null) assert.equal(isShut, 0)
         else {
           if (model.open.touched) assert.equal(isShut, 1, 'nothing may be generated')

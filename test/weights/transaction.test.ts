@@ -152,7 +152,7 @@ t.test('after a request is refused before its tensors are known, a commit requir
   await write(2, second)
   t.match(await transactions.commit(null), { state: 'committed', outcome: 'new' })
   await holds(t, () => 2)
-  // With expected names, those are all that is required.
+  // With expected names, a commit requires only these.
   const { id } = await transactions.open({ owner: 'mine', expected: first })
   transactions.refused(id, 'cut off')
   transactions.refused(null, 'of no scope')

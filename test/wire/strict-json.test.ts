@@ -4,7 +4,7 @@ import { JsonSyntaxError, StrictJson } from '../../src/wire/strict-json.ts'
 
 const of = (text: string | Buffer): StrictJson => new StrictJson(Buffer.from(text as string))
 
-/** Why it refuses a text, or nothing. */
+/** The reason for which the parser refuses a text, or undefined. */
 function refusal (text: string): string | undefined {
   const reader = of(text)
   try {

@@ -142,7 +142,7 @@ t.test('other types are refused before they are read, and other routes accept no
 
 const LARGE = encodeSafetensors([{ name: 'b.bias', dtype: 'F32', shape: [500_000], data: Buffer.alloc(2_000_000, 1) }])
 
-// @fastify/multipart of the host: before refit, which then takes that one; after it; not at all.
+// The host registers @fastify/multipart before refit (which then uses the host's), after it, or not at all.
 for (const when of ['before', 'after', 'never'] as const) {
   t.test(
     'a host with parsers, hooks and limits of its own keeps them, and uploads do not ' +

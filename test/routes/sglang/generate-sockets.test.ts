@@ -65,7 +65,7 @@ t.test('a reader that does not read blocks no generation, holds no memory, and g
   const tokens = 3000
   const engine = new FakeEngine({ info: { contextLength: 2 * tokens } })
   const { url } = await routeApp(t, { engine })
-  // Cumulative events of 3000 tokens with logprobs would be some 70 MB if none were merged.
+  // Cumulative events of 3000 tokens with logprobs would have about 70 MB if no events were merged.
   const socket = await raw(url, {
     input_ids: [5, 6],
     stream: true,

@@ -12,7 +12,7 @@ import { describeBodies, describeLists } from '../../helpers/handle-lists.ts'
 import { recordedPickles } from '../../helpers/pickles.ts'
 
 // Pickles made of pieces of real ones. Each is read into tensors inside their storages, or refused with a RefitError
-// that blames the caller; and the storages of a refused one can be listed. `npm run fuzz` runs fifty times as many.
+// with status 400. The storages of a refused pickle can be listed. `npm run fuzz` runs fifty times as many.
 
 const SCALE = Number(process.env.REFIT_FUZZ ?? 1)
 const gpus = ['3f0ce3ab-1111-2222-3333-0123456789ab', '3f0ce3ab-1111-2222-3333-0123456789ac']

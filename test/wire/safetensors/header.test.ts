@@ -291,7 +291,7 @@ t.test('every mutation of a valid file gives a header that fits the file, or a f
           } else bytes[at] = bytes[(at * 7) % bytes.length]!
           if (bytes.length === 0) break
         }
-        // Half of the time the length is put right again, so that the damage reaches the JSON.
+        // In half of the runs the length is corrected, so the damage reaches the JSON.
         if (fixLength && bytes.length >= 10) bytes.writeBigUInt64LE(BigInt(Math.min(headerEnd, bytes.length) - 8))
         return survives(bytes)
       }

@@ -38,7 +38,7 @@ const request: fc.Arbitrary<StoreRequest> = fc.oneof(
   fc.record({ op: fc.constant('PING' as const), nonce: fc.nat(2 ** 32 - 1) })
 )
 
-/** Reads messages out of `bytes`, which come in chunks of these sizes over and over. */
+/** Reads messages from `bytes`, which arrive in chunks of these sizes, repeated. */
 function readAll<T> (bytes: Buffer, sizes: number[], readers: Array<() => Pull<T>>): { values: T[], left: number } {
   const buffer = new PullBuffer()
   const values: T[] = []

@@ -66,7 +66,7 @@ t.test('a valid payload that is cut, extended or changed at any byte gives tenso
   t.same([...codes].sort(), ['PICKLE_LIMIT', 'PICKLE_MALFORMED', 'PICKLE_REFUSED', 'TENSOR_PAYLOAD'])
 })
 
-/** Throws what is no RefitError if an element lies outside of its storage. */
+/** Throws an error that is no RefitError if an element lies outside of its storage. */
 function inside ({ shape, stride, offset, storage }: TensorDescriptor): void {
   if (shape.includes(0)) return
   const last = shape.reduce((sum, size, axis) => sum + (size - 1) * stride[axis]!, 0)

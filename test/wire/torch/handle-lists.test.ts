@@ -7,7 +7,7 @@ import type { CudaTensor } from '../../helpers/cuda-tensors.ts'
 import { describeBodies, describeLists } from '../../helpers/handle-lists.ts'
 import { assemble, recordedPickles } from '../../helpers/pickles.ts'
 
-// The addon's reader of handles against the reader of all payloads: what it takes, both read alike.
+// Compares the addon's reader of handles with the reader of all payloads: both read equally what the addon accepts.
 
 const UUID = '3f0ce3ab-1111-2222-3333-0123456789ab'
 const segment = (index: number, version = 2): Buffer =>
@@ -76,7 +76,7 @@ t.test('any list of whole tensors is read equally, with its references, segments
           .entries()
       ) {
         const bytes = (shape.reduce((a, b) => a * b, 1) + offset) * (dtype === 'float32' ? 4 : 2)
-        // Some are views of the share before them.
+        // Some tensors are views of the previous handle's memory.
         const last = sent.at(-1)
         const share = again && last !== undefined && last.storageBytes >= bytes
           ? last
@@ -111,7 +111,7 @@ t.test('pickles of several ranks are read as one request', async t => {
 })
 
 t.test('lists are read in every pickle protocol', async t => {
-  // One name, one tensor of [3]: protocol 2 with a memo that is set by number, long ints and names by line.
+  // A name and a tensor of [3] in protocol 2: a memo that is set by number, long ints, and names that end with a line.
   const blob = segment(1)
   const old = assemble(
     '\x80\x02]q\x00X',

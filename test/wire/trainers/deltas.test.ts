@@ -129,9 +129,8 @@ t.test('the content size of a Zstandard frame is read in each of its forms', asy
   t.throws(() => zstdContentBytes(Uint8Array.of(1, 2, 3)), { message: /no Zstandard frame/ })
 })
 
-// The example of AWS's documentation: "Authenticating Requests: Using the Authorization Header", GET Object, has a
-// Range header besides; this one was signed with botocore's algorithm as test/contract/test_nemo_rl_sparse.py writes it
-// down once more.
+// AWS's documentation ("Authenticating Requests: Using the Authorization Header", GET Object) has this example with an
+// additional Range header. This one was signed with botocore's algorithm as in test/contract/test_nemo_rl_sparse.py.
 t.test('an object is requested from its own bucket, and no other host can be named', async t => {
   const env = {
     AWS_ACCESS_KEY_ID: 'AKIAIOSFODNN7EXAMPLE',
@@ -149,7 +148,7 @@ t.test('an object is requested from its own bucket, and no other host can be nam
     authorization:
       /^AWS4-HMAC-SHA256 Credential=AKIAIOSFODNN7EXAMPLE\/20130524\/us-east-1\/s3\/aws4_request, SignedHeaders=host;x-amz-content-sha256;x-amz-date, Signature=[0-9a-f]{64}$/
   })
-  // The signature was computed anew from AWS's description of it.
+  // The signature was computed independently from AWS's description of it.
   const odd = await signedGet({ bucket: 'examplebucket', region: 'us-east-1', key: "k+/ü'!*~x%41/_.-" }, {
     ...env,
     AWS_SESSION_TOKEN: 'to/ken='
@@ -162,7 +161,7 @@ t.test('an object is requested from its own bucket, and no other host can be nam
     'http://minio:9000/b/k'
   )
   t.same((await signedGet({ bucket: 'b', region: 'r', key: 'k' }, {}, at)).headers, {}, 'unsigned without credentials')
-  // A compose file that hands on what its user has not set.
+  // A compose file that passes on variables that its user has not set.
   const unset = {
     AWS_ENDPOINT_URL: '',
     AWS_ENDPOINT_URL_S3: '',

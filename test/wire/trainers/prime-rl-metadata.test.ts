@@ -30,7 +30,7 @@ t.test('other pickles are refused, and no name in them is called', async t => {
     [`8004${text('torch')}${text('device')}93${text('cpu')}85522e`, 'PICKLE_REFUSED'],
     [`80047d${text('bfloat16')}5d732e`, 'TENSOR_PAYLOAD'],
     [`80047d${text('torch')}${text('bfloat16')}934e732e`, 'TENSOR_PAYLOAD'],
-    // A shape of another number of elements than it says.
+    // The shape has another number of elements than the pickle states.
     [`80047d${text('torch')}${text('bfloat16')}935d${text('a')}4b0285${'4b03'}8761732e`, 'TENSOR_PAYLOAD'],
     ['', 'PICKLE_MALFORMED']
   ]
