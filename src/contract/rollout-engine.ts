@@ -270,7 +270,7 @@ export interface RolloutEngine {
   readonly ready: boolean
   /** Ends when the request does; leaving the loop early aborts the request and frees its pages. */
   generate: (request: GenerateRequest) => AsyncIterable<TokenEvent>
-  /** Ends one request (false: unknown) or all, each with what it has so far. */
+  /** Ends one request (false: unknown id) or all requests, each with its tokens so far. */
   abort: (rid: string) => boolean
   abortAll: () => number
   /**
@@ -316,7 +316,7 @@ export interface RolloutEngine {
   checksums: () => Promise<{ tensors: TensorChecksum[], ranks: TensorChecksum[][] }>
   /** Mappings of GPU memory by writes; absent on engines that map none. */
   readonly mappings?: Readonly<MappingCounts>
-  /** Closes what a write kept open under the name (`keep` of a CUDA segment), in its turn among the updates. */
+  /** Closes the mappings that a write kept open under the name (`keep` of a CUDA segment); waits for its turn. */
   closeMappings?: (name: string) => Promise<void>
   /** The part that process groups use; only engines in this process have it. */
   readonly groupHost?: GroupHost

@@ -33,11 +33,11 @@ export interface AnnouncedTensor {
   offset: number
   /** All of its rows in order, for tensors that are not contiguous: views, transposed, stepped. */
   parts?: readonly TensorPart[]
-  /** The ranks that it was sent to (default all). A rank that was sent none of its own takes its rows from this one. */
+  /** The ranks that it was sent to (default all). A rank that got no tensor takes its rows from this one. */
   ranks?: readonly number[]
 }
 
-/** How the bytes travel; for reports, logs and metrics. */
+/** The way in which the bytes arrive, for reports, logs and metrics. */
 export type Transport = 'disk' | 'memory' | 'tensor' | 'upload' | 'distributed'
 
 interface SourceBase {
@@ -46,9 +46,9 @@ interface SourceBase {
   /** Throws CHECKPOINT_CHANGED if the bytes may have moved under the write. Called before and after it. */
   verify: () => Promise<void>
   close: () => Promise<void>
-  /** Refuses what has been written, by throwing, before the label moves. */
+  /** Throws to refuse the written weights before the label moves. */
   readonly accept?: (report: WriteReport) => void
-  /** Adds to an error of this update what became of the bytes that a trainer had announced. Called after `close`. */
+  /** Adds to an error of this update what happened to the announced bytes of the trainer. Called after `close`. */
   readonly explain?: (error: unknown) => unknown
 }
 
@@ -61,18 +61,18 @@ export interface StoredSource extends SourceBase {
    * SGLang names and shapes them, each rank's own.
    */
   readonly layout?: 'checkpoint' | 'engine'
-  /** The path of a checkpoint on disk as the request named it: an engine of another machine finds it there too. */
+  /** The path of a checkpoint on disk, as in the request: an engine of another machine can use the same path. */
   readonly path?: string
 }
 
-/** Bytes that come while they are written. All tensors lie row-major in the one stream. */
+/** Bytes that arrive while they are written. All tensors lie row-major in one stream. */
 export interface StreamedSource extends SourceBase {
   readonly kind: 'streamed'
   readonly stream: WeightStream
 }
 
 /**
- * Changes relative to the weights in place. `tensors` are the whole tensors that change; their offsets mean nothing.
+ * Changes relative to the weights in place. `tensors` are the whole tensors that change; their offsets are not used.
  */
 export interface PatchSource extends SourceBase {
   readonly kind: 'patch'
@@ -80,8 +80,9 @@ export interface PatchSource extends SourceBase {
 }
 
 /**
- * A way in: it announces tensors, delivers their bytes until `close`, and reports after the write whether they held
- * still. Making one (opening, reading headers, checking the format) needs no gate and changes nothing.
+ * A source of weights. It announces tensors, delivers their bytes until `close`, and reports after the write whether
+ * the bytes have changed meanwhile. Making a source (opening, reading headers, checking the format) needs no gate and
+ * changes nothing.
  */
 export type WeightSource = StoredSource | StreamedSource | PatchSource
 
@@ -95,7 +96,7 @@ export interface WeightPatch {
   readonly baseEpoch?: number
 }
 
-/** Result of one write. Times in milliseconds, bytes as taken from the source. */
+/** Result of one write. Times are in milliseconds; bytes are counted at the source. */
 export interface WriteReport {
   source: Transport
   tensors: number

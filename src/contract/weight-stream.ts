@@ -1,6 +1,6 @@
 import type { NativeSource, WriteJob } from '../native/write-job.ts'
 
-/** Bytes of a source that come while they are written, front to back, in pieces of bounded size. */
+/** Bytes of a source that arrive while they are written, front to back, in pieces of bounded size. */
 export interface WeightStream {
   /**
    * Resolves once a piece is ready, so that the engine does not stop for a sender that never comes. Throws if the bytes
@@ -8,11 +8,11 @@ export interface WeightStream {
    */
   ready: () => Promise<void>
   /**
-   * The write that is planned, as a job whose one source is the stream's bytes. Called once, before the first `next`,
-   * while nothing is generated: bytes may then be received straight into place. Throws if they cannot.
+   * Passes the planned write, as a job with the stream's bytes as its only source. Called once, before the first
+   * `next`, while nothing is generated. Bytes may then be received straight into the weights. Throws if they cannot.
    */
   prepare?: (job: WriteJob) => void
-  /** Bytes have begun to arrive straight in place: weights may have changed, whatever follows. */
+  /** Bytes have begun to arrive in the weights themselves, so weights may have changed even if the write fails. */
   readonly touched?: boolean
   /**
    * The next piece; undefined after the last one. Its bytes stay valid until the next call. Throws if the bytes break
@@ -20,8 +20,8 @@ export interface WeightStream {
    */
   next: () => Promise<StreamPiece | undefined>
   /**
-   * For senders that send whether or not anybody receives: no more is taken. The rest is received and dropped; with
-   * `hurry` it may never come. Called while nothing is generated. Never throws.
+   * For senders that always send everything: the rest is received and dropped. With `hurry` the rest may never arrive.
+   * Called while nothing is generated. Never throws.
    */
   drop?: (hurry: boolean) => Promise<void>
 }

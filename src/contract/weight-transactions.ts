@@ -2,7 +2,7 @@
 export interface TransactionOptions {
   /** Names that a commit requires; "all": every tensor of the model. Absent: it requires none. */
   expected?: readonly string[] | 'all'
-  /** Drawn if absent. One id for the same transaction on several engines lets a writer treat them as one. */
+  /** Default: a random id. A writer can use one id for the same transaction on several engines. */
   id?: string
   /** The client that opens it, for people. If the same owner opens again, the open transaction is given up. */
   owner: string
@@ -39,11 +39,11 @@ export interface TransactionStatus {
   tornCount: number
   writes: number
   bytes: number
-  /** How long it has been open, or was. */
+  /** Time that it has been open, or was open. */
   seconds: number
   /** Seconds until it is given up; null once it has ended. */
   secondsLeft: number | null
-  /** Once it has ended, the state of the weights that it was to write: as before it, as it wrote them, or torn. */
+  /** After its end, the state of its weights: old (as before), new (as written) or torn. Null while it is open. */
   outcome: 'old' | 'new' | 'torn' | null
   /** Why it was aborted. */
   reason: string | null
@@ -61,12 +61,12 @@ export interface WeightTransactions {
   /** It has begun to write: nothing is generated until it ends. */
   readonly writing: boolean
   /**
-   * Opens a transaction, after the updates before it. TRANSACTION_OPEN while somebody else's is open; the opener's own
-   * (same owner, or both are scopes) is given up first. WEIGHTS_UNKNOWN_NAME for an expected name that the model does
-   * not have, CONFLICT while weights are asleep.
+   * Opens a transaction, after the updates before it. TRANSACTION_OPEN while another owner's is open. A transaction of
+   * the same owner (or a scope, if this is one) is given up first. WEIGHTS_UNKNOWN_NAME for an expected name that the
+   * model does not have, CONFLICT while weights are asleep.
    */
   open: (options: TransactionOptions) => Promise<TransactionStatus>
-  /** Also knows transactions that ended lately. NOT_FOUND for any other id. */
+  /** Also works for transactions that ended recently. NOT_FOUND for any other id. */
   status: (id: string) => TransactionStatus | Promise<TransactionStatus>
   /**
    * An update that belongs to the transaction (null: to the scope that is open) failed before its tensors were known.
@@ -80,13 +80,13 @@ export interface WeightTransactions {
    */
   commit: (id: string | null, options?: { version?: string, flushCache?: boolean }) => Promise<TransactionStatus | null>
   /**
-   * Gives it up after the write under way; the label stays. Weights that it wrote are torn, unless it wrote all that it
-   * was to write. A second abort gets the same answer. TRANSACTION_ENDED after a commit.
+   * Gives it up after the write under way; the label stays. Weights that it wrote are torn, unless it had written
+   * everything that was expected. A second abort gets the same answer. TRANSACTION_ENDED after a commit.
    */
   abort: (id: string, reason: string) => Promise<TransactionStatus>
 }
 
-/** Which tensors updates have written since the last pause or, without a pause, since a transaction was opened. */
+/** The tensors that updates have written since the last pause or, without a pause, since a transaction was opened. */
 export interface WeightCoverage {
   since: 'pause' | 'transaction'
   /** At most 100 names that no update has written; the count is whole. */

@@ -20,7 +20,7 @@ export interface DistributedUpdate extends UpdateFields {
 }
 
 /**
- * Receives what the trainer broadcasts and writes it, then returns. The tensors of a refused request are received and
+ * Receives the trainer's broadcasts and writes them, then returns. The tensors of a refused request are received and
  * dropped first.
  */
 export async function updateFromDistributed (

@@ -6,8 +6,8 @@ export interface Loaded {
 }
 
 /**
- * Path and format of the last loaded checkpoint; SGLang's clients read them. An update in a transaction counts once
- * that has ended well.
+ * Path and format of the last loaded checkpoint; SGLang's clients read them. An update in a transaction counts after
+ * the transaction was committed.
  */
 export class LoadedFrom {
   readonly #transactions: Pick<WeightTransactions, 'status'>

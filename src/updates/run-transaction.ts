@@ -13,7 +13,7 @@ export interface TransactionRunOptions extends Omit<UpdateFields, 'abortAllReque
   readonly deadlineMs: number
   /** Join the trainer's scope if one is open (default false: TRANSACTION_OPEN). */
   readonly joinsScope?: boolean
-  /** Makes the caller's error from the one that ended the run. `isOld`: nothing had been written before it. */
+  /** Makes the caller's error from the error that ended the run. `isOld`: nothing had been written before it. */
   readonly explain?: (error: unknown, isOld: boolean) => unknown
 }
 
@@ -21,8 +21,8 @@ export interface TransactionRunOptions extends Omit<UpdateFields, 'abortAllReque
  * Runs an update of many sources, one after another, as one: in a transaction of its own, in the one that the options
  * name or in the trainer's scope that is open. Nothing is generated between its first write and its end.
  *
- * If `run` fails, its own transaction is aborted, and WEIGHTS_TORN names what had been written. A transaction of
- * somebody else stays open, with tensors pending that nobody knows. If `run` returns, its own transaction is committed.
+ * If `run` fails, its own transaction is aborted, and WEIGHTS_TORN names what had been written. A transaction that it
+ * joined stays open, and its commit then requires all tensors. If `run` returns, its own transaction is committed.
  */
 export async function runTransaction (
   { engine, metrics }: UpdateHost,
@@ -56,7 +56,7 @@ export class TransactionPart {
     this.#options = options
   }
 
-  /** Opens or joins the transaction. Whatever can fail before this call makes no other update wait. */
+  /** Opens or joins the transaction. Other updates wait from here on, so do everything else that can fail before. */
   async begin (): Promise<void> {
     const { owner, transaction, version, deadlineMs, joinsScope = false } = this.#options
     const { transactions } = this.#engine

@@ -28,7 +28,7 @@ export interface UpdateFields {
 export interface RunOptions extends UpdateFields {
   /** Texts that only a retry of the same request repeats. Without them no call joins this one. */
   readonly identity?: readonly string[] | undefined
-  /** Refuses what has been written, by throwing, before the label moves. */
+  /** Throws to refuse the written weights before the label moves. */
   readonly check?: ((report: WriteReport) => void) | undefined
   /** Succeed although tensors outside of this update are torn: it may be one bucket of many (default true). */
   readonly allowTorn?: boolean | undefined
@@ -48,11 +48,10 @@ export type WriteSource = (source: WeightSource) => Promise<WriteReport>
 /**
  * The one way to update weights. Opens a source, writes all of it, moves the label, closes the source and reports:
  *
- * - A call with the identity of one under way gets that one's outcome. Nothing is opened for it.
- * - A call that fails before `write` leaves its transaction with tensors pending: nobody knows which ones it would have
- * written,
- *   so the transaction cannot be committed as if the call had never come.
- * - In a transaction, the label and the caches wait for its end, and the report names it.
+ * - A call with the identity of a running call gets that call's outcome. Nothing is opened for it.
+ * - A call that fails before `write` leaves its transaction with tensors pending. It is unknown which ones, so the
+ *   transaction cannot be committed as if the call had never come.
+ * - In a transaction, the label and the caches change at its end, and the report names the transaction.
  * - The metrics count the outcome.
  *
  * `options` may be a function: it is read again at each step, for requests whose fields arrive while the source is
@@ -71,8 +70,8 @@ export async function runUpdate (
 }
 
 /**
- * Registers that a request was refused before `runUpdate`: tensors of its transaction are pending, and nobody knows
- * which.
+ * Registers that a request was refused before `runUpdate`: some tensors of its transaction are pending, but it is
+ * unknown which ones.
  */
 export function registerPending (
   { transactions }: RolloutEngine,
@@ -125,7 +124,7 @@ export async function writeSource (
       const report = await update.write(source)
       check?.(report)
       source.accept?.(report)
-      // A form that is written as it comes may name the label behind its file.
+      // A form that is written as it arrives may name the label after its file.
       const { flushCache = true, version, allowTorn = true } = options()
       await update.commit({ flushCache, allowTorn, ...version == null ? {} : { version } })
       return report
@@ -144,8 +143,8 @@ export async function writeSource (
 }
 
 /**
- * Throws if an update with these fields would be refused at once: its transaction has ended, or somebody else's is
- * open. For requests with a long body, before the client sends it.
+ * Throws if an update with these fields would be refused at once: its transaction has ended, or another one is open.
+ * Called for requests with a long body, before the client sends the body.
  */
 export async function requireTurn (
   engine: RolloutEngine,

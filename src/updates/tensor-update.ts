@@ -5,7 +5,7 @@ import { runUpdate } from './run-update.ts'
 import type { UpdateFields, UpdateHost, UpdateOutcome } from './run-update.ts'
 
 export interface TensorHost extends UpdateHost {
-  /** Opens the handles that trainers send; `discard` gives back the references of a refused body. */
+  /** Opens the handles that trainers send. `discard` gives back the references of a refused body. */
   readonly tensors: Pick<TensorReceiver, 'open' | 'openHandle' | 'openOffer' | 'discard'>
   readonly kept: KeptTensors
 }
@@ -16,12 +16,12 @@ export interface TensorUpdate extends UpdateFields {
   readonly loadFormat?: string | null | undefined
   /** Keep the opened tensors under this name, to be written again by `kept`. */
   readonly keep?: KeptName | null | undefined
-  /** Instead of `entries`: write what is kept under this name once more. */
+  /** Instead of `entries`: write the tensors that are kept under this name again. */
   readonly kept?: KeptName | null | undefined
 }
 
 /**
- * Opens tensors that a trainer shares, writes them and gives the references back (unless they are kept), then returns.
+ * Opens tensors in a trainer's memory, writes them and gives the references back (unless they are kept), then returns.
  */
 export async function updateFromTensors (
   host: TensorHost,
@@ -38,7 +38,7 @@ export async function updateFromTensors (
       })
     })
   }
-  // Handles are made anew for every request, so equal texts are a client's retry.
+  // A trainer makes new handles for every request, so equal texts are a client's retry.
   const identity = ['tensor', JSON.stringify([loadFormat, keep ?? null]), ...entries ?? []]
   return await runUpdate(host, { ...options, identity }, async write => {
     if (entries === undefined) {

@@ -12,7 +12,7 @@ export interface BetweenStepsOptions {
   deadlineMs: number
 }
 
-/** Runs `run` with the gate shut; see GroupHost. `run` may neither write weights nor wait for somebody else's write. */
+/** Runs `run` with the gate shut; see GroupHost. `run` may neither write weights nor wait for another write. */
 export async function runBetweenSteps<T> (
   run: () => Promise<T>,
   { gates, transactions, reopen, deadlineMs }: BetweenStepsOptions

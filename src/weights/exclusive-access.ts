@@ -4,7 +4,7 @@ import type { WeightStore } from './weight-store.ts'
 import { asleep } from './weight-store.ts'
 
 /**
- * Waits for its turn among the updates and lets `run` read all weights; nobody writes meanwhile. Generation goes on,
+ * Waits for its turn among the updates and lets `run` read all weights, while no update writes. Generation goes on,
  * except while `run` uses `still`, which runs a function between two steps. Throws ENGINE_TORN or ENGINE_ASLEEP if the
  * weights are not whole.
  */

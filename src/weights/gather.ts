@@ -10,7 +10,7 @@ interface Weights {
 
 /**
  * Copies rows of a checkpoint tensor from the ranks that hold them into `into`, row-major in the dtype of its
- * parameters. Nobody may write meanwhile.
+ * parameters. No update may write meanwhile.
  */
 export async function gatherRows (
   { addon, core }: Weights,

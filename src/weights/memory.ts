@@ -6,7 +6,7 @@ import type { Gate } from '../contract/gate.ts'
 import type { Readers } from './readers.ts'
 import type { WeightLedger } from './weight-state.ts'
 
-/** The state that a release or a resume works on. It has its turn already. */
+/** The state that a release or a resume works on. The caller has its turn already. */
 export interface MemoryContext {
   addon: NativeAddon
   core: number
@@ -23,9 +23,9 @@ export interface MemoryContext {
 }
 
 /** Order of release. The only step that can be refused (a copy of the weights that finds no memory) comes first. */
-const GOING: readonly MemoryTag[] = ['weights', 'kv_cache', 'cuda_graph']
+const RELEASE_ORDER: readonly MemoryTag[] = ['weights', 'kv_cache', 'cuda_graph']
 /** Order of resumption, as in SGLang. */
-const COMING: readonly MemoryTag[] = ['cuda_graph', 'weights', 'kv_cache']
+const RESUME_ORDER: readonly MemoryTag[] = ['cuda_graph', 'weights', 'kv_cache']
 
 const UNRELEASABLE = 'this GPU has no virtual memory management (GPUs of virtual machines often have none): ' +
   'its memory cannot be released while the engine lives. Nothing has changed'
@@ -37,7 +37,7 @@ export async function releaseMemory (
   const { ledger } = context
   if (!context.releasable) throw new RefitError('UNSUPPORTED', UNRELEASABLE)
   const tags = chosen(
-    GOING,
+    RELEASE_ORDER,
     wanted,
     tag => !ledger.isReleased(tag),
     'released already; resume it before it is released again'
@@ -60,7 +60,7 @@ export async function resumeMemory (
   wanted: readonly MemoryTag[] | undefined
 ): Promise<MemoryReport> {
   const { ledger } = context
-  const tags = chosen(COMING, wanted, tag => ledger.isReleased(tag), 'not released; there is nothing to resume')
+  const tags = chosen(RESUME_ORDER, wanted, tag => ledger.isReleased(tag), 'not released; there is nothing to resume')
   const began = performance.now()
   const gate = await context.shut()
   let bytes = 0

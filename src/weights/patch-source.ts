@@ -25,7 +25,7 @@ export interface PatchedSource {
 /**
  * Turns changes of elements into whole tensors. With the gate shut, the current values are read from the ranks that
  * hold them, changed, and written back to all of them, piece by piece. Throws CONFLICT for a torn tensor, and if
- * somebody else has written since the base of the changes. Called in the update's turn.
+ * another update has written since the base of the changes. Called in the update's turn.
  */
 export function patchSource (
   store: WeightStore,
@@ -134,7 +134,7 @@ function requireWhole ({ ledger, coverage }: WeightStore, plan: TensorEntry, tor
   if (name === undefined) return
   throw new RefitError(
     'CONFLICT',
-    `tensor "${name}" is torn, and a delta changes what is there: send it whole first (${
+    `tensor "${name}" is torn, and a delta changes existing values: send it whole first (${
       ledger.tornReason ?? 'torn'
     }). Nothing has changed`,
     { param: name }

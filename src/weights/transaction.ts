@@ -147,7 +147,7 @@ export class WeightTransaction {
       const { store } = this.#context
       const names = announcedNames(store.table, store.coverage, source)
       try {
-        // Streams are written as they arrive, those of several connections at the same time.
+        // Streams are written as they arrive; several connections may write at the same time.
         const leave = await this.#inside.enter(this.#deadline.msLeft, source.kind === 'streamed' ? names : null)
         try {
           this.#requireOpen()
@@ -199,7 +199,7 @@ export class WeightTransaction {
     this.#unread ??= reason
   }
 
-  /** Records what one of its updates requests for the end. */
+  /** Records the label and the cache flush that one of its updates requests for the end. */
   defer (version?: string, flushCache = this.#count > 0, requireAll = false): void {
     if (requireAll) {
       const missing = missingNames(this.#context.store.table, this.#update.written)
@@ -264,8 +264,8 @@ export class WeightTransaction {
   }
 
   /**
-   * Ends writes and waits for bytes. When the writes under way have ended, the written tensors are torn, unless they
-   * are all that was expected.
+   * Ends writes, and ends waits for bytes. When the running writes have ended, the written tensors are torn, unless all
+   * expected tensors were written.
    */
   async #stop (reason: string, last: () => Promise<void>): Promise<void> {
     if (this.#last !== null) return

@@ -25,7 +25,7 @@ export interface TransactionsOptions {
   shut: TransactionContext['shut']
 }
 
-/** Keeps the open transaction, who belongs to it, and the status of earlier ones. */
+/** Keeps the open transaction, its owner, and the status of earlier transactions. */
 export class Transactions implements WeightTransactions {
   readonly #options: TransactionsOptions
   readonly #ended = new Map<string, TransactionStatus>()

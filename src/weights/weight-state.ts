@@ -78,7 +78,7 @@ export class WeightLedger {
     return this.#writtenAt.get(name) ?? 0
   }
 
-  /** All of `names` hold what was sent. */
+  /** All of `names` hold the values that were sent. */
   markWritten (names: Iterable<string>): void {
     this.#epoch++
     for (const name of names) this.#heal(name)

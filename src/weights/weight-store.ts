@@ -44,7 +44,7 @@ export interface WeightStoreOptions {
   deadlineMs?: number
   /** Released weights keep a copy in host memory and come back whole (default false). */
   keepWeights?: boolean
-  /** Available host memory in bytes; default what the system reports for the process. */
+  /** Available host memory in bytes (default: the system's number for the process). */
   availableBytes?: () => number
   /** Weights lie in host memory (default true). */
   onHost?: boolean
@@ -63,7 +63,7 @@ const SHOWN_NAMES = 100
 const RETRY = new Error('a weight transaction has opened')
 
 /**
- * The weights of one engine: controls who writes them when, and keeps their label and their torn tensors. Lives on the
+ * The weights of one engine: admits updates one after another, and keeps the label and the torn tensors. Lives on the
  * main thread.
  */
 export class WeightStore {

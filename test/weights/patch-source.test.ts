@@ -208,7 +208,7 @@ t.test('a write that breaks off tears its tensors; a delta of them is refused, w
   const torn = state.state === 'torn' ? state.tensors : []
   t.ok(torn.length > 0, 'at least what was cut off; all that came with it, as pieces are written whole')
   const error = await apply(store, patchOf(table, names, 2)).then(() => null, (error: RefitError) => error)
-  t.match(error, { code: 'CONFLICT', message: /is torn, and a delta changes what is there: send it whole first/ })
+  t.match(error, { code: 'CONFLICT', message: /is torn, and a delta changes existing values: send it whole first/ })
   t.ok(torn.includes(error!.param!))
   const sound = names.filter(name => !torn.includes(name))
   await apply(store, patchOf(table, sound, 3))

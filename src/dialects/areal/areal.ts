@@ -66,7 +66,7 @@ export class ArealBuckets {
   }
 
   /**
-   * AReaL broadcasts an adapter's tensors whatever the reply is: they are received and dropped, or the group is
+   * AReaL broadcasts an adapter's tensors even after a refusal: they are received and dropped, or the group is
    * aborted.
    */
   async refuseAdapter (body: Readonly<Record<string, unknown>>): Promise<RefitError> {
@@ -77,7 +77,7 @@ export class ArealBuckets {
 
 export const arealBucketsOf = memoize((context: RouteContext) => new ArealBuckets(context))
 
-/** The refusal of an adapter, with AReaL's own option. `note`: what became of its tensors. */
+/** The refusal of an adapter, with AReaL's own option. `note`: what happened to its tensors. */
 export function arealAdapterRefusal (body: unknown, note?: string): RefitError {
   const advice = 'Train without use_lora, or merge the adapter and send whole weights'
   return adapterRefusal(body, { advice, ...note === undefined ? {} : { note } })

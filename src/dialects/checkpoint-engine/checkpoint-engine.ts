@@ -81,7 +81,7 @@ export function abortIpcUpdates (context: RouteContext): void {
 async function exchange (context: RouteContext, slots: readonly Slot[], fields: IpcUpdateFields): Promise<IpcUpdated> {
   const { running, sockets } = updatesOf(context)
   const taken = slots.find(({ path }) => sockets.has(path))
-  // A REQ socket sends its messages to its connections in turn, so two exchanges would each get half of them.
+  // A REQ socket distributes its messages over its connections, so each of two exchanges would get half of them.
   if (taken !== undefined) {
     throw new RefitError(
       'CONFLICT',

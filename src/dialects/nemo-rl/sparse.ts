@@ -87,7 +87,7 @@ export class SparseRefit {
     )
     this.#host.check([...known].map(([name, { shape }]) => ({ name, shape })))
     this.#drop()
-    // Payloads that still load are refused at their end, so their keys are free again.
+    // Payloads that are still loading are refused when they end, so their keys are free again.
     this.#loading.clear()
     this.#tensors = known
     this.#closed = null

@@ -52,7 +52,7 @@ class PrimeRl {
         { param: 'quantize_in_weight_transfer' }
       )
     }
-    // Rank 0 is the trainer's.
+    // The trainer has rank 0.
     await this.#context.groups.init({
       name: GROUP,
       backend,
@@ -157,7 +157,7 @@ export async function initPrimeRl (context: RouteContext, broadcaster: Broadcast
   await primeRl(context).init(broadcaster)
 }
 
-/** prime-rl's `/update_weights`: over NCCL if there is a group, whatever folder it names, else from the folder. */
+/** prime-rl's `/update_weights`: over NCCL if there is a group, even if it names a folder; else from the folder. */
 export async function updatePrimeRl (
   context: RouteContext,
   { weight_dir: folder }: { weight_dir?: string | null }

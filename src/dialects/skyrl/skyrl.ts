@@ -128,7 +128,7 @@ export async function initOldSkyrl (context: RouteContext, init: OldInit): Promi
   await oldSkyrl(context).init(init)
 }
 
-/** One chunk. What is refused has been received and dropped, or its group aborted. */
+/** Writes one chunk. A refused chunk has been received and dropped, or its group has been aborted. */
 export async function updateOldSkyrl (
   context: RouteContext,
   fields: Readonly<Record<string, unknown>>

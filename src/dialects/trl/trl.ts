@@ -182,8 +182,8 @@ export class TrlWeights {
 }
 
 /**
- * The same source; `allow` is called when everything is checked and the broadcast can begin. If it is refused before,
- * no broadcast comes.
+ * Returns the same source, which calls `allow` when everything is checked and the broadcast can begin. If the source is
+ * refused before, the client does not broadcast.
  */
 function withPermission (source: DistributedSource, allow: () => void): WeightSource {
   let isAllowed = false

@@ -2,8 +2,8 @@ import { begin, broadcast, label, UNNAMED_GROUP, weights } from '../../gateway/g
 import type { GatewayCall } from '../../gateway/gateway-call.ts'
 import type { JsonBody, Step } from '../../gateway/json-body.ts'
 
-// Calls whose path does not decide what they do: vLLM's /update_weights and /collective_rpc, and what other dialects
-// wrap around them.
+// Calls that depend on their body and not only on their path: vLLM's /update_weights and /collective_rpc, and the calls
+// that other dialects wrap around them.
 
 const GROUP = { name: UNNAMED_GROUP } as const
 
@@ -13,7 +13,7 @@ const RESULTS = { merge: { join: ['results'] } } as const
 /** `/update_weights`: vLLM puts its fields into `update_info`; prime-rl and old SkyRL put theirs beside it. */
 export function updateWeightsCall (body: JsonBody): GatewayCall {
   if (body.has('update_info')) return updateInfoCall(body, ['update_info'])
-  // After prime-rl joined a group, the folder only names what it broadcasts: the call goes to the group, and the folder
+  // After prime-rl joined a group, the folder only identifies a broadcast: the call goes to the group, and the folder
   // is no checkpoint.
   if (body.get('weight_dir') !== undefined) return { ...broadcast, checkpoint: ['weight_dir'] }
   return broadcast

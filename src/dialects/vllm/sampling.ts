@@ -86,7 +86,7 @@ export interface VllmSampling {
 }
 
 /**
- * `param`: where the body has these fields, for errors. `most`: the value of `Sampling.maxNewTokens` without
+ * `param`: the place of these fields in the body, for errors. `most`: the value of `Sampling.maxNewTokens` without
  * max_tokens.
  */
 export function readVllmSampling (

@@ -47,8 +47,8 @@ export class WeightTransfer {
   }
 
   /**
-   * Joins a trainer's group and resolves when all ranks have joined. Handles and files need no group. A group from
-   * before is left.
+   * Joins a trainer's group and resolves when all ranks have joined. Handles and files need no group. Leaves the group
+   * of an earlier init.
    */
   async init (value: unknown): Promise<void> {
     const { group, packing, delta } = readInitInfo(value)
@@ -80,8 +80,9 @@ export class WeightTransfer {
   }
 
   /**
-   * Receives, writes and only then answers: part of the update that was started, else one of its own, or refused where
-   * there has to be one (`inScope`). A call equal to one under way gets that one's outcome.
+   * Receives and writes, and replies after that. The call is part of the update that was started, else an update of its
+   * own. With `inScope` it is refused if no update was started. A call equal to a running call gets that call's
+   * outcome.
    */
   async update (value: unknown, { inScope = false }: { inScope?: boolean } = {}): Promise<WriteReport> {
     return await this.#updates.join([transactionKey(this.#context.engine), JSON.stringify(value)], async () => {
@@ -102,8 +103,8 @@ export class WeightTransfer {
   }
 
   /**
-   * SkyRL's: updates this host's checkpoint to a version, while generation goes on. A call equal to one under way gets
-   * that one's outcome.
+   * For SkyRL: updates this host's checkpoint to a version, while generation goes on. A call equal to a running call
+   * gets that call's outcome.
    */
   async fetch (version: DeltaVersion): Promise<Fetched> {
     const host = this.#deltaHost()
@@ -113,7 +114,7 @@ export class WeightTransfer {
     )
   }
 
-  /** Moves the label and lets generation go on. Without a start there is nothing to finish, but for the label. */
+  /** Moves the label and lets generation go on. Without a start it only moves the label. */
   async finish (version?: string): Promise<void> {
     const { transactions } = this.#context.engine
     const isOpen = transactions.current?.scope === true
@@ -121,7 +122,7 @@ export class WeightTransfer {
       try {
         await transactions.commit(null, version === undefined ? {} : { version })
       } catch (error) {
-        // The sender may mend it, with what it has exported.
+        // The sender can send the missing tensors and finish again, so it keeps the memory that it has exported.
         if ((error as { code?: unknown }).code === 'TRANSACTION_INCOMPLETE') throw error
         this.#isStarted = false
         await this.#packed.end()
@@ -134,7 +135,7 @@ export class WeightTransfer {
     await this.#packed.end()
   }
 
-  /** Writes what a trainer broadcasts as one update. What is refused has been received and dropped. */
+  /** Writes a trainer's broadcasts as one update. Broadcasts of a refused update have been received and dropped. */
   async receive (broadcast: Broadcast | (() => Broadcast), fields: UpdateFields): Promise<WriteReport> {
     const { report } = await runUpdate(this.#context, fields, async write => {
       const announced = typeof broadcast === 'function' ? broadcast() : broadcast
@@ -155,7 +156,7 @@ export class WeightTransfer {
     return report
   }
 
-  /** The group that /init_weight_transfer_engine made. Throws CONFLICT where there is none, and what it failed by. */
+  /** The group that /init_weight_transfer_engine made. Throws CONFLICT if there is none. */
   groupName (): string {
     if (this.#group === null) {
       throw new RefitError(
@@ -208,7 +209,7 @@ export class WeightTransfer {
 
   async #fromHandles (info: HandlesInfo): Promise<WriteReport> {
     const { names, dtype_names: dtypes, shapes, ipc_handles_pickled: entry, tensor_sizes: bytes, sizes } = info
-    // SkyRL packs each chunk into a new tensor, vLLM all of them into one.
+    // SkyRL packs each chunk into a new tensor; vLLM packs all chunks into the same tensor.
     const offer: Offer = {
       names,
       dtypes,
@@ -223,14 +224,14 @@ export class WeightTransfer {
     return (await updateFromDisk(this.#context, { path: info.path, ...toFields(info) })).report
   }
 
-  /** The version is the label, where there is no other. */
+  /** The version is the label, unless the request has one. */
   async #fromDelta ({ target_version: version, ...info }: DeltaUpdate): Promise<WriteReport> {
     const fields = toFields({ ...info, weight_version: info.weight_version ?? String(version) })
     const path = async (): Promise<string> => await this.#context.pulls.fetched(this.#deltaHost(), version)
     return (await updateFromDisk(this.#context, { path, ...fields })).report
   }
 
-  /** The trainer broadcasts whatever is wrong with a field. */
+  /** The trainer broadcasts even if a field is invalid. */
   async #broken (fields: Readonly<Record<string, unknown>>, error: RefitError): Promise<RefitError> {
     registerPending(this.#context.engine, null, error)
     if (this.#group === null) return error
@@ -254,5 +255,5 @@ function toFields (
   return { version, flushCache: flush }
 }
 
-/** The server's. */
+/** The server's only WeightTransfer. */
 export const weightTransferOf = memoize((context: RouteContext) => new WeightTransfer(context))
