@@ -36,7 +36,7 @@ const Updated = Type.Object({
   report: Type.Optional(Report)
 }, { title: 'UpdateWeightsReply', description: 'All bytes are in place on every rank.' })
 
-/** `/update_weights`, which several dialects have: the fields of the body tell which one it is. */
+/** `/update_weights`, which several dialects have: the fields of the body show which dialect it is. */
 const updateWeights: Routes = async (app, { context }) => {
   const { dialects } = context
   const isVllm = dialects.has('vllm') || dialects.has('skyrl')

@@ -42,7 +42,7 @@ export function gatewayHelp (width = 100): string {
     'Usage: refit gateway --engine URL [--engine URL ...] [options]',
     '',
     ...wrap(
-      'One address for many engines: requests are balanced over them, and what is about weights goes to all at once.',
+      'One address for many engines: requests are balanced over them, and calls about weights go to all at once.',
       '',
       width
     ),

@@ -70,7 +70,7 @@ export function fetchDeltas (request: FetchRequest, addon: PatchAddon, contains:
     const done: Fetched = { version: target, tensors: 0, bytes: 0, seconds: { apply: 0, reset: 0 } }
     const weights = join(local, WEIGHTS)
     const state = toState(existsSync(statePath(local)) ? readJson(statePath(local)) : {})
-    // Without weights the checkpoint has no version, whatever the state file says.
+    // Without weights the checkpoint has no version, even if the state file has one.
     const isSound = !state.write_in_progress && state.base_model_path === request.baseName && existsSync(weights) &&
       isOfThisRun(request, state, contains)
     const before = isSound ? state.version : 0

@@ -1,9 +1,9 @@
 /**
- * Tells without a message whether the scheduler's thread is idle and stays idle until it has read one more message. A
+ * Knows without a message whether the scheduler's thread is idle and stays idle until it has read one more message. A
  * sleeping thread takes 0.1 to 0.2 ms to answer, which is longer than many weight updates take.
  */
 export class IdleTracker {
-  /** Requests that were sent and have not ended, whether somebody reads them or not. Without any, no step runs. */
+  /** Requests that were sent and have not ended, with or without a reader. Without any, no step runs. */
   readonly #unfinished = new Set<number>()
   /** Counts pauses and resumes: a reply to a pause is outdated once a resume has been sent after it. */
   #turns = 0

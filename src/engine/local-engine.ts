@@ -156,7 +156,7 @@ export class LocalEngine implements RolloutEngine {
 
   expectUpdate (): void {
     const { addon, core } = this.#weights
-    // On the CPU the time saved is nothing compared with the write itself.
+    // On the CPU the saved time is negligible compared with the write.
     if (this.info.device !== 'cuda' || this.closed) return
     addon.expectWrite(core)
     this.#spinner.stay(UPDATE_MS)

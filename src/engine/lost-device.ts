@@ -1,6 +1,6 @@
 /**
  * A step failed because the device can compute no more. Not a RefitError: it ends the scheduler, and the main thread
- * tells the requests.
+ * fails the requests.
  */
 export class LostDevice extends Error {
   /** Numbers of the requests in the step. */

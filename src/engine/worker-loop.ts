@@ -79,7 +79,7 @@ export class WorkerLoop {
       if (!(error instanceof LostDevice)) throw error
       this.#send()
       this.#post({ type: 'lost', message: error.message, ids: error.ids })
-      // Nobody computes messages that arrive from now on.
+      // Messages that arrive from now on have no effect.
       this.#closed = true
       return false
     }
@@ -138,7 +138,7 @@ export class WorkerLoop {
   #send (): void {
     if (this.#changed) {
       const batch = this.#packer.take(this.#scheduler.stats())
-      // These arrays take megabytes and nobody here uses them any more: they are transferred, not copied.
+      // These arrays take megabytes and this thread does not use them any more, so they are transferred, not copied.
       const moved = batch.details.flatMap(({ experts }) => experts === undefined ? [] : [experts.buffer as ArrayBuffer])
       this.#port.postMessage({ type: 'batch', ...batch } satisfies FromWorker, moved)
     }

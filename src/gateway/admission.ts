@@ -54,7 +54,7 @@ export async function admit (fleet: Fleet, worker: Worker, catchUpOptions: Catch
   else fleet.unready(worker, 'stale', problem)
 }
 
-/** Forgets what a restart has undone. */
+/** Forgets the pause, process groups and announcements of an engine that was restarted: it has lost them. */
 export function restarted (fleet: Fleet, worker: Worker): void {
   fleet.announcements.forget(worker)
   worker.inSync = false

@@ -84,7 +84,7 @@ export async function callEngines (
   return mergeReplies(call.merge ?? {}, ready.length === 0 ? outcomes : reported)
 }
 
-/** Sends the call, counts it, and tells the fleet which engines took an update. */
+/** Sends the call, counts it, and records in the fleet which engines took an update. */
 async function sendCounted (
   fleet: Fleet,
   metrics: GatewayMetrics,

@@ -47,7 +47,7 @@ export interface GatewayCall {
   describe?: (reply: Record<string, unknown>, fleet: FleetSize) => object
 }
 
-/** `/path` with parameters as Fastify writes them -> what the gateway does with it. */
+/** The calls by path; parameters are written as in Fastify's routes. */
 export type GatewayCalls = Readonly<Record<string, GatewayCall>>
 
 /** The facts about a dialect that the gateway needs. */

@@ -22,7 +22,7 @@ interface Watched {
   /** Intervals until the next check. */
   waits: number
   isChecking: boolean
-  /** Check once more when the running check has ended. */
+  /** Check again when the running check has ended. */
   again: boolean
 }
 

@@ -2,7 +2,7 @@ import { Type } from 'typebox'
 import { RefitError } from '../errors.ts'
 import { invalid } from './refuse.ts'
 
-// LoRA adapters are not applied. Every refusal of one is made here.
+// LoRA adapters are not applied. All refusals of adapters are made here.
 
 const MAX_NAME = 128
 const MERGE =

@@ -58,8 +58,8 @@ export class Generation {
   }
 
   /**
-   * Ends the samples that still run, with what they have so far. Runs once: a full queue refuses thousands of samples,
-   * and each of them calls it.
+   * Ends the running samples with their tokens so far. Runs only once, although each of the thousands of samples that a
+   * full queue refuses calls it.
    */
   abort (): void {
     if (this.#aborted) return
@@ -95,7 +95,7 @@ export class Generation {
   }
 }
 
-/** Aborts if the client disconnects before it has its whole reply: nobody would read the tokens. */
+/** Aborts if the client disconnects before it has its whole reply, because the tokens would not be read. */
 export function abortOnHangup (raw: ServerResponse, generation: Generation): void {
   const abort = (): void => {
     if (!raw.writableFinished) generation.abort()

@@ -1,5 +1,6 @@
 // Trainers' clients send numbers and booleans as strings (`"master_port": "29500"`), and servers built on pydantic
-// accept them. As in pydantic, there are no other conversions: a number is no string, null is no default.
+// accept them. As in pydantic, there are no other conversions: a number is not accepted as a string, nor null as the
+// default.
 
 interface Schema {
   type?: string

@@ -24,7 +24,7 @@ function cutLongTexts (text: string): { rest: string, mark: string, texts: strin
   let from = 0
   for (let open = text.indexOf('"'); open !== -1;) {
     const close = endOf(text, open)
-    // JSON.parse reports what is wrong.
+    // JSON.parse reports the error.
     if (close === -1) break
     if (close - open > LONG && !isKey(text, close)) {
       const inner = text.slice(open + 1, close)

@@ -70,7 +70,7 @@ export function refusals (schema: TSchema = Refusal) {
   return { '4xx': schema, '5xx': schema }
 }
 
-/** A 200 that is JSON, or server-sent events if the request asks for a stream. */
+/** A 200 that is JSON, or server-sent events if the request sets `stream`. */
 export function streamable (schema: TSchema, description: string) {
   const events = Type.String({ description: 'Frames `data: <JSON>`, the last one `data: [DONE]`.' })
   return { description, content: { 'application/json': { schema }, 'text/event-stream': { schema: events } } }

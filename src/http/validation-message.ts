@@ -28,15 +28,15 @@ function furthest (errors: ErrorObject[]): ErrorObject {
   let best = errors[0]!
   for (const error of errors) {
     const order = comparePaths(error.instancePath, best.instancePath) || rank(error) - rank(best)
-    // For nested unions, the outer one, which comes later, says most.
+    // For nested unions, the error of the outer one, which comes later, is the most useful.
     if (order > 0 || (order === 0 && error.keyword === 'anyOf')) best = error
   }
   return best
 }
 
 /**
- * Ranks errors at one place: a broken limit means that the type was right, and a union says more than one of its
- * branches.
+ * Ranks errors at one place: a broken limit means that the type was right, and the error of a union has more
+ * information than the error of one branch.
  */
 function rank ({ keyword }: ErrorObject): number {
   return keyword === 'anyOf' ? 1 : keyword === 'type' || keyword === 'const' ? 0 : 2

@@ -4,8 +4,8 @@ import type { ModelRecipe } from '../native/recipe.ts'
 import type { ArchitectureName } from './families.ts'
 
 /**
- * config.json in one form for all families and both generations of transformers: the recipe, and what only TypeScript
- * needs.
+ * config.json in one form for all families and both generations of transformers: the recipe, and fields that only
+ * TypeScript needs.
  */
 export interface Architecture extends ModelRecipe {
   name: ArchitectureName
@@ -13,7 +13,7 @@ export interface Architecture extends ModelRecipe {
   modelType: string
   /** Width of the dense MLP. */
   intermediateSize: number
-  /** Width of one expert; 0 where no layer is sparse. */
+  /** Width of one expert; 0 if no layer is sparse. */
   expertIntermediateSize: number
   /** Longest sequence, in tokens (`max_position_embeddings`). */
   contextLength: number

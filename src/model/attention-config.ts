@@ -3,7 +3,7 @@ import type { ConfigFields } from './config-fields.ts'
 import type { Family } from './families.ts'
 import { MAX_WIDTH } from './limits.ts'
 
-/** Heads and biases of attention. Throws MODEL_CONFIG where the numbers do not fit each other. */
+/** Heads and biases of attention. Throws MODEL_CONFIG if the numbers do not fit each other. */
 export function parseAttention (
   fields: ConfigFields,
   family: Family,

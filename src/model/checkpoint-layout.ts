@@ -24,7 +24,9 @@ export interface PieceRows {
   at: number
 }
 
-/** Bytes [begin, begin + length) of a layout: the content of one broadcast. Gaps between tensors hold anything. */
+/**
+ * Bytes [begin, begin + length) of a layout: the content of one broadcast. Gaps between tensors hold undefined bytes.
+ */
 export interface CheckpointPiece {
   begin: number
   length: number
@@ -54,8 +56,8 @@ export function layOutCheckpoint (table: Pick<ModelTable, 'tensors'>): Checkpoin
 
 /**
  * The layout front to back in pieces of at most `limit` bytes (or one row, if that is longer), plus the gap that aligns
- * the next tensor. Cuts lie between rows. Both ends of a transfer cut in the same way, so they need to agree on the
- * limit only.
+ * the next tensor. Cuts lie between rows. Both ends of a transfer cut in the same way, so they only need the same
+ * limit.
  */
 export function* cutCheckpoint ({ tensors }: CheckpointLayout, limit: number): Generator<CheckpointPiece> {
   let piece: CheckpointPiece | undefined
@@ -90,7 +92,7 @@ export function longestPiece (pieces: readonly CheckpointPiece[]): number {
   return pieces.reduce((most, { length }) => Math.max(most, length), 0)
 }
 
-/** Bytes of all parameters of all ranks, alignment aside. */
+/** Bytes of all parameters of all ranks, without alignment. */
 export function weightBytes ({ params, ranks }: Pick<ModelTable, 'params' | 'ranks'>): number {
   return params.reduce((sum, { rows, cols, dtype }) => sum + rows * cols * bytesOf(dtype), 0) * ranks
 }

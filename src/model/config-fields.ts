@@ -44,7 +44,7 @@ export class ConfigFields {
     return configError(this.field(name), message)
   }
 
-  /** An integer in [min, max]. An absent field is the fallback, and an error where there is none. */
+  /** An integer in [min, max]. An absent field has the fallback's value; without a fallback it is an error. */
   int (name: string, min: number, max: number, fallback?: number): number {
     const value = this.get(name) ?? fallback
     if (value === undefined) throw this.error(name, 'is missing')

@@ -29,7 +29,7 @@ export function describeModel (arch: Architecture): ModelDescription {
   }
 }
 
-/** The first field in which two descriptions differ, with both values; undefined where they are the same. */
+/** The first field in which two descriptions differ, with both values; undefined if they are equal. */
 export function modelDifference (
   own: ModelDescription,
   other: ModelDescription

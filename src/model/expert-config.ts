@@ -8,7 +8,7 @@ type Experts = Pick<
   'sparseLayers' | 'experts' | 'expertsPerToken' | 'expertIntermediateSize' | 'normTopkProb'
 >
 
-/** The mixture of experts of a model; zeros where no layer has one. */
+/** The mixture of experts of a model; zeros if no layer has experts. */
 export function parseExperts (fields: ConfigFields, family: Family, layers: number): Experts {
   const experts = family.experts ? countExperts(fields) : 0
   const sparseLayers = experts === 0 ? new Uint8Array(layers) : parseSparseLayers(fields, layers)

@@ -1,10 +1,10 @@
 import type { NormPlacement, QkNorm } from '../native/recipe.ts'
 
 /**
- * A model family: how its config.json becomes a recipe, and what its checkpoint calls the norms. A family that combines
- * what the forward passes can do already is one entry of FAMILIES, and its goldens (test/goldens/make.py).
+ * A model family: how its config.json becomes a recipe, and the names of the norms in its checkpoints. A family that
+ * needs no new feature of the forward passes is one entry of FAMILIES, and its goldens (test/goldens/make.py).
  *
- * Defaults apply where config.json leaves a field out. They are those of the family's config class in transformers.
+ * Defaults apply if config.json lacks a field. They are those of the family's config class in transformers.
  */
 export interface Family {
   /** `model_type` of config.json. */
@@ -14,9 +14,9 @@ export interface Family {
   /** Default of `head_dim`; null: hidden_size / num_attention_heads. */
   headDim: number | null
   /**
-   * When `num_key_value_heads` means one KV head per attention head: where it is null or absent, only where it is null,
-   * or never. The defaults of the other families are numbers that fit one size only, so an absent field is an error
-   * there.
+   * When `num_key_value_heads` means one KV head per attention head: if it is null or absent, only if it is null, or
+   * never. The defaults of the other families are numbers that fit one size only, so an absent field is an error for
+   * them.
    */
   multiHead: 'null or absent' | 'null' | 'never'
   /** Default of `rms_norm_eps`. */
@@ -24,16 +24,18 @@ export interface Family {
   /** Defaults of `bos_token_id` and `eos_token_id`; null: none. */
   bosTokenId: number | null
   eosTokenId: number | null
-  /** Biases of q, k, v and o where `attention_bias` is true, of q, k and v always (no field says so), or never. */
+  /**
+   * Biases: of q, k, v and o if `attention_bias` is true; of q, k and v always (there is no field for it); or never.
+   */
   attentionBias: 'configured' | 'qkv' | 'never'
   normPlacement: NormPlacement
   qkNorm: QkNorm
   roundOnce: boolean
-  /** Reads the fields of a mixture of experts. */
+  /** Its config.json may have the fields of a mixture of experts. */
   experts: boolean
   /**
-   * A sliding window holds where `use_sliding_window` is true, or wherever `sliding_window` (default: this number) is
-   * not null.
+   * A sliding window is used if `use_sliding_window` is true, or else if `sliding_window` (default: this number) is not
+   * null.
    */
   slidingWindow: 'use_sliding_window' | number
   /** Names of the two norms of a layer in checkpoints: that of attention and that of the MLP. */

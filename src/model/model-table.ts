@@ -7,8 +7,8 @@ import { tensorTable } from './tensor-table.ts'
 const HEAD = 'lm_head.weight'
 
 /**
- * The parameters of a rank, and the rectangles of every checkpoint name for all ranks. `dtype` is that of every
- * parameter; the default is the checkpoint's own, or bfloat16 for float16. Throws CONFIG where the ranks do not fit the
+ * The parameters of a rank, and the rectangles of every checkpoint name for all ranks. Every parameter has the dtype
+ * `dtype`; the default is the checkpoint's own, or bfloat16 for float16. Throws CONFIG if the ranks do not fit the
  * model.
  */
 export function buildModelTable (arch: Architecture, ranks: number, dtype = heldDType(arch)): ModelTable {

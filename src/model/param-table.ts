@@ -2,9 +2,9 @@ import type { Architecture, HeldDType, Param } from './architecture.ts'
 import type { RankSizes } from './rank-sizes.ts'
 
 /**
- * The parameters of one rank, with the names and shapes of native/core/model.h. They lie in memory in this order, which
- * is that of state_dict() of Hugging Face's models (transformers 5): a trainer's broadcast in its own order can then be
- * received in place.
+ * The parameters of one rank, with the names and shapes of native/core/model.h. They lie in memory in the order
+ * of state_dict() of Hugging Face's models (transformers 5), so a trainer's broadcast in its own order can be received
+ * in place.
  */
 export function paramTable (arch: Architecture, sizes: RankSizes, dtype: HeldDType): Param[] {
   const { hiddenSize, headDim, experts } = arch
@@ -41,7 +41,7 @@ export function paramTable (arch: Architecture, sizes: RankSizes, dtype: HeldDTy
   return params
 }
 
-/** Elements of the norms of q and k, which every rank holds whole (as SGLang does); null where the model has none. */
+/** Elements of the norms of q and k, which every rank holds whole (as SGLang does); null if the model has none. */
 export function qkNormRows ({ qkNorm, heads, kvHeads, headDim }: Architecture): { q: number, k: number } | null {
   switch (qkNorm) {
     case 'none':

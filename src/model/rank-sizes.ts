@@ -14,10 +14,10 @@ export interface RankSizes {
   vocab: number
 }
 
-// SGLang's padding: both servers then have the same shards.
+// The same padding as in SGLang, so both servers have the same shards.
 const VOCAB_MULTIPLE = 64
 
-/** Splits an architecture over tensor-parallel ranks. Throws CONFIG, with the numbers, where it does not divide. */
+/** Splits an architecture over tensor-parallel ranks. Throws CONFIG with the numbers if it does not divide. */
 export function rankSizes (arch: Architecture, ranks: number): RankSizes {
   if (!Number.isSafeInteger(ranks) || ranks < 1) throw misfit(`expected a positive number of ranks, got ${ranks}`)
   const divide = (n: number, what: string): number => {

@@ -51,7 +51,7 @@ export function parseRope (config: ConfigFields, headDim: number, contextLength:
 }
 
 function ropeFields (config: ConfigFields): ConfigFields {
-  // Both are read by transformers; where both stand, rope_scaling wins there too.
+  // transformers reads both fields; if both are present, rope_scaling wins there too.
   for (const name of ['rope_scaling', 'rope_parameters']) {
     const value = config.get(name)
     if (value === undefined) continue

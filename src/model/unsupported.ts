@@ -3,8 +3,8 @@ import type { ConfigFields } from './config-fields.ts'
 import type { Family } from './families.ts'
 
 /**
- * Refuses, by field, what config.json requests and the forward pass does not compute. Without the refusal the output
- * would be silently wrong.
+ * Refuses fields of config.json that request something that the forward pass does not compute. Without the refusal the
+ * output would be silently wrong.
  */
 export function refuseUnsupported (fields: ConfigFields, family: Family, layers: number, contextLength: number): void {
   const quantization = fields.get('quantization_config') ?? fields.get('compression_config')
@@ -34,12 +34,12 @@ function refuseLayerTypes (fields: ConfigFields): void {
   if (at !== -1) throw fields.error('layer_types', `layer ${at} is ${show(types[at])}; refit knows "full_attention"`)
 }
 
-/** Families with a switch: `use_sliding_window`. Where `layer_types` is given, transformers reads that alone. */
+/** Families with the switch `use_sliding_window`. If `layer_types` is given, transformers reads only that. */
 function refuseSwitchedWindow (fields: ConfigFields, layers: number, contextLength: number): void {
   if (fields.get('layer_types') !== undefined) return
   if (!fields.boolean('use_sliding_window', false) || fields.get('sliding_window') === undefined) return
   const window = fields.int('sliding_window', 0, Number.MAX_SAFE_INTEGER)
-  // The layers from max_window_layers on have the window. One that is as long as the context hides nothing.
+  // The layers from max_window_layers on have the window. A window that is as long as the context has no effect.
   const from = fields.int('max_window_layers', 0, Number.MAX_SAFE_INTEGER, 0)
   if (window >= contextLength || from >= layers) return
   throw fields.error(

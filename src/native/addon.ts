@@ -154,7 +154,7 @@ export interface NativeAddon extends NativeGroups, NativeDeltas, NativeHandles, 
   applyDeltas: (data: Uint8Array, table: Float64Array, isXor: boolean, isXxh3: boolean, threads: number) => string[]
   /**
    * Any thread. Frees the memory of the buffer at once, which the garbage collector would delay. The buffer is detached
-   * then, with length 0, and nobody may read or write it.
+   * then, with length 0, and no code may read or write it.
    */
   freeBuffer: (buffer: ArrayBuffer) => void
   /** Any thread. The distance in bytes from the start of a page (4096 bytes) to the start of the memory. */

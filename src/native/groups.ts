@@ -106,7 +106,7 @@ export interface NativeGroups {
    */
   groupBegin: (group: GroupHandle, slot: 0 | 1, parts: Float64Array, root: number, deadlineMs: number) => Promise<void>
   /**
-   * Main thread, gate shut. Waits until the broadcasts of the oldest `groupBegin` that nobody has waited for have
+   * Main thread, gate shut. Waits until the broadcasts of the oldest `groupBegin` that has not been waited for have
    * arrived.
    */
   groupArrive: (group: GroupHandle, deadlineMs: number) => Promise<void>

@@ -18,7 +18,7 @@ export function freeChunk (chunk: Uint8Array): void {
   ) native().freeBuffer(chunk.buffer)
 }
 
-/** Memory that begins at a page and belongs to nobody else. Free it with `freeMemory`. */
+/** Memory that begins at a page border and has no other owner. Free it with `freeMemory`. */
 export function allocatePages (bytes: number): Buffer {
   // Buffers from Node's pool share memory with others.
   const memory = Buffer.allocUnsafeSlow(bytes + PAGE_BYTES)

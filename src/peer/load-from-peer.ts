@@ -32,7 +32,7 @@ export interface PeerLoadOptions {
   /** Path of libnccl.so.2, which must have the version of the other engine's; default: where the addon finds it. */
   ncclPath?: string | undefined
   onProgress?: ((done: number, total: number) => void) | undefined
-  /** Called with what the load waits for, and with the chosen route. */
+  /** Called with a text when the load starts to wait, and with the chosen route. */
   log?: ((line: string) => void) | undefined
 }
 

@@ -22,8 +22,8 @@ interface Incoming extends Reception {
  * one is written, and the receive after it is queued as soon as a slot is free.
  *
  * The sender broadcasts whether or not the request was refused, in the order of the requests. `close` therefore
- * receives and drops what nobody has taken. Pieces that can go straight into the weights are received there, many in
- * one go; other pieces go into a slot.
+ * receives and drops the bytes that were not taken. Pieces that can go straight into the weights are received there,
+ * many in one go; other pieces go into a slot.
  */
 export class BroadcastStream implements WeightStream {
   readonly #group: WeightGroup
@@ -119,7 +119,7 @@ export class BroadcastStream implements WeightStream {
     }
   }
 
-  /** Ends a stream whose sender was told not to send, before anything was received. */
+  /** Ends a stream before anything was received, after its sender got the reply not to send. */
   withdraw (): void {
     if (this.#started > 0) throw new TypeError('a stream that has begun to arrive cannot be withdrawn')
     this.#finish()

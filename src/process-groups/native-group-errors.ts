@@ -8,7 +8,7 @@ const SAME: ReadonlySet<unknown> = new Set<ErrorCode>([
   'DEVICE_LOST',
   'NO_MEMORY'
 ])
-/** The addon's codes that only the message tells apart in refit's API. */
+/** Codes of the addon that have one code in refit's API; only the message differs. */
 const REFUSALS: ReadonlySet<unknown> = new Set(['GROUP_SHARED_GPU', 'GROUP_NCCL_VERSION'])
 /** The addon knows no routes and options, so the advice is added here. */
 const ADVICE: Record<string, string> = {

@@ -2,7 +2,7 @@ import type { StoreClient } from '../rendezvous/client.ts'
 import { Deadline } from '../rendezvous/deadline.ts'
 import { errorMessage } from '../errors.ts'
 
-/** A key that nobody sets. */
+/** A key that is never set. */
 const NEVER = 'refit/until the end of the store'
 const LONG_MS = 24 * 3600_000
 const PAUSE_MS = 1000
@@ -29,7 +29,7 @@ export class StoreWatch {
     this.#control.abort(new Error('the group has ended'))
   }
 
-  /** Waits for a key that nobody sets, so only the end of the connection ends the wait. */
+  /** Waits for a key that is never set, so only the end of the connection ends the wait. */
   async #watch (store: StoreClient): Promise<string> {
     for (;;) {
       try {

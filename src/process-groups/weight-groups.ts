@@ -177,7 +177,7 @@ export class WeightGroups {
     ])
   }
 
-  /** Their failures have been reported, and perhaps nobody uses their names again. */
+  /** Groups with a reported failure. Their names may never be used again. */
   #endDead (): void {
     for (const group of [...this.#groups.values()]) if (group.isDead) this.#end(group, 'it had failed')
   }

@@ -293,7 +293,7 @@ export class RemoteEngine implements RolloutEngine {
     await this.#state.refresh()
   }
 
-  /** Ends our calls. The engine keeps running, because it belongs to somebody else. */
+  /** Ends our calls. The engine keeps running, because this process did not start it. */
   async close (): Promise<void> {
     if (this.#closed) return
     this.#closed = true

@@ -82,7 +82,7 @@ export function registerPending (
 }
 
 /**
- * Key of the transaction that a call falls into. Calls with the same identity join only within the same transaction.
+ * Key of the transaction that a call belongs to. Calls with the same identity join only within the same transaction.
  */
 export function transactionKey ({ transactions }: RolloutEngine, transaction?: string | null): string {
   return JSON.stringify([transaction ?? null, transactions.currentId])

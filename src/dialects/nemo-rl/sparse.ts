@@ -23,7 +23,7 @@ export interface PayloadInfo {
   candidates: number
 }
 
-/** `payloads`: 0 for a payload that was there already. */
+/** `payloads`: 0 for a payload that had been received already. */
 export interface PayloadTaken {
   payloads: number
   duplicate: boolean

@@ -74,9 +74,9 @@ export class KvMemory {
   }
 
   /**
-   * Empties the prefix cache. `holders`, the sequences that have pages, keep theirs and from now on share them with
-   * nobody: some may be shared already, and a page that one holder gives to the cache would count as free while another
-   * holds it without a lock.
+   * Empties the prefix cache. `holders`, the sequences that have pages, keep theirs, and put no page into the cache
+   * from now on. Some pages may be shared already: a page that one holder gave to the cache would count as free while
+   * another holder uses it without a lock.
    */
   clear (holders: readonly Sequence[]): void {
     this.cache.clear()

@@ -52,11 +52,11 @@ export async function probeGpus ({ script, limitMs = LONGEST_MS }: ProbeOptions 
     : signal !== null
     ? `was ended by ${signal}`
     : `failed with code ${code}`
-  const said = Buffer.concat(complaints).toString().trim().split('\n').at(-1) ?? ''
+  const lastLine = Buffer.concat(complaints).toString().trim().split('\n').at(-1) ?? ''
   throw new RefitError(
     'CONFIG',
     `a process that only looked at the GPUs ${how}${
-      said === '' ? '' : ` (${said.slice(0, 500)})`
+      lastLine === '' ? '' : ` (${lastLine.slice(0, 500)})`
     }: the CUDA driver, or a library that ${cudaLibraryPath()} opens, is broken; ` +
       "see whether nvidia-smi works, and look into the kernel's log (dmesg) for NVRM and Xid",
     { param: 'device' }

@@ -125,7 +125,7 @@ export class Batcher {
 
   /**
    * Drops the prefix cache, because the weights have changed (`changed`) or on request. Running sequences keep their
-   * pages but share them with nobody.
+   * pages, which no other request shares from then on.
    */
   dropCache (changed: boolean): void {
     this.kv.clear(this.running)

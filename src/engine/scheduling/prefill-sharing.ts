@@ -4,7 +4,7 @@ import type { Sequence } from './sequence.ts'
 /**
  * Prefills under way, so that several samples of one prompt compute it once. A request that would compute the same next
  * page as a running one (its leader) waits until the leader's prompt is in the prefix cache, or the leader ends early.
- * It returns to its place in the queue, before all later arrivals, so nobody waits forever.
+ * It returns to its place in the queue, before all later arrivals, so no request waits forever.
  */
 export class PrefillSharing {
   readonly #kv: KvMemory

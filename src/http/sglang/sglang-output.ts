@@ -29,7 +29,7 @@ export interface Shown {
 
 export const NOTHING_SHOWN: Shown = { tokens: 0, text: 0, input: false }
 
-/** One sample as `/generate` returns it: everything so far, except what was shown already. */
+/** One sample as `/generate` returns it: everything so far, without the part that earlier events have shown. */
 export function sglangOutput (sample: Sample, options: OutputOptions, shown = NOTHING_SHOWN): Record<string, unknown> {
   return {
     ...options.tokenizer === null ? {} : { text: sample.text.slice(shown.text) },

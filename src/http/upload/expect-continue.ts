@@ -3,9 +3,9 @@ import type { IncomingMessage, Server, ServerResponse } from 'node:http'
 const waiting = new WeakMap<IncomingMessage, ServerResponse>()
 
 /**
- * Node tells a client that sends `Expect: 100-continue` to send its body before anybody has looked at the request. With
- * this, the server does so when `sendContinue` is called: a body that is refused for its key, its type or its length is
- * never sent.
+ * If a client sends `Expect: 100-continue`, Node replies 100 before any handler has seen the request. With this
+ * function the server replies 100 only when `sendContinue` is called, so a body that is refused for its key, its type
+ * or its length is never sent.
  */
 export function deferContinue (server: Server): void {
   server.on('checkContinue', (request: IncomingMessage, response: ServerResponse) => {
@@ -14,7 +14,7 @@ export function deferContinue (server: Server): void {
   })
 }
 
-/** Tells the client to send its body. Does nothing if the client did not ask, or if Node has told it already. */
+/** Replies 100, so that the client sends its body. Does nothing if the client expects no 100 or already has it. */
 export function sendContinue (request: IncomingMessage): void {
   waiting.get(request)?.writeContinue()
   waiting.delete(request)

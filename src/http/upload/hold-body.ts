@@ -57,7 +57,7 @@ export async function holdBody (
   })
 }
 
-/** Call it once nobody reads the body any more. */
+/** Call it when the body is not read any more. */
 export function freeBody (body: Buffer): void {
   if (body.length >= LARGE_BYTES && body.length === body.buffer.byteLength) freeMemory(body)
 }

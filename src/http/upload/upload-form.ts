@@ -43,8 +43,8 @@ export interface FormOptions extends Pick<PumpOptions, 'stallMs' | 'broke' | 'si
 
 /**
  * Reads a multipart/form-data body: fields and files, in their order, each after the one before it has ended. Rejects
- * with what they throw, or with BODY_BROKEN, BODY_STALLED or BODY_TOO_LARGE; then no part of the body is being
- * processed any more.
+ * with the error of a callback, or with BODY_BROKEN, BODY_STALLED or BODY_TOO_LARGE. After that no part of the body is
+ * being processed.
  */
 export async function readForm (
   request: FastifyRequest,
@@ -71,7 +71,7 @@ export async function readForm (
     await parts.next().catch(error => {
       throw refusal(error)
     })
-  // Asking for the first part starts the parser, before the watch could take a byte from it.
+  // The request for the first part starts the parser, before the watch can take a byte from it.
   let next = read()
   const stop = watchBody(raw, {
     stallMs,
@@ -112,7 +112,7 @@ export async function readForm (
   }
 }
 
-/** A file that is being received when something fails is waited for, so that its owner may close it. */
+/** If something fails while a file is received, the end of the file is awaited, so that its owner may close it. */
 async function readFile (
   stream: MultipartFile['file'],
   file: FormFile,

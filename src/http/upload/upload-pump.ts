@@ -7,15 +7,15 @@ export interface PumpOptions extends Pick<WatchOptions, 'stallMs' | 'signal'> {
    * Takes a chunk. Returns a promise if the next one has to wait; nothing is read from the socket until it resolves.
    */
   take: (chunk: Buffer) => Promise<void> | undefined
-  /** Called with a chunk that has been taken and that nobody else reads. */
+  /** Called with a chunk that has been taken and has no other reader. */
   spent: (chunk: Buffer) => void
-  /** Called at once with the error, while a chunk may still be being processed. */
+  /** Called at once with the error; a chunk may still be in process. */
   broke: (error: unknown) => void
 }
 
 /**
- * Hands the chunks of a body on, one at a time. Rejects with what `take` throws, with BODY_BROKEN or BODY_STALLED. Then
- * no chunk is being processed any more, and nobody reads what the client still sends (`dropRest`).
+ * Passes the chunks of a body to `take`, one at a time. Rejects with the error of `take`, with BODY_BROKEN or with
+ * BODY_STALLED. After that no chunk is being processed, and the rest of the body is not read (see `dropRest`).
  */
 export async function pump (
   request: IncomingMessage,
@@ -72,7 +72,7 @@ export async function pump (
 /** Listeners of our own on the body: the watch, and the pump or the form parser. */
 const OWN_LISTENERS = 2
 
-/** Whether nobody else reads the chunks: a host that listens as well may keep them. */
+/** True if the chunks have no other reader. A host that listens as well may keep them. */
 export function isOurs (request: IncomingMessage): boolean {
   return request.listenerCount('data') <= OWN_LISTENERS
 }

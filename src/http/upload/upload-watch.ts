@@ -11,8 +11,8 @@ export interface WatchOptions {
 }
 
 /**
- * Watches a body while somebody else reads it, who pauses it when the client has to wait. Returns a function that stops
- * the watch.
+ * Watches a body while another function reads it, and pauses it when the client must wait. Returns a function that
+ * stops the watch.
  */
 export function watchBody (request: IncomingMessage, { stallMs, signal, ended }: WatchOptions): () => void {
   let received = 0
@@ -61,7 +61,7 @@ export function watchBody (request: IncomingMessage, { stallMs, signal, ended }:
   const onAbort = (): void => {
     end(signal.reason)
   }
-  // The request may be destroyed later by anybody; its errors are of no interest then.
+  // The request may be destroyed later, and its errors are of no interest then.
   request.on('error', () => {})
   // Before listeners that free a chunk's memory after reading it.
   request.prependListener('data', onData).on('resume', onResume).on('end', onEnd).on('error', onError).on(

@@ -60,7 +60,7 @@ export class DistributedReceiver {
   /**
    * Throws NOT_FOUND or the group's own failure, and receives nothing then. If the announcement is wrong and its size
    * is known, the bytes are received and dropped before the error is thrown; else the group is aborted, and the message
-   * says so.
+   * reports it.
    */
   async open (request: DistributedRequest): Promise<DistributedSource> {
     const { tensors, broadcasts, stream, at } = this.#announce(request)
@@ -99,7 +99,7 @@ export class DistributedReceiver {
 
   /**
    * For a request that is refused for another reason: receives and drops the announced bytes if their size is known,
-   * else aborts the group. Returns a sentence that says which; undefined if there is no such group.
+   * else aborts the group. Returns a sentence that names the outcome; undefined if there is no such group.
    */
   async refuse (
     { names, dtypes, shapes, group_name: group, load_format: format }: Readonly<Record<string, unknown>>,

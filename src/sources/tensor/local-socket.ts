@@ -3,8 +3,8 @@ import { getSystemErrorName } from 'node:util'
 import { native } from '../../native/load-addon.ts'
 
 /**
- * Connects to a Unix socket of this machine, also an abstract one (`\0name`). If nobody accepts, throws an error with
- * the system's code at once.
+ * Connects to a Unix socket of this machine, also an abstract one (`\0name`). If no process accepts, throws an error
+ * with the system's code at once.
  */
 export function connectLocalSocket (path: string): Socket {
   const fd = native().connectLocal(path)

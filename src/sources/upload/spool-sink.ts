@@ -56,7 +56,7 @@ export class SpoolSink implements UploadSink {
 
   #flush (slot: Buffer): void {
     const index = this.#count++
-    // Whole pages. Nobody reads the bytes after the data.
+    // Whole pages. The bytes after the data are not read.
     const pages = slot.subarray(PAGE_BYTES, PAGE_BYTES + Math.ceil(this.#filled / PAGE_BYTES) * PAGE_BYTES)
     this.#slot = undefined
     this.#filled = 0

@@ -37,7 +37,7 @@ export class UploadReceiver {
     if (bytes > this.staging.holdBytes) await checkRoom(this.#folder, bytes)
   }
 
-  /** Frees a chunk of a body, once it has been taken and nobody else has it. */
+  /** Frees a chunk of a body after it has been taken, if it has no other reader. */
   freeChunk (chunk: Uint8Array): void {
     freeChunk(chunk)
   }

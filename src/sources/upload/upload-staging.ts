@@ -88,7 +88,7 @@ export class Staging {
     return buffer
   }
 
-  /** Call it when nobody reads or writes the buffer any more. */
+  /** Call it when the buffer is not read or written any more. */
   give (buffer: Buffer): void {
     this.#live -= buffer.length
     this.#kept.push(buffer)
