@@ -36,7 +36,7 @@ function(split_by_faults with without)
       list(APPEND rest ${source})
     endif()
   endforeach()
-  # A source that gains or loses its fault point changes sides.
+  # A source moves to the other list when it gains or loses its fault point.
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${ARGN} ${headers})
   set(${with} ${seeing} PARENT_SCOPE)
   set(${without} ${rest} PARENT_SCOPE)
@@ -72,8 +72,8 @@ foreach(faulty refit_core_faults refit_binding_faults)
   target_compile_definitions(${faulty} PRIVATE REFIT_FAULTS)
 endforeach()
 
-# A library that is opened and never closed. nodelete: it must outlive the worker that loaded it, because native threads
-# run its code. The C++ library is linked statically: the program that opens it may have another one.
+# A library that is opened and never closed. nodelete: it must outlive the JS worker thread that loaded it, because
+# native threads run its code. The C++ library is linked statically because the program that opens it may have another.
 function(add_opened_library target name suffix)
   add_library(${target} MODULE EXCLUDE_FROM_ALL ${ARGN})
   set_target_properties(${target} PROPERTIES OUTPUT_NAME ${name} PREFIX "" SUFFIX ${suffix} LINKER_LANGUAGE CXX)

@@ -11,7 +11,7 @@ int integer(const Napi::Object& object, const std::string& path, const char* nam
   return static_cast<int>(to_integer(object.Get(name), path + name, min, max));
 }
 
-// One of a few names, in the order of the enum's values.
+// Reads an enum from one of a few names, which are in the order of its values.
 template <class Enum, size_t N>
 void read_name(const Napi::Value& value, const std::string& name, const char* const (&names)[N], Enum& out) {
   const std::string got = to_string(value, name);
@@ -26,7 +26,7 @@ void read_name(const Napi::Value& value, const std::string& name, const char* co
   throw Napi::RangeError::New(value.Env(), name + ": expected " + expected + ", got \"" + got + '"');
 }
 
-// Fields of the recipe by their types. Values that no model can have are refused by Layout.
+// Read fields of the recipe, by type. Layout refuses values that no model can have.
 void read_field(const Napi::Value& value, const std::string& name, int& out) {
   out = static_cast<int>(to_integer(value, name, 0, kMaxInt));
 }
@@ -62,7 +62,7 @@ DType parse_dtype(const Napi::Value& value, const std::string& path) {
   throw Napi::RangeError::New(value.Env(), path + ": expected \"bfloat16\" or \"float32\", got \"" + name + '"');
 }
 
-// The fields that only CUDA has. All may be absent.
+// Reads the fields that only CUDA has. All may be absent.
 void parse_cuda(const Napi::Object& object, CoreConfig& config) {
   const std::string path = "config.";
   if (const Napi::Value gpus = object.Get("gpus"); !gpus.IsUndefined()) {

@@ -4,8 +4,8 @@
 
 namespace refit::binding {
 
-// CoreConfig of src/native/addon.ts. The type and range of every field are checked here; whether they fit each other is
-// checked by the device.
+// CoreConfig of src/native/addon.ts. The type and range of every field are checked here; the device checks
+// whether they fit each other.
 CoreConfig parse_config(const Napi::Value& value);
 
 // The names of the fields of ModelRecipe, for a test that compares them with src/native/recipe.ts.

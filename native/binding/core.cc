@@ -16,7 +16,7 @@ struct Registry {
   int next = 1;
 };
 
-// Never destroyed: at process exit writer threads may still run, and nothing that they use may be destroyed.
+// It is never destroyed, because writer threads may still run and use it at process exit.
 Registry& registry() {
   static Registry* const instance = new Registry;
   return *instance;

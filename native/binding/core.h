@@ -1,5 +1,5 @@
-// A core: one device and the thread that its weight operations run on. Cores belong to the process, not to a JavaScript
-// environment: the scheduler's worker creates one, and the main thread finds it by its handle.
+// A core is one device and the thread that its weight operations run on. Cores belong to the process, not to a
+// JavaScript environment: the scheduler's worker creates one, and the main thread finds it by its handle.
 #pragma once
 #include <functional>
 #include <memory>
@@ -14,23 +14,23 @@ class Core {
  public:
   // Throws the exceptions of make_cpu_device or make_cuda_device.
   explicit Core(CoreConfig config);
-  // Closes. Never call it on the writer thread: jobs must not own their core.
+  // Closes the core. It must not run on the writer thread, so jobs must not own their core.
   ~Core();
   Core(const Core&) = delete;
   Core& operator=(const Core&) = delete;
 
   const CoreConfig& config() const { return config_; }
   const Device& device() const { return *device_; }
-  // Runs fn with exclusive use of the device. The gate keeps steps and writes apart; if it ever failed to, they would
+  // Runs fn with exclusive use of the device. The gate keeps steps and writes apart. If the gate failed, they would
   // wait for each other here.
   void with_device(const std::function<void(Device&)>& fn);
-  // For process groups: several use the device at once. The gate keeps writes away, and steps away from what is
-  // written.
+  // For process groups: several of them use the device at once. The gate keeps writes away, and it keeps steps away
+  // from memory that is being written.
   Device& shared_device() { return *device_; }
 
   // Queues a job for the writer thread; jobs run in order and must not throw. Throws std::runtime_error after close().
   void post(std::function<void()> job);
-  // Takes no more jobs and returns when all posted jobs have run.
+  // Refuses further jobs and returns when all posted jobs have run.
   void close();
 
  private:

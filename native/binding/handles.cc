@@ -16,7 +16,7 @@ Napi::Value latin1(Napi::Env env, const std::string& text) {
   return {env, value};
 }
 
-// Byte strings, concatenated, and the end of each.
+// Concatenated byte strings, and the end of each.
 struct Joined {
   std::vector<uint8_t> bytes;
   std::vector<int32_t> ends;

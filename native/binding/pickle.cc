@@ -14,7 +14,7 @@ namespace {
 
 Napi::Value utf8(Napi::Env env, std::string_view text) { return Napi::String::New(env, text.data(), text.size()); }
 
-// Limits that the caller sets lower than the default.
+// Reads the limits that the caller sets below the defaults.
 PickleLimits parse_limits(const Napi::Value& value) {
   PickleLimits limits;
   if (value.IsUndefined()) return limits;
@@ -35,7 +35,7 @@ PickleLimits parse_limits(const Napi::Value& value) {
   return limits;
 }
 
-// The meaning that JavaScript gives a name: the number of a use, or text that says why the name is refused.
+// JavaScript's answer for a name: the number of a use, or text with the reason for a refusal.
 PickleMeaning to_meaning(const Napi::Value& value) {
   if (value.IsString()) return {false, {}, 0, value.As<Napi::String>().Utf8Value()};
   return {true, static_cast<PickleUse>(to_integer(value, "findName", 0, kPickleUses - 1))};

@@ -1,4 +1,4 @@
-// The packed rows that TypeScript writes into a Float64Array: the names of their fields, in order. src/native has the
+// The names of the fields, in order, of the packed rows that TypeScript writes into a Float64Array. src/native has the
 // same lists (write-layout.ts, deltas.ts, groups.ts); `layouts` of the addon reports these, and a test compares them.
 #pragma once
 #include <array>
@@ -18,19 +18,19 @@ struct RectRow {
   static constexpr std::array kNames{"tensor", "rank", "param", "srcRow", "srcCol", "rows", "cols", "dstRow", "dstCol"};
 };
 
-// A change of a tensor in a file: the tensor's place in the file, and the change's place in the data.
+// A change of a tensor in a file: the tensor's position in the file and the change's position in the data.
 struct DeltaRow {
   enum Field : size_t { kFd, kOffset, kBytes, kBegin, kEnd };
   static constexpr std::array kNames{"fd", "offset", "bytes", "begin", "end"};
 };
 
-// A stretch of a staging slot.
+// A range of bytes of a staging slot.
 struct PartRow {
   enum Field : size_t { kOffset, kBytes };
   static constexpr std::array kNames{"offset", "bytes"};
 };
 
-// All of them, and the numbers of dtypes, states, memory tags, encodings of positions and rows of a step.
+// All these names, and the numbers of dtypes, states, memory tags, encodings of positions and rows of a step.
 Napi::Object layouts(Napi::Env env);
 
 }  // namespace refit::binding

@@ -22,7 +22,8 @@ Arena::Arena(size_t bytes) : bytes_(bytes) {
   void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (p == MAP_FAILED) throw std::bad_alloc();
   data_ = static_cast<uint8_t*>(p);
-  // A hint: fewer page faults at the first write and fewer TLB misses in every step. Refused where the kernel has none.
+  // A hint: fewer page faults at the first write and fewer TLB misses in every step. An error is ignored: the kernel
+  // may have none.
   madvise(data_, bytes, MADV_HUGEPAGE);
 }
 
@@ -82,7 +83,7 @@ size_t drop_memory(uint8_t* data, size_t bytes) {
   for (size_t from = 0; from < bytes; from += kStretch) {
     const size_t length = std::min(kStretch, bytes - from);
     resident.assign((length + page - 1) / page, 0);
-    // A figure for reports: where it cannot be had, it is left out.
+    // The number is only for reports. A part whose state cannot be read is not counted.
     if (mincore(data + from, length, resident.data()) != 0) continue;
     pages += std::count_if(resident.begin(), resident.end(), [](unsigned char state) { return (state & 1) != 0; });
   }

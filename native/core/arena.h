@@ -37,7 +37,7 @@ class Arena {
   // Reserved, including what is not carved yet.
   size_t bytes() const { return bytes_; }
 
-  // What `carve(bytes)` takes at most.
+  // The most bytes that `carve(bytes)` takes from the arena.
   static constexpr size_t padded(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
  private:

@@ -24,7 +24,7 @@ inline uint64_t sum_few(const T* data, uint64_t first, int64_t n) {
   return sum;
 }
 
-// Whole groups, eight at a time: lane l of every inner loop is group l, so that compilers make vectors of them.
+// Whole groups, eight at a time: lane l of every inner loop is group l, so compilers can use vector instructions.
 template <typename T>
 inline __attribute__((always_inline)) uint64_t sum_groups(const T* data, uint64_t group, int64_t groups) {
   constexpr int kLanes = 8;

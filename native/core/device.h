@@ -1,5 +1,5 @@
-// A device: the ranks of one engine with their parameters, KV pages and forward pass. The CPU is one, CUDA another; the
-// binding and everything above it use only this interface.
+// A device: the ranks of one engine with their parameters, KV pages and forward pass. There is one for the CPU and one
+// for CUDA. The binding and everything above it use only this interface.
 //
 // Threads: `step` is called by the scheduler's thread. `write`, `read`, `checksum` and `scramble` are called by the
 // core's writer thread while the scheduler is stopped between two steps (the gate). The two never overlap.
@@ -16,7 +16,7 @@
 
 namespace refit {
 
-// Kinds of memory that can be released apart from each other; the names are SGLang's.
+// Kinds of memory that can be released separately; the names are SGLang's.
 enum MemoryTag : uint32_t { kTagWeights = 1, kTagKvCache = 2, kTagCudaGraph = 4 };
 
 struct DeviceInfo {
@@ -54,18 +54,19 @@ class Device {
   // Backs the tags with memory again: kept weights have their bytes, other contents are undefined. Throws
   // std::bad_alloc; a tag without enough memory stays released. Returns true if the weights have their bytes.
   virtual bool resume_memory(uint32_t tags) = 0;
-  // Closes the segments that writes left open under the name, on every rank; returns how many mappings that were.
-  // Called by the writer thread, as `write`.
+  // Closes the segments that writes keep open under the name, on every rank. Returns the number of mappings. Called by
+  // the writer thread, as `write` is.
   virtual uint64_t close_mappings(const std::string&) { return 0; }
-  // Copies bytes [offset, offset + bytes) of a segment to host memory, once its events are done. The segment is opened
-  // and closed for this. Called by the writer thread, as `write`. Throws std::runtime_error that says what to do.
+  // Copies bytes [offset, offset + bytes) of a segment to host memory when its events are done. Opens and closes the
+  // segment. Called by the writer thread, as `write` is. Throws std::runtime_error with advice.
   virtual void fetch(const Segment&, uint64_t, uint64_t, int /* timeout_ms */, uint8_t*) {
-    throw std::runtime_error("it lies in the memory of a card, and this engine is on the CPU");
+    throw std::runtime_error("it lies in the memory of a GPU, and this engine is on the CPU");
   }
-  // A process group of this device's ranks; any thread. The device outlives it. Throws GroupError (kRefused).
+  // Creates a process group of this device's ranks. Any thread may call it. The device must outlive the group. Throws
+  // GroupError (kRefused).
   virtual std::unique_ptr<NcclGroup> nccl_group(const NcclGroupOptions&) {
     throw GroupError(GroupErrorKind::kRefused,
-                     "NCCL connects cards, and this engine runs on the CPU: use backend \"gloo\"");
+                     "NCCL connects GPUs, and this engine runs on the CPU: use backend \"gloo\"");
   }
 };
 

@@ -12,7 +12,7 @@ inline double seconds_since(Clock::time_point began) {
   return std::chrono::duration<double>(Clock::now() - began).count();
 }
 
-// To three digits: "0.00123", "12.3".
+// With three significant digits: "0.00123", "12.3".
 inline std::string seconds_text(double seconds) {
   char text[32];
   std::snprintf(text, sizeof text, "%.3g", seconds);

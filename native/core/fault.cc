@@ -19,7 +19,7 @@ struct Armed {
 
 std::mutex mutex;
 Armed armed;
-int64_t disarmed = 0;  // how often
+int64_t disarmed = 0;  // number of calls of `disarm`
 std::condition_variable on_disarm;
 
 void stall(int milliseconds, int64_t before) {
@@ -64,7 +64,7 @@ bool pass(Point point) {
       stall(now.stall_ms, before);
       return false;
     case Action::kDie:
-      // As a crash would: no destructor, no exit handler. 134 is what a shell shows for SIGABRT.
+      // Ends as a crash does: no destructor, no exit handler. A shell shows 134 for SIGABRT.
       _exit(134);
   }
   return false;

@@ -1,8 +1,9 @@
-// A process group of ranks of this process and ranks elsewhere (torch trainers, other engines). The binding and
-// everything above it use only this interface. native/transport/gloo/gloo_group.h implements it, and NCCL's group does.
+// A process group of ranks of this process and ranks of other processes (torch trainers, other engines). The binding
+// and everything above it use only this interface. native/transport/gloo/gloo_group.h implements it, and so does NCCL's
+// group.
 //
 // Threads: the functions that wait are called by one thread at a time, the group's own
-// (native/binding/groups/groups.h): never by an event loop. `abort` and `staged` may be called by any thread at any
+// (native/binding/groups/groups.h), and never by an event loop. `abort` and `staged` may be called by any thread at any
 // time.
 #pragma once
 #include <chrono>
@@ -61,30 +62,31 @@ class Group {
   // Description for messages: `gloo group of 5 (ranks 1-4 here)`.
   virtual std::string describe() const = 0;
 
-  // Gives the first `slots` slots room for `bytes` each and frees the others; 0 bytes frees all. Throws std::bad_alloc,
-  // and then no slot has memory.
+  // Allocates `bytes` for each of the first `slots` slots and frees the others; 0 bytes frees all. If it throws
+  // std::bad_alloc, no slot has memory.
   virtual void stage(uint64_t bytes, int slots = kGroupSlots) = 0;
-  // Throws std::invalid_argument where nothing is staged.
+  // Throws std::invalid_argument if the slot has no memory.
   virtual StagedSlot staged(int slot) const = 0;
 
-  // These throw GroupError; and std::invalid_argument for a mistake of the caller, before anything is sent.
+  // The following throw GroupError. For a mistake of the caller they throw std::invalid_argument before anything is
+  // sent.
   //
-  // Takes part in one broadcast for each part, in order, from rank `root` (not one of this process's), into the slot.
+  // Receives one broadcast for each part, in order, from rank `root` (which is in another process), into the slot.
   virtual void receive(int slot, const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) = 0;
-  // The bytes of a slot, from the first of this process's ranks. For messages whose content decides what follows.
+  // The bytes of a slot, from the first rank of this process. For messages whose content decides the next steps.
   virtual std::vector<uint8_t> read(int slot, uint64_t offset, uint64_t bytes, GroupDeadline deadline) = 0;
-  // One broadcast of host memory from this process's first rank.
+  // Broadcasts host memory from the first rank of this process.
   virtual void send(const uint8_t* data, uint64_t bytes, GroupDeadline deadline) = 0;
-  // All parameters of the device from rank `root` straight into place; see groupParams in src/native/groups.ts.
-  // `config` is the device's. Other threads may read the parameters meanwhile on the sending side, and on a receiving
-  // side none may.
+  // Broadcasts all parameters of the device from rank `root` straight into their places; see groupParams in
+  // src/native/groups.ts. `config` is the device's. During the call, other threads may read the parameters on the
+  // sending side, but not on a receiving side.
   virtual void params(Device& device, const CoreConfig& config, int rank, int root, GroupDeadline deadline) = 0;
-  // torch's `barrier` of the backend: returns when all ranks have reached it.
+  // torch's `barrier` of the backend. Returns when all ranks have reached it.
   virtual void barrier(GroupDeadline deadline) = 0;
 
-  // Any thread. A running call throws kBroken with the reason at once, and so does every later call.
+  // Any thread may call this. The running call and every later one throw kBroken with the reason at once.
   virtual void abort(const std::string& reason) noexcept = 0;
-  // Leaves the group without waiting for the other ranks; use a barrier before where that matters. Frees everything
+  // Leaves the group without waiting for the other ranks; if that matters, call `barrier` first. Frees everything
   // except slots that a write still holds.
   virtual void end() noexcept = 0;
 };

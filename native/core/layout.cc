@@ -37,7 +37,7 @@ class Names {
                                    ", but the forward pass computes in " + name_of(dtype_));
     return find(name);
   }
-  // Only with a flag of the recipe; -1 without it.
+  // A parameter that exists only with a flag of the recipe; -1 without the flag.
   int needed_if(bool flag, const std::string& name, int64_t rows, int64_t cols) const {
     if (flag) return needed(name, rows, cols);
     require(find(name) < 0, "parameter " + name + " is listed, but the recipe has no use for it");

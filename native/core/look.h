@@ -4,16 +4,16 @@
 
 namespace refit {
 
-// True if there are processors to spare for threads that spin instead of sleeping. A spinning thread may otherwise take
-// the processor of the thread that it waits for.
+// True if there are enough processors for threads that spin instead of sleeping. Otherwise a spinning thread could take
+// the processor from the thread that it waits for.
 inline bool is_roomy() {
   static const bool roomy = std::thread::hardware_concurrency() >= 8;
   return roomy;
 }
 
 // Spins until the condition holds, for a limited time; returns whether it holds. A sleeping thread needs 0.1 to 0.2 ms
-// to wake up on a virtual machine, which is longer than many of the tasks that it waits for. Without processors to
-// spare the condition is tested once.
+// to wake up on a virtual machine, which is longer than many of the tasks that it waits for. Without enough
+// processors the condition is tested once.
 template <typename Ready>
 bool look_for(std::chrono::microseconds most, Ready ready) {
   if (!is_roomy()) return ready();

@@ -2,7 +2,7 @@
 // maps checkpoint names to these matrices; nothing here knows a checkpoint.
 //
 // Parameters of one rank, by name (local shapes; nq, nkv, I, V are per rank; a vector is [n, 1]). They are found by
-// name, and lie in memory in the order of the list. Each has a dtype of its own.
+// name and are in memory in the order of the list. Each has its own dtype.
 //   embed            [V, H]            rows past the vocabulary are zero
 //   layers.L.qkv     [(nq + 2 nkv) * hd, H]
 //   layers.L.qkv_bias [(nq + 2 nkv) * hd, 1]  with ModelRecipe::qkv_bias
@@ -16,9 +16,9 @@
 //   layers.L.w2      [E * H, I_e]      per expert: H rows
 //   layers.L.router  [E, H]
 //   layers.L.ln1     [H, 1]            RMSNorm of attention: before it, or after it (ModelRecipe::norm_placement)
-//   layers.L.ln2     [H, 1]            RMSNorm of the MLP, likewise
+//   layers.L.ln2     [H, 1]            RMSNorm of the MLP: before or after it, as ln1
 //   norm             [H, 1]
-//   lm_head          [V, H]            absent with ModelRecipe::tied_head: then embed serves
+//   lm_head          [V, H]            absent with ModelRecipe::tied_head: embed is used instead
 #pragma once
 #include <cstdint>
 #include <string>
@@ -41,8 +41,8 @@ enum class NormPlacement : uint8_t { kPre, kPost };
 // RMSNorm of q and k before RoPE: none; on each head; on the whole projection, across the heads of all ranks.
 enum class QkNorm : uint8_t { kNone, kHead, kProjection };
 
-// What a forward pass computes. Field by field the ModelRecipe of src/native/recipe.ts, which documents the meanings;
-// for_each_field (below) is the list that the addon reads.
+// The computation of a forward pass. The fields are those of ModelRecipe in src/native/recipe.ts, which documents them.
+// The addon reads the list for_each_field (below).
 struct ModelRecipe {
   int hidden = 0;
   int layers = 0;

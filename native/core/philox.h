@@ -1,7 +1,7 @@
 // Philox4x32-10, the counter-based generator of Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (SC 2011),
-// and the Gumbel noise made of it. The noise of a token depends only on (seed, position, token id). There is no state,
-// so a sample is the same in any batch, slot and rank count, and after any preemption. Integer arithmetic only; device
-// code includes this file too.
+// and the Gumbel noise that is computed from it. The noise of a token depends only on (seed, position, token id). There
+// is no state, so a sample is the same in any batch, slot and rank count, and after any preemption. Integer arithmetic
+// only; device code includes this file too.
 #pragma once
 #include <cstdint>
 
@@ -35,8 +35,8 @@ REFIT_HOST_DEVICE inline PhiloxBlock sample_noise(uint64_t seed, uint32_t positi
                        static_cast<uint32_t>(seed >> 32));
 }
 
-// A word as a number in [2^-33, 1 - 2^-24]. The Gumbel noise is -log(-log1p(-v)): small v, which make the large noise,
-// are finely resolved, so tokens of tiny probability are drawn as often as they should be.
+// A word as a number v in [2^-33, 1 - 2^-24]. The Gumbel noise is -log(-log1p(-v)). Small v give large noise and are
+// finely resolved, so tokens of tiny probability are drawn with the right frequency.
 REFIT_HOST_DEVICE inline float noise_uniform(uint32_t word) {
   const float v = (static_cast<float>(word) + 0.5f) * 0x1p-32f;
   return v < 1.0f - 0x1p-24f ? v : 1.0f - 0x1p-24f;

@@ -17,8 +17,8 @@ namespace refit {
 
 namespace {
 
-// Between two products of one forward pass lie a few microseconds: a thread that waits this long has nothing to do for
-// a while.
+// Two products of one forward pass are a few microseconds apart. A thread that has spun this often will have no work
+// for a while.
 constexpr int kSpins = 2000;
 constexpr int kMaxThreads = 1024;
 
@@ -63,7 +63,7 @@ struct Pool::State {
   }
 
   void start() {
-    // Signals belong to the host program's threads.
+    // The pool's threads take no signals: those belong to the threads of the host program.
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -84,7 +84,7 @@ struct Pool::State {
     done.store(0, std::memory_order_relaxed);
     remaining.store(count);
     if (sleepers.load() > 0) {
-      // Whoever has counted itself is either waiting or about to read `remaining` under this lock.
+      // A thread that has counted itself is waiting, or will read `remaining` under this lock.
       { std::lock_guard<std::mutex> lock(sleep); }
       wake.notify_all();
     }
@@ -94,9 +94,9 @@ struct Pool::State {
   std::vector<std::thread> workers;
   std::mutex callers;  // held through a whole parallel_for
 
-  // The job. A thread takes an index by lowering `remaining`; who has taken one holds the job open until it has added
-  // it to `done`, so fn and n may be read after a successful take and at no other time. Late wakers find `remaining` at
-  // zero.
+  // The job. A thread takes an index by lowering `remaining`. The job stays open until the thread adds the index to
+  // `done`, so fn and n may be read after a successful take and at no other time. Threads that wake up late find
+  // `remaining` at zero.
   alignas(64) std::atomic<int64_t> remaining{0};
   const Fn* fn = nullptr;
   int64_t n = 0;
@@ -135,11 +135,11 @@ struct Pool::State {
     } catch (...) {
       std::lock_guard<std::mutex> lock(sleep);
       if (!error) error = std::current_exception();
-      // The indices nobody has taken are given up and count as done.
+      // The remaining indices are dropped and count as done.
       ran += remaining.exchange(0, std::memory_order_acq_rel);
     }
-    // From here on the job may be over: only members that outlive it are touched. Sequentially consistent, as the
-    // caller stores caller_sleeps and then reads done.
+    // The job may end here, so only members that outlive it are used below. The order is sequentially consistent
+    // because the caller stores caller_sleeps and then reads done.
     if (done.fetch_add(ran) + ran == total && caller_sleeps.load()) {
       std::lock_guard<std::mutex> lock(sleep);
       finished.notify_all();
@@ -159,7 +159,8 @@ struct Pool::State {
         }
       }
       std::unique_lock<std::mutex> lock(sleep);
-      // Counted before the predicate reads remaining; the caller stores remaining and then reads the count.
+      // The count changes before the predicate reads `remaining`. The caller stores `remaining` and then reads the
+      // count.
       sleepers.fetch_add(1);
       wake.wait(lock, [this] { return stop.load() || remaining.load() > 0; });
       sleepers.fetch_sub(1);

@@ -1,5 +1,5 @@
-// A thread pool without OpenMP: the caller takes part, work is handed out by an atomic counter, idle threads spin
-// briefly and then sleep on a futex. One parallel_for at a time per pool (callers on several threads take turns).
+// A thread pool without OpenMP. The caller works too, an atomic counter hands out the work, and idle threads spin
+// briefly and then sleep on a futex. A pool runs one parallel_for at a time (callers on several threads take turns).
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -9,7 +9,7 @@ namespace refit {
 
 class Pool {
  public:
-  // threads counts the caller: 1 means no thread is made.
+  // `threads` includes the caller: with 1 no thread is created.
   explicit Pool(int threads);
   ~Pool();
   Pool(const Pool&) = delete;

@@ -1,5 +1,5 @@
-// One forward step: the views that the binding makes of StepBatch, and the result (the fields are documented in
-// src/native/step.ts).
+// One forward step: StepBatch, whose fields are views that the binding makes, and the result. src/native/step.ts
+// documents the fields.
 #pragma once
 #include <cstdint>
 #include <span>

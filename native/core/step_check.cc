@@ -20,7 +20,7 @@ void check_length(const char* name, size_t got, size_t expected, const char* for
   }
 }
 
-// Offsets start at 0, never decrease, and end at the length of the list that they divide.
+// Offsets start at 0, never decrease, and end at the length of the list that they split.
 void check_offsets(const char* name, std::span<const int32_t> offsets, size_t count, size_t total) {
   check_length(name, offsets.size(), count + 1, "one more than it divides");
   if (offsets[0] != 0) fail(std::string(name) + " starts at " + std::to_string(offsets[0]) + ", expected 0");

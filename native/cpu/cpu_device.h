@@ -14,7 +14,7 @@ class CpuDevice : public Device {
 
   DeviceInfo info() const override;
   const void* address(int rank, int param) const override { return store_.param(rank, param); }
-  // While memory is released, a function that would touch it throws std::runtime_error, because zeros would be taken
+  // While memory is released, a function that would touch it throws std::runtime_error, because it would take zeros
   // for weights.
   void step(const StepBatch& batch, StepResult& result) override;
   WriteOutcome write(const WriteJob& job) override;

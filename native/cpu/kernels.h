@@ -1,6 +1,6 @@
-// The CPU's kernels behind one table per instruction set, chosen at run time. Every kernel computes each output in an
-// order that depends only on the output's own coordinates, so results have the same bits for any batch, chunking and
-// thread count.
+// The CPU's kernels: one table of functions per instruction set, chosen at run time. Every kernel computes each output
+// in an order that depends only on the output's own coordinates, so results have the same bits for any batch, chunking
+// and thread count.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -39,7 +39,7 @@ struct Kernels {
   float (*max)(const float* x, int64_t n);
 };
 
-// Kernel sets this machine can run, best first: avx512bf16, avx512, avx2, scalar.
+// The kernel sets that this machine can run, best first: avx512bf16, avx512, avx2, scalar.
 std::vector<std::string> isas();
 // Throws std::invalid_argument for an unknown or unavailable name; empty picks the best.
 const Kernels& kernels(const std::string& isa);

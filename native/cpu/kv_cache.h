@@ -11,11 +11,11 @@ struct KvShape {
   int ranks, layers, pages, page_size, kv_heads, head_dim;  // kv_heads of one rank
 };
 
-// Per rank [layer][page][kv_head] { K [head_dim][page_size], V [page_size][head_dim] }. K is transposed, so that the
-// scores of neighbouring tokens are neighbours in a vector. Memory is reserved, not committed: a page takes no memory
-// before it is written.
+// Per rank [layer][page][kv_head] { K [head_dim][page_size], V [page_size][head_dim] }. K is transposed, so the
+// scores of adjacent tokens are adjacent in a vector. Memory is reserved, not committed: a page takes no memory before
+// it is written.
 //
-// After a release it holds nothing, and takes no memory until it is written again.
+// After a release the cache is empty and takes no memory until it is written again.
 class KvCache {
  public:
   // Throws std::invalid_argument, std::bad_alloc.
@@ -24,10 +24,10 @@ class KvCache {
   KvCache(const KvCache&) = delete;
   KvCache& operator=(const KvCache&) = delete;
 
-  // Gives the memory of all pages back to the system; addresses stay. Returns the bytes given back.
+  // Gives the memory of all pages back to the system; addresses stay. Returns the number of bytes given back.
   uint64_t release();
 
-  // Reserved, all ranks.
+  // Reserved bytes of all ranks.
   uint64_t bytes() const { return rank_bytes_ * bases_.size(); }
   int page_size() const { return shape_.page_size; }
   int pages() const { return shape_.pages; }

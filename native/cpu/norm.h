@@ -8,7 +8,7 @@ namespace refit::cpu {
 // out may be x. weight: floats.
 void rms_norm(const Context& ctx, const float* x, const float* weight, float* out, int64_t n, float eps);
 
-// The part of a norm after its sum of squares: rstd of n elements, and out = x * rstd * weight. out may be x.
+// The parts of a norm after its sum of squares: rstd of n elements, and out = x * rstd * weight. out may be x.
 float rstd_of(float sum_squares, int64_t n, float eps);
 void scale(const Context& ctx, const float* x, float rstd, const float* weight, float* out, int64_t n);
 

@@ -1,6 +1,6 @@
 // Rotary position embedding, rotate-half form, with Hugging Face's precision: angles in fp32 from fp32 inverse
-// frequencies, cos and sin rounded to the dtype, every product and the sum rounded. Where the recipe rounds once, only
-// the sum is.
+// frequencies, cos and sin rounded to the dtype, every product and the sum rounded. If the recipe rounds once, only
+// the sum is rounded.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -13,7 +13,7 @@ namespace refit::cpu {
 class Rope {
  public:
   Rope(const ModelRecipe& recipe, DType dtype);
-  // Makes the tables of positions [0, positions). No other thread may read them meanwhile.
+  // Makes the tables of positions [0, positions). No other thread may read them during the call.
   void reserve(int64_t positions);
   // Rotates `heads` heads of x in place. tmp: 2 * heads * head_dim floats.
   void apply(const Context& ctx, float* x, int heads, int64_t position, float* tmp) const;

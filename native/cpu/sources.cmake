@@ -2,7 +2,7 @@
 # says why). The end of a file's name is the instruction set. Both CMake projects include this file.
 file(GLOB_RECURSE REFIT_CPU_SOURCES CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/*.cc)
 
-# Contraction would fuse multiply and add here and not there.
+# Contraction would fuse multiply and add in some instruction sets and not in others.
 set(refit_scalar_flags -ffp-contract=off)
 set(refit_avx2_flags ${refit_scalar_flags} -mavx2 -mfma)
 set(refit_avx512_flags ${refit_scalar_flags} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma)

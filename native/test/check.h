@@ -44,7 +44,7 @@ inline int finish(const char* name) {
 
 }  // namespace refit::test
 
-// CHECK(ok); CHECKF(ok, "n=%d", n) adds the values that matter. Both return the condition's value.
+// CHECK(ok); CHECKF(ok, "n=%d", n) also prints values. Both return the condition's value.
 #define CHECK(cond) ::refit::test::report(static_cast<bool>(cond), __FILE__, __LINE__, #cond)
 #define CHECKF(cond, ...) ::refit::test::reportf(static_cast<bool>(cond), __FILE__, __LINE__, #cond, __VA_ARGS__)
 // The expression must throw exactly this type or one derived from it.

@@ -10,7 +10,7 @@ using namespace refit;
 
 namespace {
 
-// docs/checksum.md, step by step.
+// The definition in docs/checksum.md, step by step.
 uint64_t reference(uint64_t index, uint64_t bits) {
   uint64_t z = (index / 8 + 1) * 0x9E3779B97F4A7C15u;
   z ^= z >> 30;
@@ -23,7 +23,7 @@ uint64_t reference(uint64_t index, uint64_t bits) {
   return z * bits;
 }
 
-// Data of any pattern.
+// Data with any bit pattern.
 uint64_t noise(uint64_t index) { return splitmix64_mix((index + 1) * kGolden); }
 
 uint64_t bits_at(const Store& store, int rank, int param, int64_t index) {
@@ -93,7 +93,7 @@ void one_bit_or_two_exchanged_elements_change_it() {
       CHECK(checksum_run(data.data(), DType::kBFloat16, 0, 512) != sum);
       data[i] ^= static_cast<uint16_t>(1 << bit);
     }
-    // The neighbours, which share a factor, and one element far away.
+    // The other elements of the group, which share a factor, and one element far away.
     for (size_t other = i + 1; other < i + 10; other++) {
       const size_t o = (other < i + 9 ? other : i * 7 + 1) % data.size();
       if (data[i] == data[o]) continue;
@@ -104,7 +104,7 @@ void one_bit_or_two_exchanged_elements_change_it() {
   }
 }
 
-// Real faults make small changes of neighbours; none of the tried ones may cancel out.
+// Real faults make small changes of adjacent elements. None of the changes here may cancel out.
 void small_changes_of_one_group_never_cancel() {
   uint64_t weights[8];
   for (int j = 0; j < 8; j++) weights[j] = checksum_weight(j);
@@ -113,7 +113,7 @@ void small_changes_of_one_group_never_cancel() {
     uint64_t sum = 0;
     bool any = false;
     for (int j = 0; j < 8; j++) {
-      // In turn: tiny values, powers of two, any value.
+      // Alternately tiny values, powers of two, and any value.
       const uint64_t z = noise(i * 8 + static_cast<uint64_t>(j));
       const int size = i % 3 == 0   ? static_cast<int>(z % 5) - 2
                        : i % 3 == 1 ? (1 << (z % 16)) * (static_cast<int>((z >> 8) % 3) - 1)

@@ -44,8 +44,8 @@ struct Vector {
   const char *xxh3, *adler32;
 };
 
-// By xxHash 0.8.3 and zlib, of the first bytes of that buffer: every branch of the specification, and both sides of
-// each border between them.
+// Checksums of the first bytes of that buffer, from xxHash 0.8.3 and zlib. The lengths reach every branch of the
+// specification and both sides of each border between branches.
 constexpr Vector kVectors[] = {
     {0, "99aa06d3014798d86001c324468d497f", "00000001"},    {1, "a6cd5e9392000f6ac44bdff4074eecdb", "00010001"},
     {2, "76750c3c7bf956687a9978044cb8a8bb", "00540053"},    {3, "20efc49ff02422ea54247382a8d6b94d", "013900e5"},
@@ -63,11 +63,11 @@ constexpr Vector kVectors[] = {
     {2367, "e89c0f6ff369b427cb37aeb9e5d361ed", "2cbca688"}, {4096, "b9cfaea2ca5626a4e91206429d1f48f9", "8294fdbd"},
     {4113, "83c02dcc7a80659601f24dfb53ed6d89", "af00075e"}};
 
-// Zstandard frames by hand (RFC 8878, 3.1.1): blocks as they are, or of one byte repeated, which four bytes make 128
-// KiB.
+// Zstandard frames that are written by hand (RFC 8878, 3.1.1): raw blocks, or blocks of one repeated byte, where four
+// bytes decompress to 128 KiB.
 class Frame {
  public:
-  // No size of the content; a window of 2^(10 + exponent) bytes.
+  // The header has no content size and a window of 2^(10 + exponent) bytes.
   explicit Frame(int exponent = 10) : bytes_{0x28, 0xb5, 0x2f, 0xfd, 0x00, static_cast<uint8_t>(exponent << 3)} {}
   Frame& raw(const Bytes& data) {
     head(0, data.size());
@@ -94,7 +94,7 @@ class Frame {
   Bytes bytes_;
 };
 
-// As trainers compress: libzstd, level 1.
+// Compresses as trainers do: libzstd, level 1.
 inline Bytes compressed(const Bytes& data) {
   static void* const library = dlopen("libzstd.so.1", RTLD_NOW | RTLD_LOCAL);
   static auto* const compress =
@@ -164,7 +164,7 @@ inline std::string xxh3(const Bytes& bytes) {
   return hash.hex();
 }
 
-// What the one delta is refused with; empty: it is not.
+// Applies one delta and returns the error; empty if there is none.
 inline std::string refusal(const Bytes& change, DeltaEncoding encoding, const Bytes& before, uint64_t offset,
                            uint64_t size, Bytes* after = nullptr) {
   const File file(before);
@@ -175,7 +175,7 @@ inline std::string refusal(const Bytes& change, DeltaEncoding encoding, const By
     why = error.what();
   }
   const Bytes bytes = file.bytes();
-  // Nothing outside of the tensor, whatever came of it.
+  // Bytes outside the tensor never change.
   for (size_t i = 0; i < before.size(); i++) {
     if (i >= offset && i - offset < size) continue;
     if (!CHECKF(bytes[i] == before[i], "byte %zu lies outside of [%lu, %lu)", i, offset, offset + size)) break;

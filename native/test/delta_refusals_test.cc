@@ -6,7 +6,7 @@ using namespace refit::test::delta_world;
 
 namespace {
 
-void sizes_that_lie_are_refused() {
+void wrong_sizes_are_refused() {
   const Bytes before = noise(5000, 1);
   const auto xor_refusal = [&](const Bytes& change) {
     return refusal(change, DeltaEncoding::kXor, before, 1000, 3000);
@@ -15,7 +15,7 @@ void sizes_that_lie_are_refused() {
   CHECK_REFUSED(xor_refusal(Frame().repeat(1, 2999).end()), "0: its change holds fewer bytes than it has");
   CHECK_REFUSED(xor_refusal(Frame().repeat(1, 3001).end()), "0: its change holds more bytes than it has");
   CHECK_REFUSED(xor_refusal({}), "fewer bytes");
-  // A second frame behind what is enough.
+  // A second frame after enough bytes.
   Bytes twice = Frame().repeat(1, 3000).end();
   const Bytes more = Frame().repeat(1, 1).end();
   twice.insert(twice.end(), more.begin(), more.end());
@@ -55,7 +55,7 @@ void places_out_of_range_are_refused_and_nothing_is_written() {
                   "a byte behind its end changes");
     CHECK(after == before);
   }
-  // A tensor that the file does not hold, in part or at all.
+  // A tensor that is partly or completely outside the file.
   for (const uint64_t offset : {uint64_t{4000}, uint64_t{5000}, uint64_t{1} << 40}) {
     for (const DeltaEncoding encoding : {DeltaEncoding::kXor, DeltaEncoding::kOverwrite}) {
       Bytes after;
@@ -67,20 +67,20 @@ void places_out_of_range_are_refused_and_nothing_is_written() {
   }
 }
 
-void bombs_do_not_go_off() {
+void decompression_bombs_are_refused() {
   const Bytes before = noise(5000, 3);
   Frame bomb;
   for (int i = 0; i < 100000; i++) bomb.repeat(0xff, 1 << 17);
   const Bytes bytes = bomb.end();
   CHECK_REFUSED(refusal(bytes, DeltaEncoding::kXor, before, 0, 5000), "more bytes than it has");
-  // Its count is 0xffffffff.
+  // Read as an overwrite, its count is 0xffffffff.
   CHECK_REFUSED(refusal(bytes, DeltaEncoding::kOverwrite, before, 0, 5000), "more bytes change than it has");
   // A window of 2 TiB, which the library would allocate.
   CHECK_REFUSED(refusal(Frame(31).repeat(1, 5000).end(), DeltaEncoding::kXor, before, 0, 5000),
                 "it does not decompress");
 }
 
-void what_breaks_off_or_is_changed_is_never_read_out_of_bounds() {
+void cut_or_changed_deltas_are_never_read_out_of_bounds() {
   const Bytes before = noise(60000, 4);
   Bytes now = before;
   for (size_t i = 0; i < now.size(); i += 37) now[i] ^= static_cast<uint8_t>(i | 1);
@@ -93,7 +93,7 @@ void what_breaks_off_or_is_changed_is_never_read_out_of_bounds() {
                   .empty(),
              "the first %zu of %zu bytes", size, change.size());
     }
-    // Any byte changed: refused, or of another sum; the sanitizers see the rest.
+    // Any changed byte causes a refusal or another result. The sanitizers see reads out of bounds.
     std::mt19937 random(5);
     int silent = 0;
     for (int i = 0; i < 300; i++) {
@@ -108,7 +108,7 @@ void what_breaks_off_or_is_changed_is_never_read_out_of_bounds() {
   CHECK_REFUSED(refusal(no_frame, DeltaEncoding::kXor, before, 0, 100), "it does not decompress");
 }
 
-void the_first_that_is_refused_is_named_and_all_threads_end() {
+void the_first_refused_delta_is_named_and_all_threads_end() {
   const Bytes before = noise(64000, 6);
   const File file(before);
   const Bytes good = Frame().repeat(1, 1000).end();
@@ -126,7 +126,7 @@ void the_first_that_is_refused_is_named_and_all_threads_end() {
       why = error.what();
     }
     CHECKF(why == "17: its change holds fewer bytes than it has", "%s", why.c_str());
-    // One thread goes in order, and stops there.
+    // One thread works in order and stops at the failure.
     const Bytes now = file.bytes();
     if (threads == 1)
       CHECK(std::equal(now.begin() + 18000, now.end(), before.begin() + 18000) && now[16999] != before[16999]);
@@ -147,10 +147,10 @@ void the_first_that_is_refused_is_named_and_all_threads_end() {
 }  // namespace
 
 int main() {
-  sizes_that_lie_are_refused();
+  wrong_sizes_are_refused();
   places_out_of_range_are_refused_and_nothing_is_written();
-  bombs_do_not_go_off();
-  what_breaks_off_or_is_changed_is_never_read_out_of_bounds();
-  the_first_that_is_refused_is_named_and_all_threads_end();
+  decompression_bombs_are_refused();
+  cut_or_changed_deltas_are_never_read_out_of_bounds();
+  the_first_refused_delta_is_named_and_all_threads_end();
   return refit::test::finish("delta_refusals_test");
 }

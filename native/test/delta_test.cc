@@ -27,19 +27,19 @@ void operator delete(void* memory, size_t) noexcept { operator delete(memory); }
 
 namespace {
 
-void checksums_are_those_of_the_specifications() {
+void checksums_agree_with_the_specifications() {
   const Bytes all = sanity(5000);
   for (const Vector& vector : kVectors) {
     const Bytes bytes(all.begin(), all.begin() + static_cast<ptrdiff_t>(vector.size));
     CHECKF(xxh3(bytes) == vector.xxh3, "%zu bytes: %s", vector.size, xxh3(bytes).c_str());
-    // In pieces of every kind.
+    // The same in pieces of many sizes.
     for (const size_t piece : {size_t{1}, size_t{63}, size_t{64}, size_t{65}, size_t{1024}, size_t{1500}}) {
       Xxh3 hash;
       for (size_t at = 0; at < bytes.size(); at += piece)
         hash.update(bytes.data() + at, std::min(piece, bytes.size() - at));
       CHECKF(hash.hex() == vector.xxh3, "%zu bytes in pieces of %zu", vector.size, piece);
     }
-    // A change of nothing leaves the sum of what is there.
+    // An empty change returns the checksum of the old bytes.
     const File file(bytes);
     const Bytes none = compressed(Bytes(bytes.size()));
     for (const DeltaChecksum kind : {DeltaChecksum::kXxh3, DeltaChecksum::kAdler32}) {
@@ -48,7 +48,7 @@ void checksums_are_those_of_the_specifications() {
       CHECK(sums.size() == 1 && sums[0] == (kind == DeltaChecksum::kXxh3 ? vector.xxh3 : vector.adler32));
     }
   }
-  // Sums that would overflow: the most that fits between two reductions, and more.
+  // Sums near overflow: the most bytes that fit between two reductions, and more.
   const Bytes high(3 * 5552 + 7, 0xff);
   uint32_t a = 1, b = 0;
   for (const uint8_t byte : high) {
@@ -63,7 +63,7 @@ void checksums_are_those_of_the_specifications() {
                      DeltaChecksum::kAdler32, 1)[0] == expected);
 }
 
-// Tensors of all sizes in one file, with gaps between them that nobody may touch, changed by several threads.
+// Tensors of all sizes in one file, changed by several threads. The gaps between them must not change.
 void tensors_become_what_they_are_to_be(DeltaEncoding encoding, int threads) {
   const std::vector<size_t> sizes = {0, 1, 2, 255, 4096, kMiB - 1, kMiB, kMiB + 1, 3 * kMiB + 12345};
   Bytes before, after;
@@ -76,7 +76,7 @@ void tensors_become_what_they_are_to_be(DeltaEncoding encoding, int threads) {
     after.insert(after.end(), gap.begin(), gap.end());
     const Bytes old = noise(sizes[i], static_cast<uint32_t>(i));
     Bytes now = old;
-    // Some bytes, the first and the last among them; of one tensor whole pieces stay.
+    // Changes some bytes, the first and the last included. In one tensor whole pieces stay unchanged.
     std::mt19937 random(static_cast<uint32_t>(i));
     for (size_t k = 0; k < now.size() / 50; k++)
       now[random() % (i == 8 ? kMiB : now.size())] ^= static_cast<uint8_t>(1 + random() % 255);
@@ -98,7 +98,7 @@ void tensors_become_what_they_are_to_be(DeltaEncoding encoding, int threads) {
   CHECK(file.bytes() == after);
 }
 
-void a_change_may_be_of_several_frames_and_of_no_bytes() {
+void a_change_may_have_several_frames_or_no_bytes() {
   const Bytes before(300, 1);
   const File file(before);
   Bytes change = Frame().repeat(2, 100).end();
@@ -113,9 +113,9 @@ void a_change_may_be_of_several_frames_and_of_no_bytes() {
         kVectors[0].xxh3);
 }
 
-// Four bytes make 128 KiB, and could make gigabytes: no more is ever decompressed than the tensor has.
-// A change of all bytes is five times as long as the tensor, and is never in memory as a whole.
-void memory_is_that_of_pieces() {
+// Four bytes decompress to 128 KiB here and could decompress to gigabytes. No more than the size of the tensor is ever
+// decompressed. A change of all bytes is five times as long as the tensor and is never in memory as a whole.
+void memory_is_bounded_by_pieces() {
   constexpr size_t kSize = 6 * kMiB;
   const Bytes before(kSize, 1);
   Bytes rising(4 + 5 * kSize), falling(4 + 5 * kSize);
@@ -140,8 +140,8 @@ void memory_is_that_of_pieces() {
   }
 }
 
-// Of a position that comes twice, the last counts; in any order.
-void positions_may_come_in_any_order() {
+// If a position occurs twice, the last value counts.
+void positions_may_be_in_any_order() {
   const size_t size = 2 * kMiB + 100;
   std::vector<uint32_t> at = {5, 2 * kMiB + 99, 0, kMiB, 5, kMiB - 1, 5};
   Bytes expected(size, 1);
@@ -163,12 +163,12 @@ void positions_may_come_in_any_order() {
 }  // namespace
 
 int main() {
-  checksums_are_those_of_the_specifications();
+  checksums_agree_with_the_specifications();
   for (const DeltaEncoding encoding : {DeltaEncoding::kXor, DeltaEncoding::kOverwrite}) {
     for (const int threads : {1, 3, 32}) tensors_become_what_they_are_to_be(encoding, threads);
   }
-  a_change_may_be_of_several_frames_and_of_no_bytes();
-  positions_may_come_in_any_order();
-  memory_is_that_of_pieces();
+  a_change_may_have_several_frames_or_no_bytes();
+  positions_may_be_in_any_order();
+  memory_is_bounded_by_pieces();
   return refit::test::finish("delta_test");
 }

@@ -1,5 +1,5 @@
-// A shared library with a device that computes nothing. It returns its arguments, so that a test sees that all of them
-// cross the boundary between addon and library, and it fails in every possible way. Built by
+// A shared library with a device that computes nothing. It returns its arguments, so a test can check that all of
+// them cross the boundary between addon and library. It can also fail in every possible way. Built by
 // test/native/cuda-library.test.ts.
 #include <numeric>
 #include <string>

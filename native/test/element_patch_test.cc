@@ -27,7 +27,7 @@ struct Sent {
   ElementPatch patch;
 };
 
-// Rising positions, in each of the encodings that can hold them.
+// Ascending positions in each encoding that can hold them.
 Sent sent(const std::vector<uint64_t>& at, const std::vector<uint16_t>& values, Positions encoding) {
   Sent out;
   std::vector<uint64_t> gaps;
@@ -102,7 +102,7 @@ void a_range_needs_no_positions() {
   CHECK(has(refusal({one.patch}, 10), "4 bytes of positions for 3"));
 }
 
-void bits_are_changed_there_and_back() {
+void an_xor_patch_applied_twice_restores_the_bits() {
   std::vector<uint16_t> held{1, 2, 3, 4};
   const std::vector<uint16_t> before = held;
   Sent one = sent({1, 3}, {0xff00, 0x00ff}, Positions::kInt32);
@@ -114,7 +114,7 @@ void bits_are_changed_there_and_back() {
   CHECK(has(refusal({one.patch}, 4, DType::kFloat32), "another dtype"));
 }
 
-void what_is_wrong_is_refused() {
+void wrong_patches_are_refused() {
   const Sent outside = sent({0, 4}, {1, 1}, Positions::kInt32);
   CHECK(has(refusal({outside.patch}, 4), "position 4 lies outside of its 4"));
   Sent negative = sent({0, 1}, {1, 1}, Positions::kInt32);
@@ -149,9 +149,9 @@ void values_of_other_dtypes_are_rounded() {
   CHECK(wide[0] == 1.0f && wide[1] == -2.0f && wide[2] == 0x1p-24f);
 }
 
-// From torch 2.13: hash_tensor of bfloat16 [1.5, 2.25, -3, 0, 1e-40, inf], of [1, 2, 255, 7] as uint8, of float32
+// Results of torch 2.13: hash_tensor of bfloat16 [1.5, 2.25, -3, 0, 1e-40, inf], of [1, 2, 255, 7] as uint8, of float32
 // [1.1, 2.2].
-void hashes_are_torchs() {
+void hashes_equal_those_of_torch() {
   std::vector<uint16_t> values;
   for (const float value : {1.5f, 2.25f, -3.0f, 0.0f, 1e-40f, std::numeric_limits<float>::infinity()})
     values.push_back(float_to_bf16(value));
@@ -171,7 +171,7 @@ std::string hex(const std::vector<uint8_t>& bytes) {
   return out;
 }
 
-// From Python's hashlib.
+// Digests from Python's hashlib.
 void blake2b_is_that_of_the_rfc() {
   const std::string abc = "abc";
   const auto* data = reinterpret_cast<const uint8_t*>(abc.data());
@@ -192,10 +192,10 @@ void blake2b_is_that_of_the_rfc() {
 int main() {
   every_encoding_sets_the_same_elements_whole_and_in_blocks();
   a_range_needs_no_positions();
-  bits_are_changed_there_and_back();
-  what_is_wrong_is_refused();
+  an_xor_patch_applied_twice_restores_the_bits();
+  wrong_patches_are_refused();
   values_of_other_dtypes_are_rounded();
-  hashes_are_torchs();
+  hashes_equal_those_of_torch();
   blake2b_is_that_of_the_rfc();
   return refit::test::finish("element_patch_test");
 }

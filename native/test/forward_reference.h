@@ -89,7 +89,7 @@ struct TestModel {
 
   bool sparse(int layer) const { return !v.sparse.empty() && v.sparse[layer] != 0; }
 
-  // What rank `rank` of `ranks` holds of a weight.
+  // The shard of a weight that rank `rank` of `ranks` has.
   Matrix shard(const std::string& full, int rank, int ranks) const {
     const Matrix& w = weights.at(full);
     const std::string name = full.substr(full.rfind('.') + 1);
@@ -154,7 +154,7 @@ struct TestModel {
     for (int rank = 0; rank < ranks; ++rank) {
       for (size_t p = 0; p < c.params.size(); ++p) {
         const Matrix m = shard(c.params[p].name, rank, ranks);
-        // Weights are written behind the device's back: writes have their own tests.
+        // The weights are written directly into memory: writes have their own tests.
         void* to = const_cast<void*>(device->address(rank, static_cast<int>(p)));
         for (size_t i = 0; i < m.x.size(); ++i) {
           if (dtype == DType::kBFloat16) {
@@ -227,8 +227,8 @@ struct TestModel {
     return y;
   }
 
-  // Logits of every position of one sequence: [tokens][vocab]. `routed`: where each token went, [tokens][sparse layers
-  // * experts per token].
+  // Logits of every position of one sequence: [tokens][vocab]. `routed`: the experts of each token, [tokens][sparse
+  // layers * experts per token].
   std::vector<Vec> logits(const std::vector<int32_t>& tokens, std::vector<std::vector<int>>* routed = nullptr) const {
     std::vector<std::vector<int>> chosen(tokens.size());
     const int n = static_cast<int>(tokens.size()), d = v.head_dim, group = v.heads / v.kv_heads;
@@ -293,7 +293,7 @@ struct TestModel {
   }
 };
 
-// A batch under construction, with storage for what StepBatch only looks at.
+// A batch under construction, with the storage behind the views of StepBatch.
 struct BatchBuilder {
   std::vector<int32_t> tokens, seq_offsets{0}, start_pos, page_offsets{0}, pages, row_ints, history_offsets{0}, history,
       bias_offsets{0}, bias_tokens, id_offsets{0}, ids;

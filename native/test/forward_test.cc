@@ -52,7 +52,7 @@ std::vector<int32_t> page_list(int pages, std::mt19937* shuffle) {
   return p;
 }
 
-// Raw log-softmax of every token of the batch, by token id; behind them the experts that it was routed to.
+// The raw log-softmax of every token of the batch, by token id, and then the experts that it was routed to.
 Logprobs all_logprobs(Device& device, BatchBuilder& b, int vocab) {
   for (size_t t = 0; t < b.tokens.size(); ++t) {
     BatchBuilder::Row row{
@@ -90,7 +90,7 @@ double worst(const Logprobs& got, const std::vector<std::vector<double>>& logits
     for (const double z : logits[t]) sum += std::exp(z - max);
     for (size_t i = 0; i < logits[t].size(); ++i) {
       const double e = std::abs(got[t][i] - (logits[t][i] - max - std::log(sum)));
-      if (!(e <= error)) error = e;  // a NaN sticks
+      if (!(e <= error)) error = e;  // a NaN stays
     }
   }
   return error / scale;
@@ -109,12 +109,12 @@ void test_reference(const Variant& v, const std::string& isa) {
       auto free = page_list(200, &rng);
       const Logprobs got = whole(*device, {s.tokens, some_pages(free, 150, page_size)}, v.vocab);
       const double error = worst(got, expected);
-      // bf16 keeps 8 bits; a few dozen roundings lie between a token and its logits. A router near a tie may choose
-      // otherwise.
+      // bf16 keeps 8 bits, and there are a few dozen roundings between a token and its logits. A router near a tie may
+      // choose another expert.
       const double bound = dtype == DType::kFloat32 ? 1e-5 : v.experts > 0 ? 0.3 : 0.06;
       CHECKF(error <= bound, "%s, %s, dtype %d, %d ranks: error %g", v.name, isa.c_str(), static_cast<int>(dtype),
              ranks, error);
-      // In bf16 a router near a tie may choose otherwise.
+      // In bf16 a router near a tie may choose another expert.
       for (size_t t = 0; dtype == DType::kFloat32 && t < routed.size(); ++t) {
         const std::vector<int> experts(got[t].begin() + v.vocab, got[t].end());
         if (!CHECKF(experts == routed[t], "%s, %s, %d ranks: other experts at token %zu", v.name, isa.c_str(), ranks,
@@ -145,7 +145,7 @@ void test_invariants(const Variant& v, const std::string& isa, DType dtype, int 
   }
   auto device = model.device(ranks, 2, isa, pages, page_size);
 
-  // Chunks, the last ones single tokens, on shuffled pages that earlier sequences have used.
+  // In chunks, the last ones of single tokens, on shuffled pages that earlier sequences have used.
   for (const int chunk : {1, 7, 64, 65}) {
     auto free = page_list(pages, &rng);
     const auto list = some_pages(free, n, page_size);
@@ -160,7 +160,8 @@ void test_invariants(const Variant& v, const std::string& isa, DType dtype, int 
     }
   }
 
-  // Among others, of every kind: fresh, continued, decoding. Ours is prefix (pages of an earlier step) and tail.
+  // In a batch with new, continued and decoding sequences. The tested sequence has a prefix (pages of an earlier step)
+  // and a tail.
   auto free = page_list(pages, &rng);
   const auto ours = some_pages(free, n, page_size);
   const std::vector<int32_t> other = random_tokens(rng, 130, v.vocab);
@@ -181,7 +182,7 @@ void test_invariants(const Variant& v, const std::string& isa, DType dtype, int 
          where("a batch changes bits (continued)").c_str());
 }
 
-// Only where they are asked for, also of a step that samples nothing, and of one that computes nothing.
+// Experts are recorded only on request, also by a step that samples nothing and by one that computes nothing.
 void test_recording() {
   TestModel model(kVariants[5], DType::kFloat32, 1);
   BatchBuilder b;
@@ -192,7 +193,7 @@ void test_recording() {
   CHECK(b.run(*model.device(1, 1, "", 4, 16)).experts.empty());
 }
 
-// A later token with an infinite value must not reach an earlier one.
+// A later token with an infinite value must not change an earlier one.
 void test_causal() {
   Variant v = kVariants[0];
   TestModel model(v, DType::kFloat32, 1);
@@ -205,10 +206,10 @@ void test_causal() {
   auto device = model.device(1, 2, "", 8, 16);
   tokens[20] = 0;
   Logprobs got = whole(*device, {tokens, {0, 1}}, v.vocab);
-  // Greedy over NaN logits must not crash either: whole() has asked for all of them.
+  // Greedy sampling over NaN logits must not crash: whole() has requested all of them.
   CHECK(same({got.begin(), got.begin() + 20}, {clean.begin(), clean.begin() + 20}));
   CHECK(std::isnan(got[20][3]));
-  // Pages that held the poison are clean for the next sequence.
+  // The next sequence is not changed by the pages that contained the poison.
   tokens[20] = 1;
   got = whole(*device, {tokens, {0, 1}}, v.vocab);
   const Logprobs again = whole(*clean_device, {tokens, {3, 2}}, v.vocab);

@@ -1,6 +1,6 @@
-// Matrix products beside the plain vectorised read of the same weights: gemm_bench [threads] [isa ...]. Built on
-// demand. The weights (bf16, 4096 x 4096 each, 768 MB in all) do not fit any cache; every figure is the median of
-// several passes over all of them. Reads and products take turns, so that a busy machine slows both alike.
+// Compares matrix products with a plain vectorised read of the same weights: gemm_bench [threads] [isa ...]. It is
+// built by hand. The weights (bf16, 4096 x 4096 each, 768 MB in all) do not fit any cache; every number is the median
+// of several passes over all of them. Reads and products alternate, so a busy machine slows both equally.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -58,7 +58,7 @@ int main(int argc, char** argv) {
 
   auto read_all = [&] {
     const auto start = Clock::now();
-    // One contiguous part per thread, in pieces, so that other threads help one that is late.
+    // One contiguous part per thread, in pieces, so other threads can help a slow one.
     const int64_t pieces = 8 * threads, bytes = matrix * count / pieces;
     pool.parallel_for(pieces, [&](int64_t i, int) {
       sink = sum_words(reinterpret_cast<const uint64_t*>(base + i * bytes), static_cast<size_t>(bytes / 8));
@@ -73,7 +73,7 @@ int main(int argc, char** argv) {
     for (int64_t M : {1, 2, 4, 8, 16, 32, 64, 512}) {
       std::vector<float> x(static_cast<size_t>(M * K)), y(static_cast<size_t>(M * N));
       for (size_t i = 0; i < x.size(); i++) x[i] = static_cast<float>(static_cast<int>(i * 7919 % 257) - 128) / 128.0f;
-      // Enough matrices to be out of cache; fewer if the arithmetic takes most of the time.
+      // Enough matrices to exceed the cache; fewer if the arithmetic takes most of the time.
       const int64_t used = M <= 16 ? count : M <= 64 ? 8 : 2;
       std::vector<double> products, reads;
       for (int r = 0; r < 5; r++) {

@@ -1,4 +1,4 @@
-// gloo groups with ranks that break the protocol, never come, abort or die.
+// gloo groups with ranks that break the protocol, never connect, abort or die.
 #include "test/gloo_world.h"
 
 namespace refit::test {
@@ -7,7 +7,7 @@ namespace {
 void test_impostors() {
   const Bytes data = coded_bytes(1, 600);
   const uint64_t slot1 = gloo::make_slot(gloo::kBroadcast, 1);
-  // A rank that keeps to the protocol; the second piece first, and its bytes in two.
+  // A rank that follows the protocol. It announces the second piece first and sends its bytes in two parts.
   CHECK(!receive_from([&](Impostor& other) {
            const gloo::Header first = other.hear(), second = other.hear();
            CHECK(first.opcode == gloo::kRecvReady && first.slot == kSlot0 && first.length == 600 && first.bytes == 48);
@@ -25,7 +25,7 @@ void test_impostors() {
   const auto says = [](uint64_t opcode, uint64_t slot, uint64_t length) {
     return receive_from([=](Impostor& other) { other.say(opcode, slot, length); });
   };
-  // Another number of bytes than expected: the sender can send them all before it gets the error.
+  // Another number of bytes than expected. The sender can send them all before it gets the error.
   for (const uint64_t bytes : {uint64_t{599}, uint64_t{601}, uint64_t{1} << 20}) {
     const Thrown other = receive_from([&](Impostor& other) {
       other.say(gloo::kSendReady, kSlot0, bytes);
@@ -61,7 +61,7 @@ void test_impostors() {
                }),
                GroupErrorKind::kBroken, "announces broadcast 9 twice");
 
-  // The connection ends in the middle, in the middle of a header, at the start; or it hangs.
+  // The connection ends in the middle of the data, in the middle of a header or at the start, or it hangs.
   const Thrown cut = receive_from([&](Impostor& other) {
     other.hear(), other.hear();
     other.say(gloo::kSendReady, kSlot0, 600);
@@ -85,7 +85,7 @@ void test_impostors() {
   CHECK_THROWN(stopped, GroupErrorKind::kTimeout, "the deadline has passed; 250 of 600 bytes of broadcast 0");
   CHECK_THROWN(stopped, GroupErrorKind::kTimeout, "from rank 0 at 127.0.0.1:");
 
-  // The same for a receiver: it never says that it is ready, announces another length, or leaves.
+  // The same for a receiver: it never reports that it is ready, announces another length, or leaves.
   for (const int kind : {0, 1, 2}) {
     GlooGroup group(2, {1}, kHost);
     Impostor impostor;
@@ -115,11 +115,11 @@ void test_impostors() {
 void test_connecting() {
   const int descriptors = entries("/proc/self/fd");
   {
-    // No other rank comes. The port numbers decide which side connects.
+    // No other rank connects. The port numbers decide which side connects.
     GlooGroup group(3, {1}, kHost), other(3, {0}, kHost), third(3, {2}, kHost);
     const Thrown thrown = thrown_by([&] {
       group.connect({other.address(0), group.address(1), third.address(2)}, within(100ms));
-      // The system accepts connections for the ranks that we connect to.
+      // The system accepts the connections to the other ranks.
     });
     if (thrown.any) CHECK_THROWN(thrown, GroupErrorKind::kTimeout, "it connects to this side");
   }
@@ -151,7 +151,7 @@ void test_connecting() {
     CHECK_THROWS(group.barrier(late()), std::invalid_argument);
   }
   {
-    // Strangers connect and send nothing, nonsense, or a rank that does not connect here: no harm is done.
+    // Other programs connect and send nothing, nonsense, or a rank that does not connect here. This changes nothing.
     GlooGroup one(2, {0}, kHost), two(2, {1}, kHost);
     std::vector<gloo::Fd> strangers;
     for (const int64_t number :
@@ -162,7 +162,7 @@ void test_connecting() {
         CHECK(gloo::begin_connect(address.socket, fd) == 0);
         pollfd ready{fd.get(), POLLOUT, 0};
         poll(&ready, 1, 1000);
-        // The number of the right rank would be accepted: this protocol has no secret.
+        // The right rank number would be accepted, because this protocol has no secret.
         if (number == 0 || number == 1) {
           CHECK(send(fd.get(), &number, 5, MSG_NOSIGNAL) == 5);
         } else {
@@ -182,7 +182,7 @@ void test_connecting() {
 }
 
 void test_abort() {
-  // In the middle of a wait, from another thread: it ends at once, with the reason.
+  // Another thread aborts in the middle of a wait. The wait ends at once, with the reason.
   World world(2, {{0}, {1}});
   GlooGroup& group = *world.groups[1];
   group.stage(100);
@@ -194,11 +194,11 @@ void test_abort() {
   CHECK(received.wait_for(10s) == std::future_status::ready);
   CHECK_THROWN(received.get(), GroupErrorKind::kBroken, "the operator wished it");
   CHECK_THROWN(thrown_by([&] { group.barrier(late()); }), GroupErrorKind::kBroken, "the operator wished it");
-  // The other side notices it without a deadline of its own.
+  // The other side notices it before its own deadline.
   const Bytes bytes(100);
   CHECK_THROWN(thrown_by([&] { world.groups[0]->send(bytes.data(), bytes.size(), late()); }), GroupErrorKind::kBroken,
                "rank 1 at ");
-  // Before it is connected, twice, and at the end.
+  // An abort before the group is connected, a second abort, and an abort at the end.
   GlooGroup alone(2, {0}, kHost);
   alone.abort("first");
   alone.abort("second");

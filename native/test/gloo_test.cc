@@ -1,4 +1,4 @@
-// The gloo transport among groups of this process: data, order, and what is left behind. test/interop/test_gloo.py
+// The gloo transport between groups of this process: data, order and leaks. test/interop/test_gloo.py
 // tests it against torch's gloo.
 #include "test/gloo_world.h"
 
@@ -24,7 +24,7 @@ void test_tree() {
       }
     }
   }
-  // As in gloo's broadcast.cc: the distance doubles.
+  // The distance doubles, as in gloo's broadcast.cc.
   CHECK((gloo::tree_place(0, 0, 5).children == std::vector<int>{1, 2, 4}));
   CHECK((gloo::tree_place(1, 0, 5).children == std::vector<int>{3}));
   CHECK((gloo::tree_place(2, 2, 4).children == std::vector<int>{3, 0}));
@@ -65,7 +65,7 @@ void test_addresses() {
   for (const char* at = kTorchValue; *at != 0; at += 2) {
     torch.push_back(static_cast<uint8_t>(std::stoi(std::string(at, 2), nullptr, 16)));
   }
-  // Up to the end of the sockaddr; then -1, and the identifiers 0 and 1.
+  // The value up to the end of the sockaddr, then -1, and the identifiers 0 and 1.
   torch.resize(8 + 2 + 8 + 128);
   for (const int64_t number : {int64_t{-1}, int64_t{0}, int64_t{1}}) {
     const auto* bytes = reinterpret_cast<const uint8_t*>(&number);
@@ -122,7 +122,7 @@ void test_worlds() {
     world.each([](GlooGroup& group, int) { group.stage(kSlot); });
     for (int step = 0; step < 6; step++) {
       const int slot = step % 2;
-      // send() is from a group's first rank.
+      // send() always sends from the first rank of a group.
       const int sender = static_cast<int>(random() % world.groups.size());
       const int root =
           static_cast<int>(std::find(world.owner.begin(), world.owner.end(), sender) - world.owner.begin());
@@ -181,7 +181,7 @@ void test_barrier() {
   }
 }
 
-// A rank that has done its part may leave while the others are still busy.
+// A rank that has finished may leave while the others are still busy.
 void test_early_leaver() {
   for (int round = 0; round < 5; round++) {
     World world(3, {{0}, {1}, {2}});
@@ -222,7 +222,7 @@ void test_staging() {
   CHECK(group.staged(1).source.bytes == 1 << 20);
   group.stage(0);
   CHECK_THROWS(group.staged(0), std::invalid_argument);
-  // A write that reads the slot keeps it as long as it needs.
+  // A write that reads the slot keeps its memory.
   const_cast<uint8_t*>(held.source.data)[4095] = 1;
   CHECK_THROWS(group.stage(uint64_t{1} << 60), NoMemory);
   CHECK_THROWS(group.staged(0), std::invalid_argument);

@@ -1,5 +1,4 @@
-// Worlds of gloo's groups in one process, and a rank that does not keep to the protocol. For gloo_test.cc and
-// gloo_faults_test.cc.
+// Worlds of gloo groups in one process, and a rank that breaks the protocol. For gloo_test.cc and gloo_faults_test.cc.
 #pragma once
 #include <dirent.h>
 #include <netinet/in.h>
@@ -86,7 +85,7 @@ struct World {
   std::vector<std::unique_ptr<GlooGroup>> groups;
   std::vector<int> owner;  // of each rank
 
-  // `parts[g]`: the ranks of group g.
+  // `parts[g]` has the ranks of group g.
   World(int size, const std::vector<std::vector<int>>& parts, bool lazy = false) : owner(size, -1) {
     for (const auto& ranks : parts) {
       for (const int rank : ranks) owner[rank] = static_cast<int>(groups.size());
@@ -100,7 +99,7 @@ struct World {
     each([&](GlooGroup& group, int) { group.connect(peers, late()); });
   }
 
-  // Runs fn on all groups at once, each on a thread of its own; an exception fails the test.
+  // Runs fn on all groups at once, each on its own thread; an exception fails the test.
   void each(const std::function<void(GlooGroup&, int)>& fn) {
     std::vector<std::thread> threads;
     for (size_t g = 0; g < groups.size(); g++) {
@@ -209,7 +208,7 @@ class Impostor {
 
 constexpr uint64_t kSlot0 = gloo::make_slot(gloo::kBroadcast, 0);
 
-// The result of the group's receive of 1000 bytes when `act` is the other side.
+// The result of a group's receive of 1000 bytes when `act` runs on the other side.
 Thrown receive_from(const std::function<void(Impostor&)>& act, std::chrono::milliseconds deadline = 20s) {
   GlooGroup group(2, {1}, kHost);
   Impostor impostor;
@@ -225,7 +224,7 @@ Thrown receive_from(const std::function<void(Impostor&)>& act, std::chrono::mill
   if (thrown.any) {
     CHECK(impostor.is_cut_off());
     CHECK_THROWN(thrown_by([&] { group.barrier(late()); }), GroupErrorKind::kBroken, "unusable since");
-    // Bytes are not given out if it is unknown how many have arrived.
+    // The group returns no bytes if it does not know how many have arrived.
     CHECK_THROWN(thrown_by([&] { group.read(0, 0, 1000, late()); }), GroupErrorKind::kBroken, "unusable since");
     CHECKF(thrown.says("receive: ") && thrown.says(" s"), "%s", thrown.message.c_str());
   }
@@ -240,7 +239,7 @@ void leaves_nothing(const std::function<void()>& tests) {
   const int threads = entries("/proc/self/task");
   tests();
   CHECKF(entries("/proc/self/fd") == descriptors, "%d, were %d", entries("/proc/self/fd"), descriptors);
-  // A joined thread may be listed a little longer.
+  // The system may list a joined thread a little longer.
   for (int i = 0; entries("/proc/self/task") != threads && i < 100; i++) std::this_thread::sleep_for(10ms);
   CHECKF(entries("/proc/self/task") == threads, "%d, were %d", entries("/proc/self/task"), threads);
 }

@@ -1,4 +1,4 @@
-// The reader of handle lists under sanitizers: it reads a list whole, and no cut, changed or joined pickle makes it
+// The reader of handle lists under sanitizers. It reads a whole list, and no cut, changed or joined pickle makes it
 // read beyond its memory.
 #include "codec/handle_list.h"
 
@@ -52,7 +52,7 @@ void name(Bytes& out, std::string_view module, std::string_view name) {
   add(out, "\x93");
 }
 
-// A pair's name, and the start of the call that rebuilds its tensor, up to the sizes.
+// The name of a pair and the start of the call that rebuilds its tensor, up to the sizes.
 void begin_tensor(Bytes& out, const std::string& called) {
   text(out, called);
   name(out, "torch", "rebuild");
@@ -61,7 +61,7 @@ void begin_tensor(Bytes& out, const std::string& called) {
   name(out, "torch", "Size");
 }
 
-// One tensor; its numbers follow from its index.
+// One tensor, whose numbers are computed from its index.
 struct Sent {
   int rows, cols, start, segment, slot;
   bool is_float;
@@ -99,7 +99,7 @@ Bytes pickle_of(int first, int count) {
 }
 
 std::optional<HandleList> read(const std::vector<Bytes>& pickles) {
-  // Copies of exactly their size, so that the sanitizer sees a read beyond the end.
+  // Copies of exactly the right size, so the sanitizer sees a read beyond the end.
   std::vector<std::unique_ptr<uint8_t[]>> memory;
   std::vector<std::span<const uint8_t>> spans;
   for (const Bytes& pickle : pickles) {
@@ -133,7 +133,7 @@ void a_list_is_read_whole() {
   for (size_t segment = 0; segment < list->segment_list.size(); segment++) {
     const HandleSegment& found = list->segment_list[segment];
     CHECK(found.handle == std::string(64, static_cast<char>(segment)));
-    // Four tensors carry the two events; each is listed once.
+    // Four tensors have the two events; each event is listed once.
     CHECK(found.events.size() == std::min<size_t>(2, static_cast<size_t>(count + more) - 4 * segment));
   }
   CHECK(list->segment_list[0].end == 4000);
@@ -146,7 +146,7 @@ void a_pickle_that_is_cut_off_is_refused() {
   CHECK(read({whole}));
 }
 
-void a_list_with_any_byte_changed_does_no_harm() {
+void a_list_with_any_byte_changed_is_read_safely() {
   const Bytes whole = pickle_of(0, 2);
   for (size_t at = 0; at < whole.size(); at++) {
     for (int value = 0; value < 256; value++) {
@@ -177,7 +177,7 @@ void pieces_of_lists_do_no_harm(uint64_t seed) {
   read({out, wholes[0]});
 }
 
-// Tensors that all name one long value of the memo, each on a GPU of its own.
+// Tensors that all use one long value of the memo, each on its own GPU.
 Bytes pickle_of_one_handle(size_t handle_bytes, int count) {
   Bytes out;
   add(out, {"\x80\x04](", 4});
@@ -208,7 +208,7 @@ Bytes pickle_of_one_handle(size_t handle_bytes, int count) {
   return out;
 }
 
-void a_value_that_many_tensors_name_is_not_stored_for_each() {
+void a_value_of_many_tensors_is_stored_once() {
   const auto few = read({pickle_of_one_handle(100, 10)});
   CHECK(few && few->segment_list.size() == 10 && few->segment_list[9].handle == std::string(100, 7));
   CHECK(!read({pickle_of_one_handle(1'000'000, 300)}));
@@ -219,8 +219,8 @@ void a_value_that_many_tensors_name_is_not_stored_for_each() {
 int main() {
   a_list_is_read_whole();
   a_pickle_that_is_cut_off_is_refused();
-  a_list_with_any_byte_changed_does_no_harm();
+  a_list_with_any_byte_changed_is_read_safely();
   for (uint64_t seed = 0; seed < 5000; seed++) pieces_of_lists_do_no_harm(seed);
-  a_value_that_many_tensors_name_is_not_stored_for_each();
+  a_value_of_many_tensors_is_stored_once();
   return refit::test::finish("handle_list_test");
 }

@@ -1,4 +1,4 @@
-// Available host memory, according to the files of a made-up system.
+// Available host memory, read from the files of an invented system.
 #include "cuda/device/host_memory.cc"
 
 #include <unistd.h>
@@ -35,7 +35,7 @@ class System {
 
 constexpr uint64_t kMachine = 100000 * 1024;
 
-void without_a_limit_it_is_the_machines() {
+void without_a_limit_the_memory_of_the_machine_counts() {
   const System system;
   CHECK(system.left() == kMachine);
   system.put("sys/fs/cgroup/memory.max", "max\n");
@@ -43,7 +43,7 @@ void without_a_limit_it_is_the_machines() {
   CHECK(system.left() == kMachine);
 }
 
-void a_group_has_its_limit_and_files_give_way() {
+void a_cgroup_has_its_limit_and_its_file_cache_counts_as_free() {
   const System system;
   system.put("sys/fs/cgroup/memory.max", "50000\n");
   system.put("sys/fs/cgroup/memory.current", "49000\n");
@@ -56,7 +56,7 @@ void a_group_has_its_limit_and_files_give_way() {
   CHECK(system.left() == 2048);
 }
 
-void so_has_a_group_of_the_older_kind() {
+void a_cgroup_of_version_1_has_its_limit() {
   const System system;
   system.put("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
   system.put("sys/fs/cgroup/memory/memory.usage_in_bytes", "7000\n");
@@ -71,8 +71,8 @@ void so_has_a_group_of_the_older_kind() {
 }  // namespace
 
 int main() {
-  without_a_limit_it_is_the_machines();
-  a_group_has_its_limit_and_files_give_way();
-  so_has_a_group_of_the_older_kind();
+  without_a_limit_the_memory_of_the_machine_counts();
+  a_cgroup_has_its_limit_and_its_file_cache_counts_as_free();
+  a_cgroup_of_version_1_has_its_limit();
   return refit::test::finish("host_memory_test");
 }

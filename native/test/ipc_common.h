@@ -1,4 +1,4 @@
-// A driver for memory of other processes that counts, and refuses requests that no driver may get; and jobs for it.
+// A driver for memory of other processes that counts calls and refuses wrong ones, and jobs for it.
 #pragma once
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -21,8 +21,8 @@
 #include "core/write/write_check.h"
 #include "test/check.h"
 #include "transport/ipc/ipc_descriptor.h"
-#include "transport/ipc/ipc_session.h"
 #include "transport/ipc/ipc_messages.h"
+#include "transport/ipc/ipc_session.h"
 
 namespace refit::test::ipc_world {
 
@@ -74,7 +74,7 @@ class CountingDriver : public ipc::Driver {
     events_.erase(event);
   }
 
-  // Of the events that are open; those of a write that failed were closed without a wait.
+  // True if all open events are done. A failed write closes its events without waiting.
   bool all_done() {
     const std::lock_guard lock(mutex_);
     return std::all_of(events_.begin(), events_.end(), [](const auto& event) { return event.second.done; });
@@ -82,7 +82,7 @@ class CountingDriver : public ipc::Driver {
   size_t live() const { return live_.size(); }
   size_t live_events() const { return events_.size(); }
 
-  bool slow = false;  // openings end in any order
+  bool slow = false;  // calls of open end in any order
   int fail_open = -1, fail_event = -1, fail_close = -1, looks_until_done = 0;
   std::atomic<int> opens = 0, closes = 0, event_opens = 0, done = 0, looks = 0;
   std::vector<std::pair<int, int>> order;  // rank, first byte of the handle
@@ -154,13 +154,13 @@ inline WriteJob plain_job(int segments, const std::vector<int>& ranks) {
 struct Ran {
   std::string error;
   int tensor = -1;
-  std::vector<std::vector<size_t>> rects;    // that each rank was given, in order
-  std::vector<std::vector<size_t>> batches;  // segments of each
+  std::vector<std::vector<size_t>> rects;    // rectangles that each rank got, in order
+  std::vector<std::vector<size_t>> batches;  // number of segments in each batch
   uint64_t opened = 0, closed = 0;
   std::string warning;
 };
 
-// As GpuStore runs it; what is given is the scatter.
+// Runs a session as GpuStore does. The scatter is replaced by a record of the rectangles.
 inline Ran run(ipc::Mappings& mappings, CountingDriver& driver, const WriteJob& job,
                const ipc::SessionLimits& limits = {}) {
   Ran out;

@@ -1,4 +1,4 @@
-// Mappings of other processes' memory: they are kept, found again, refused with advice, and closed whatever fails.
+// Mappings of other processes' memory: they are kept, found again, refused with advice, and closed after every failure.
 #include "test/ipc_common.h"
 
 using namespace refit;
@@ -27,7 +27,7 @@ void kept_mappings_are_found_again_until_they_are_closed() {
     driver.fail_open = driver.opens + 2;
     ran = run(mappings, driver, job);
     CHECK(!ran.error.empty() && ran.opened == ran.closed && mappings.kept() == 3);
-    // It goes under the last name, and a write without one uses it and leaves it.
+    // The last name is kept. A write without a name uses the mapping and does not close it.
     job.segments[0] = segment(1, {}, "z");
     driver.fail_open = -1;
     CHECK(run(mappings, driver, job).opened == 1);
@@ -38,7 +38,7 @@ void kept_mappings_are_found_again_until_they_are_closed() {
   CHECK(driver.live() == 0);
 }
 
-void blocks_are_known_by_the_files_behind_their_descriptors() {
+void blocks_are_identified_by_the_files_of_their_descriptors() {
   Pool pool(1);
   CountingDriver driver(1);
   ipc::Mappings mappings(driver, pool);
@@ -62,7 +62,7 @@ void blocks_are_known_by_the_files_behind_their_descriptors() {
   const int number = dup(first);
   CHECK(run(mappings, driver, job_of(number)).opened == 0);
   CHECK(run(mappings, driver, job_of(second)).opened == 1);
-  // The same number, another file.
+  // The same number with another file.
   CHECK(dup2(second, number) == number);
   close(second);
   CHECK(run(mappings, driver, job_of(number)).opened == 0);
@@ -74,7 +74,7 @@ void blocks_are_known_by_the_files_behind_their_descriptors() {
   close(reused);
 }
 
-void a_close_that_fails_is_made_up_for() {
+void a_failed_close_is_repeated_with_the_next_write() {
   Pool pool(2);
   for (int fail = 1; fail <= 4; fail++) {
     CountingDriver driver(2);
@@ -90,7 +90,7 @@ void a_close_that_fails_is_made_up_for() {
 }
 
 #ifdef REFIT_FAULTS
-void armed_faults_are_met_at_every_pass() {
+void armed_faults_fail_at_every_pass() {
   Pool pool(3);
   using fault::Point;
   for (const Point point : {Point::kIpcOpen, Point::kIpcEvent, Point::kIpcClose}) {
@@ -116,8 +116,8 @@ void armed_faults_are_met_at_every_pass() {
 }
 #endif
 
-// Any job, any limits, any failure: what a rank is given is a prefix of its plan, and in the end nothing is open.
-void nothing_is_left_open_whatever_happens() {
+// With any job, any limits and any failure, a rank gets a prefix of its plan, and in the end nothing is open.
+void nothing_is_left_open_after_any_failure() {
   std::mt19937 random(7);
   const auto below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
   Pool pool(3);
@@ -190,7 +190,7 @@ void a_cpu_refuses_memory_of_gpus() {
   CHECK(*static_cast<const uint8_t*>(store.param(0, 0)) == 0);
 }
 
-void descriptors_of_another_process_are_taken_or_refused_in_words() {
+void descriptors_of_another_process_are_taken_or_refused_with_a_reason() {
   int pipes[2];
   CHECK(pipe(pipes) == 0);
   const pid_t child = fork();
@@ -217,7 +217,7 @@ void descriptors_of_another_process_are_taken_or_refused_in_words() {
     close(own);
     CHECK(refused(child, 999).find("Bad file descriptor: the process has no descriptor 999") != std::string::npos);
   } catch (const std::runtime_error& e) {
-    std::printf("ipc: %s\n", e.what());  // a sandbox without ptrace
+    std::printf("ipc: %s\n", e.what());  // in a sandbox without ptrace
     CHECK(std::string(e.what()).find("expandable_segments:False") != std::string::npos);
   }
   kill(child, SIGKILL);
@@ -227,7 +227,7 @@ void descriptors_of_another_process_are_taken_or_refused_in_words() {
   close(pipes[1]);
 }
 
-void every_refusal_has_a_cure() {
+void every_refusal_names_a_remedy() {
   const Segment of = segment(1);
   std::set<std::string> texts;
   for (const Cause cause : {Cause::kUnknown, Cause::kGone, Cause::kSameProcess, Cause::kNotVisible, Cause::kNoPeer,
@@ -243,14 +243,14 @@ void every_refusal_has_a_cure() {
 
 int main() {
   kept_mappings_are_found_again_until_they_are_closed();
-  blocks_are_known_by_the_files_behind_their_descriptors();
-  a_close_that_fails_is_made_up_for();
+  blocks_are_identified_by_the_files_of_their_descriptors();
+  a_failed_close_is_repeated_with_the_next_write();
 #ifdef REFIT_FAULTS
-  armed_faults_are_met_at_every_pass();
+  armed_faults_fail_at_every_pass();
 #endif
-  nothing_is_left_open_whatever_happens();
+  nothing_is_left_open_after_any_failure();
   a_cpu_refuses_memory_of_gpus();
-  descriptors_of_another_process_are_taken_or_refused_in_words();
-  every_refusal_has_a_cure();
+  descriptors_of_another_process_are_taken_or_refused_with_a_reason();
+  every_refusal_names_a_remedy();
   return refit::test::finish("ipc_mappings");
 }

@@ -1,7 +1,7 @@
 // build/stand-in/librefit_cuda.so, made by `node scripts/build-native.js --faults` for tests only: a CUDA library that
 // needs no GPU. Name it in REFIT_CUDA_LIBRARY, with build/faults/refit.node as REFIT_NATIVE, and use the device "cuda".
 // It computes on the CPU and "opens" memory of other processes through the same code as the real library
-// (transport/ipc/*): planning, order, overlap, counting, keeping and closing are the product's code, with fault points.
+// (transport/ipc/*). Planning, order, overlap, counting, keeping and closing are the product's code, with fault points.
 //
 // GPUs: $REFIT_STAND_IN_CARDS of them (default 2), with the UUIDs GPU-00000000-0000-0000-0000-00000000000N, N = 0, 1...
 // and 8 GiB each, all of them peers.
@@ -15,7 +15,7 @@
 //   read before. It is opened at the start of the write: a missing file means that the sender has ended.
 //
 // Process groups of NCCL (native/cuda/group/group.h) use host memory as GPUs. They must open the library of
-// native/test/nccl_loop.cc, whose ranks are in this process: name it in REFIT_NCCL.
+// native/test/nccl_loop.cc, whose ranks are in this process. Name it in REFIT_NCCL.
 //
 // Files must not be truncated while a write runs, because that would end the process; write the event's int32 in place.
 #include <fcntl.h>
@@ -82,7 +82,7 @@ class SharedWrite {
   }
 
  private:
-  // Small limits, so that a few megabytes behave like many gigabytes.
+  // Small limits, so a few megabytes behave like many gigabytes.
   static ipc::SessionLimits limits() {
     ipc::SessionLimits out;
     out.batch_bytes = 64 << 10;

@@ -1,4 +1,4 @@
-// Memory of other processes in a write: which memory is opened, in which order, and which step waits for which.
+// Memory of other processes in a write: what is opened, in which order, and which step waits for which.
 #include "test/ipc_common.h"
 
 using namespace refit;
@@ -75,8 +75,8 @@ void bounds_of_segments_are_checked_before_anything() {
   refused(job, "source 0: segment 1 does not exist, there are 1");
 }
 
-// Else every write of files would wait for ever: no rank begins.
-void a_write_without_segments_waits_for_nobody() {
+// Otherwise every write from files would wait for ever, because no rank would begin.
+void a_write_without_segments_does_not_wait() {
   Pool pool(3);
   CountingDriver driver(2);
   ipc::Mappings mappings(driver, pool);
@@ -131,7 +131,7 @@ void many_segments_are_read_in_order_while_others_open() {
         CHECK((ran.batches[rank] == std::vector<size_t>{100}));
         continue;
       }
-      // One at first, then 8, then half of what is left.
+      // One segment at first, then 8, then half of the rest.
       std::vector<size_t> wanted{1};
       for (size_t left = 99; left > 0; left -= wanted.back()) wanted.push_back(std::min<size_t>(8, (left + 1) / 2));
       CHECK(ran.batches[rank] == wanted);
@@ -139,7 +139,7 @@ void many_segments_are_read_in_order_while_others_open() {
   }
 }
 
-void whatever_opening_fails_all_is_closed() {
+void everything_is_closed_whichever_open_fails() {
   Pool pool(4);
   ipc::SessionLimits limits;
   limits.few = 2;
@@ -199,7 +199,7 @@ void nothing_is_read_before_every_event_is_done() {
   CHECK(stopped.error == "the write was cancelled" && given(stopped) == 0 && stopped.opened == stopped.closed);
 }
 
-void a_tensor_that_leaves_its_segment_is_named() {
+void a_tensor_that_ends_past_its_segment_is_named() {
   Pool pool(2);
   CountingDriver driver(1);
   ipc::Mappings mappings(driver, pool);
@@ -221,12 +221,12 @@ void a_tensor_that_leaves_its_segment_is_named() {
 int main() {
   the_plan_opens_each_memory_once_on_the_ranks_that_read_it();
   bounds_of_segments_are_checked_before_anything();
-  a_write_without_segments_waits_for_nobody();
+  a_write_without_segments_does_not_wait();
   few_segments_are_all_open_before_the_first_is_read();
   many_segments_are_read_in_order_while_others_open();
-  whatever_opening_fails_all_is_closed();
+  everything_is_closed_whichever_open_fails();
   an_event_that_cannot_be_opened_changes_nothing();
   nothing_is_read_before_every_event_is_done();
-  a_tensor_that_leaves_its_segment_is_named();
+  a_tensor_that_ends_past_its_segment_is_named();
   return refit::test::finish("ipc");
 }

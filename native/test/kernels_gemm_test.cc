@@ -20,7 +20,7 @@ namespace {
 struct Weights {
   DType dtype;
   int64_t N, K;
-  std::vector<float> exact;  // what the stored values are
+  std::vector<float> exact;  // the stored values
   std::vector<uint16_t> half;
   std::vector<float> bias;
   std::vector<uint16_t> half_bias;
@@ -48,7 +48,7 @@ std::vector<float> inputs(const Weights& w, int64_t M) {
   return x;
 }
 
-// Values, poison around y, reads within x, w and bias.
+// Checks the values, the poison around y, and that only x, w and bias are read.
 void gemm_is_right(const Kernels& k, Pool& pool, DType dtype, int64_t M, int64_t N, int64_t K, bool with_bias) {
   const Weights w(dtype, N, K);
   const int64_t ldx = K + 3, ldy = N + 5;
@@ -98,7 +98,7 @@ void gemm_rows_do_not_depend_on_their_batch(const Kernels& k, std::vector<Pool*>
   }
   for (Pool* pool : pools) {
     for (int64_t M : {1, 2, 3, 5, 7, 13, 16, 33, 47, 48, 49, 64, 100, 200}) {
-      // At the front of x and at its back: another place in the batch for the same row.
+      // At the front and at the back of x: the same row at another place in the batch.
       for (int64_t from : {int64_t{0}, most - M}) {
         std::vector<float> y(static_cast<size_t>(M * N), kPoison);
         k.gemm(*pool, x.data() + from * K, K, w.data(), dtype, w.bias_data(), y.data(), N, M, N, K);
@@ -137,7 +137,7 @@ void gemm_slabs_and_row_claims(const Kernels& k, std::vector<Pool*> pools) {
   }
 }
 
-// Both fuse multiply and add in the same four lanes: a machine without AVX-512 computes what one with it does.
+// Both fuse multiply and add in the same four lanes, so machines with and without AVX-512 compute the same bits.
 void gemm_of_avx2_and_avx512_agree(Pool& pool) {
   const std::vector<std::string> all = cpu::isas();
   if (std::count(all.begin(), all.end(), "avx512") == 0) return;
@@ -199,7 +199,7 @@ void gemm_edges(const Kernels& k, Pool& pool) {
   CHECK_THROWS(k.gemm(pool, x, 2, x, DType::kFloat16, nullptr, y, 2, 1, 1, 2), std::invalid_argument);
 }
 
-// Calls from within a task of the same pool (a mixture of experts does that) give the same bits.
+// Calls from a task of the same pool, as in a mixture of experts, give the same bits.
 void gemm_inside_a_task(const Kernels& k, Pool& pool) {
   const Weights w(DType::kBFloat16, 300, 260);
   const std::vector<float> x = inputs(w, 20);

@@ -20,7 +20,7 @@ namespace {
 
 const int64_t kLengths[] = {0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 96, 127, 128, 129, 255, 1000};
 
-// The same input at another alignment, its end at a fence, gives the same bits.
+// The same input gives the same bits at another alignment, with its end at an unreadable page.
 template <class T, class Fn>
 void at_every_alignment(const Kernels& k, const char* what, const std::vector<T>& x, Fn result) {
   const float want = result(x.data());
@@ -55,7 +55,7 @@ void reductions(const Kernels& k) {
     const float max = k.max(a.data(), n);
     CHECKF(max == (n == 0 ? -kInf : *std::max_element(a.begin(), a.end())), "%s n=%ld %g", k.name, long(n),
            static_cast<double>(max));
-    // What lies behind the end counts for nothing; a NaN within always comes through.
+    // Values after the end do not matter. A NaN before the end always reaches the result.
     for (int64_t at = 0; at < n; at += 1 + n / 9) {
       std::vector<float> bad = a;
       bad[static_cast<size_t>(at)] = kNan;
@@ -73,8 +73,7 @@ void reductions(const Kernels& k) {
   }
 }
 
-// map(in, out, n): element i of out must be the bits that a call on that element alone gives, and nothing past n is
-// written.
+// map(in, out, n): element i of out must have the bits of a call on that element alone, and nothing past n is written.
 template <class Map>
 void map_is_positionless(const Kernels& k, const char* what, const std::vector<float>& in, Map map) {
   for (int64_t n : kLengths) {
@@ -119,7 +118,7 @@ void axpy(const Kernels& k) {
   }
 }
 
-// Bit for bit as core/dtype.h: every bf16 value, the ties, denormals, infinities and NaNs around them.
+// The bits equal those of core/dtype.h for every bf16 value, the ties, denormals, infinities and NaNs around them.
 void conversions(const Kernels& k) {
   std::vector<float> in;
   for (uint32_t high = 0; high < 65536; high++) {

@@ -1,7 +1,6 @@
 // A shared library with NCCL's C interface whose ranks are threads of one process, and whose streams are LoopStreams.
-// Like
-// NCCL, it copies bytes from rank to rank in host memory, waits for ranks that have not come, never ends for those that
-// never do, and can be aborted. Communicators do not block. Built by test/native/nccl-groups.test.ts.
+// It copies bytes from rank to rank in host memory. Like NCCL, it waits for ranks that are late, waits for ever for
+// ranks that never join, and can be aborted. Communicators do not block. Built by test/native/nccl-groups.test.ts.
 //
 // As in NCCL, calls of different ranks are matched by order only: a broadcast whose size differs from the root's never
 // ends.
@@ -81,7 +80,7 @@ bool others_gone(const World& world, int rank) {
   return false;
 }
 
-// On a stream. Takes part in call `number`; runs `fn` under the lock when `ready` is true.
+// Runs on a stream and takes part in call `number`.
 void take_part(World& world, int rank, uint64_t number, const Call& mine, const uint8_t* from, uint8_t* to) {
   std::unique_lock lock(world.mutex);
   const auto gone = [&] { return static_cast<bool>(world.aborted[static_cast<size_t>(rank)]); };

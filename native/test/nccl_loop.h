@@ -62,10 +62,10 @@ class LoopStream {
   std::thread thread_;
 };
 
-// The settings of the library that tests change and read; all through its exports.
+// The settings of the library, which tests change and read through its export.
 struct LoopControl {
   int live = 0;  // communicators
-  int deaf = 0;  // 1: remaining ranks do not notice that a rank has aborted, as on links without a connection
+  int deaf = 0;  // 1: the remaining ranks do not notice an aborted rank, as on links without a connection
   const char* join_fails = nullptr;  // the result of joining: ncclInvalidUsage, with this as NCCL's last error
 };
 

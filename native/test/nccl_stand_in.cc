@@ -1,6 +1,6 @@
-// A shared library with NCCL's C interface that moves no byte: it records its calls and returns what the test has set,
-// so waiting, giving up and failing need no GPU. Built by test/native/nccl.test.ts, which sets VERSION (22809) and, for
-// a library that lacks a function, WITHOUT_RECV.
+// A shared library with NCCL's C interface that moves no byte: it records its calls and returns the results that the
+// test has set, so tests of waits, aborts and failures need no GPU. Built by test/native/nccl.test.ts, which sets
+// VERSION (22809) and, for a library that lacks a function, WITHOUT_RECV.
 #include <climits>
 #include <cstddef>
 #include <cstdint>
@@ -25,7 +25,7 @@ struct Id {
 }  // namespace
 
 struct ncclComm {
-  int polls;  // until the pending call has ended; below 0: never
+  int polls;  // number of polls until the pending call ends; below 0: never
   int result;
 };
 

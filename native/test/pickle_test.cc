@@ -1,5 +1,5 @@
-// The reader of pickles under sanitizers: each limit holds to the value, and no cut, changed or joined pickle makes it
-// read beyond its memory or leave tables that point outside of themselves.
+// The reader of pickles under sanitizers. Each limit is exact, and no cut, changed or joined pickle makes it read
+// beyond its memory or leave tables with wrong indices.
 #include <algorithm>
 #include <array>
 #include <functional>
@@ -21,7 +21,7 @@ namespace {
 
 using Kind = PickleError::Kind;
 
-// `use` of every name; no value: all names are refused.
+// `use` is the use of every name; without a value all names are refused.
 std::optional<PickleUse> use_of_names = PickleUse::kAny;
 
 PickleMeaning find_name(std::string_view, std::string_view name) {
@@ -38,7 +38,7 @@ std::string text(const std::string& data) { return "\x8c"s + static_cast<char>(d
 std::string global(const std::string& module, const std::string& name) { return text(module) + text(name) + "\x93"; }
 std::string pickle(const std::string& body) { return "\x80\x04"s + body + "."; }
 
-// All indices and ranges of the tables are inside of them; tuples hold objects of lower rows alone.
+// Checks that all indices and ranges are inside the tables, and that tuples contain only objects of lower rows.
 bool is_sound(const PickleTree& tree, size_t pickle_size, size_t names) {
   const size_t rows = tree.objects.size() / 4;
   const auto value_ok = [&](PickleValue value, size_t below) {
@@ -76,7 +76,7 @@ bool is_sound(const PickleTree& tree, size_t pickle_size, size_t names) {
   return value_ok(tree.root, rows);
 }
 
-// Reads a copy of exactly its size, so that the sanitizer sees a read beyond the end. Nothing: it was read.
+// Reads a copy of exactly the right size, so the sanitizer sees a read beyond the end. Returns the error, if any.
 std::optional<Kind> read(const std::string& bytes, const PickleLimits& limits = {}) {
   const auto memory = std::make_unique<uint8_t[]>(bytes.size());
   std::copy(bytes.begin(), bytes.end(), memory.get());
@@ -93,7 +93,7 @@ std::optional<Kind> read(const std::string& bytes, const PickleLimits& limits = 
   return std::nullopt;
 }
 
-// One of every opcode that is read.
+// Samples with every supported opcode.
 const std::array<std::string, 14>& samples() {
   static const std::array<std::string, 14> all = {
       pickle("](K\x01M\x02\x01J\x03\x01\x01\xff\x8a\x09\x01\x02\x03\x04\x05\x06\x07\x08\x09N\x88\x89"
@@ -132,7 +132,7 @@ void a_pickle_that_is_cut_off_is_malformed() {
   }
 }
 
-void any_byte_may_be_changed() {
+void a_pickle_with_any_byte_changed_is_read_safely() {
   for (const std::string& sample : samples()) {
     for (size_t at = 0; at < sample.size(); at++) {
       for (int value = 0; value < 256; value++) {
@@ -158,7 +158,7 @@ void pieces_may_follow_each_other(uint64_t seed) {
   use_of_names = PickleUse::kAny;
 }
 
-void each_limit_holds_to_the_value() {
+void each_limit_is_exact() {
   const auto holds = [](const char* what, const std::string& bytes, size_t PickleLimits::*limit, size_t value) {
     PickleLimits limits;
     limits.*limit = value;
@@ -179,7 +179,7 @@ void each_limit_holds_to_the_value() {
   holds("names", pickle(global("a", "b") + global("a", "c") + global("a", "b") + "\x87"), &PickleLimits::names, 2);
 }
 
-// Names and memo entries are cheap to repeat; what they stand for is stored once.
+// Names and memo entries are cheap to repeat, and their values are stored once.
 void repeated_values_are_stored_once() {
   std::string body = text("module") + "\x94" + text("name") +
                      "\x94"
@@ -220,9 +220,9 @@ void utf8_is_told_from_other_bytes() {
 int main() {
   every_sample_is_read();
   a_pickle_that_is_cut_off_is_malformed();
-  any_byte_may_be_changed();
+  a_pickle_with_any_byte_changed_is_read_safely();
   for (uint64_t seed = 0; seed < 30'000; seed++) pieces_may_follow_each_other(seed);
-  each_limit_holds_to_the_value();
+  each_limit_is_exact();
   repeated_values_are_stored_once();
   a_refused_name_is_reported();
   utf8_is_told_from_other_bytes();

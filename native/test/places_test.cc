@@ -1,5 +1,5 @@
-// Where broadcasts go in the weights: by hand for what can be wrong, and at random against a write that is watched
-// byte by byte.
+// The places of broadcast bytes in the weights: cases by hand for each possible mistake, and random cases that are
+// compared with a write, byte by byte.
 #include "core/write/places.h"
 
 #include <random>
@@ -15,7 +15,7 @@ using Params = std::vector<std::vector<ParamPlace>>;
 
 constexpr uint64_t kBf16 = 2;
 
-// Row-major, one behind the other.
+// Tensors in row-major order, one after another.
 struct Stream {
   std::vector<Tensor> tensors;
   std::vector<Rect> rects;
@@ -27,12 +27,12 @@ struct Stream {
     bytes += static_cast<uint64_t>(rows * cols) * element;
     return static_cast<int>(tensors.size()) - 1;
   }
-  // All of a tensor to rows of a parameter.
+  // Adds a rectangle: the whole tensor to rows of a parameter.
   void whole(int tensor, int param, int64_t row = 0, int rank = 0) {
     const Tensor& t = tensors[static_cast<size_t>(tensor)];
     rects.push_back({tensor, rank, param, 0, 0, t.rows, t.cols, row, 0});
   }
-  // `dtype`: of all parameters.
+  // `dtype` is the dtype of all parameters.
   std::vector<uint64_t> places(const std::vector<GroupPart>& parts, Params params,
                                DType dtype = DType::kBFloat16) const {
     for (auto& rank : params) {
@@ -60,7 +60,7 @@ void test_whole() {
   s.whole(s.add(8, 16), 0);
   s.whole(s.add(8, 16), 1);
   CHECK(s.place(two()) == 512);
-  // Each by itself, whatever lies between them.
+  // Each part has a place, with any gap between them.
   const std::vector<GroupPart> apart{{0, 256}, {256, 256}};
   CHECK((s.places(apart, two(64)) == std::vector<uint64_t>{512, 512 + 256 + 64}));
   CHECK(s.place(two(64)) == kNoPlace);  // a gap in the weights
@@ -68,14 +68,14 @@ void test_whole() {
   CHECK((s.places({{0, 513}, {256, 512}}, two()) == std::vector<uint64_t>{kNoPlace, kNoPlace}));
   // A border inside a tensor.
   CHECK((s.places({{0, 100}, {100, 412}, {511, 1}}, two()) == std::vector<uint64_t>{512, 612, 1023}));
-  // Parts of nothing.
+  // Empty parts.
   CHECK((s.places({{0, 0}, {512, 0}, {9999, 0}}, two()) == std::vector<uint64_t>{0, 0, 0}));
   CHECK(s.places({}, two()).empty());
-  // The second lies in front of the first.
+  // The second parameter is before the first.
   const Params turned{{param(768, 8, 16), param(512, 8, 16)}};
   CHECK(s.place(turned) == kNoPlace);
   CHECK((s.places(apart, turned) == std::vector<uint64_t>{768, 512}));
-  // They lie on each other by a byte, and by all of them.
+  // The parameters overlap by one byte, and completely.
   CHECK(s.place({{param(512, 8, 16), param(767, 8, 16)}}) == kNoPlace);
   CHECK(s.place({{param(512, 8, 16), param(512, 8, 16)}}) == kNoPlace);
 }
@@ -90,7 +90,7 @@ void test_fused() {
   s.whole(s.add(16, 1), 1);
   CHECK(s.place(params) == 0);
   CHECK((s.places({{128, 64}}, params) == std::vector<uint64_t>{128}));
-  // One row too far; and k and v in each other's place.
+  // One row too far, and then k and v exchanged.
   Stream off;
   off.whole(off.add(4, 16), 0, 0);
   off.whole(off.add(2, 16), 0, 5);
@@ -99,17 +99,17 @@ void test_fused() {
   turned.whole(turned.add(2, 16), 0, 6);
   turned.whole(turned.add(2, 16), 0, 4);
   CHECK(turned.place(params) == kNoPlace);
-  // A tensor that two rectangles bring, sorted or not.
+  // Two rectangles of one tensor, in any order.
   Stream split;
   const int tensor = split.add(8, 16);
   split.rects = {{tensor, 0, 0, 5, 0, 3, 16, 5, 0}, {tensor, 0, 0, 0, 0, 5, 16, 0, 0}};
   CHECK(split.place(params) == 0);
-  split.rects[0].rows = 2;  // its last row is nobody's
+  split.rects[0].rows = 2;  // no rectangle needs the last row
   CHECK(split.place(params) == kNoPlace);
   split.rects[0].rows = 3;
   split.rects.push_back({tensor, 0, 1, 0, 0, 1, 1, 0, 0});  // an element is needed twice
   CHECK(split.place(params) == kNoPlace);
-  // Rows that are needed twice, in rows of the weights that follow each other.
+  // Rows that are needed twice, in adjacent rows of the weights.
   split.rects = {{tensor, 0, 0, 0, 0, 5, 16, 0, 0}, {tensor, 0, 0, 3, 0, 5, 16, 5, 0}};
   CHECK(split.place({{param(0, 10, 16)}}) == kNoPlace);
 }
@@ -131,7 +131,7 @@ void test_strided() {
   CHECK(narrow.place(params) == kNoPlace);
   narrow.rects = {{tensor, 0, 0, 0, 0, 1, 8, 1, 8}};
   CHECK((narrow.places({{0, 16}}, params) == std::vector<uint64_t>{512 + 32 + 16}));
-  // A transposed view, a stepped one, rows with room between them; of one row or column they are in order.
+  // A transposed view, a stepped one, and rows with gaps. Views of one row or column are in order.
   for (const auto& [row_bytes, col_bytes] : {std::pair<uint64_t, uint64_t>{2, 16}, {64, 4}, {48, 2}}) {
     Stream view;
     view.whole(view.add(8, 16), 0);
@@ -142,7 +142,7 @@ void test_strided() {
   row.whole(row.add(1, 16), 0, 2);
   row.tensors[0].row_bytes = 999;
   CHECK(row.place(params) == 512 + 64);
-  // Another type, of another size and of the same; and float32 as it is.
+  // Another dtype, with another size and with the same size, and float32 without a conversion.
   for (const DType dtype : {DType::kFloat32, DType::kFloat16}) {
     Stream other;
     other.whole(other.add(8, 16, dtype), 0);
@@ -158,7 +158,7 @@ void test_strided() {
 }
 
 void test_ranks() {
-  // The same on both ranks; one that has it elsewhere, has less, or nothing.
+  // The same place on both ranks, and then a rank with another place, with less or with nothing.
   const auto on = [](const std::vector<int>& ranks) {
     Stream s;
     const int tensor = s.add(8, 16);
@@ -180,8 +180,8 @@ void test_ranks() {
   CHECK(shards.place(two(0, 2)) == kNoPlace);
 }
 
-void test_nothing() {
-  // Tensors of no elements stand in nobody's way, and bring nothing.
+void test_empty() {
+  // Tensors without elements change nothing.
   Stream s;
   s.whole(s.add(8, 16), 0);
   s.whole(s.add(0, 16), 0);
@@ -210,7 +210,7 @@ void test_are_weights() {
   CHECK(!are_weights({param(8, 8, 16)}, 7, 2));
 }
 
-// Follows every byte of the stream to where a write would put it.
+// Finds the place of a part by following every byte of the stream to its place in a write.
 uint64_t followed(const Stream& s, const GroupPart& part, const Params& params, DType dtype) {
   uint64_t place = kNoPlace;
   for (size_t rank = 0; rank < params.size(); rank++) {
@@ -243,7 +243,7 @@ uint64_t followed(const Stream& s, const GroupPart& part, const Params& params, 
   return part.bytes == 0 ? 0 : place;
 }
 
-// Whether a part has bytes of a rectangle whose rows stand apart: single rows of such a one are not looked for.
+// True if a part has bytes of a rectangle whose rows are not adjacent: find_places has no place for its single rows.
 bool in_columns(const Stream& s, const GroupPart& part) {
   for (const Rect& rect : s.rects) {
     const Tensor& tensor = s.tensors[static_cast<size_t>(rect.tensor)];
@@ -270,7 +270,7 @@ void test_random(unsigned seed) {
       for (auto& rank : params) rank.push_back(param(offset, rows.back(), cols));
       offset += static_cast<uint64_t>(rows.back() * cols) * kBf16 + (below(4) == 0 ? 2 : 0);
     }
-    // Parameters in order, each in one tensor or two, with something wrong now and then.
+    // Parameters in order, each in one tensor or two, sometimes with a mistake.
     for (int p = 0; p < 3; p++) {
       const int64_t cut = below(rows[static_cast<size_t>(p)] + 1);
       for (const auto& [from, count] :
@@ -319,7 +319,7 @@ int main() {
   test_fused();
   test_strided();
   test_ranks();
-  test_nothing();
+  test_empty();
   test_are_weights();
   for (const unsigned seed : {1u, 2u, 3u}) test_random(seed);
   return refit::test::finish("places_test");

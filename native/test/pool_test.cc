@@ -57,7 +57,7 @@ void results_are_visible_and_jobs_do_not_leak_into_each_other(int threads) {
   std::vector<int64_t> out(257);
   for (int round = 0; round < 3000; round++) {
     const int64_t n = 1 + round % 257;
-    // A new closure every round: a late thread that ran a stale one would write into a dead round's value.
+    // A new closure every round: a late thread that ran an old one would write into the value of an earlier round.
     auto value = std::make_unique<int64_t>(round);
     pool.parallel_for(n, [&out, v = value.get()](int64_t i, int) { out[static_cast<size_t>(i)] = *v; });
     *value = -1;
@@ -65,7 +65,7 @@ void results_are_visible_and_jobs_do_not_leak_into_each_other(int threads) {
     bool ok = true;
     for (int64_t i = 0; i < n; i++) ok &= out[static_cast<size_t>(i)] == round;
     CHECKF(ok, "threads=%d round=%d", threads, round);
-    // Now and then long enough for the other threads to fall asleep.
+    // Sometimes long enough that the other threads fall asleep.
     if (round % 500 == 499) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
 }
@@ -90,7 +90,7 @@ void the_first_exception_comes_out_after_all_have_stopped(int threads) {
     }
     CHECKF(caught && running == 0, "threads=%d round=%d running=%d", threads, round, running.load());
     CHECK(ran <= 100);
-    // All tasks throw: one exception comes out, and the pool still works.
+    // All tasks throw. One exception is rethrown, and the pool still works.
     CHECK_THROWS(pool.parallel_for(50, [](int64_t, int) { throw std::logic_error("all"); }), std::logic_error);
     std::atomic<int> after{0};
     pool.parallel_for(10, [&](int64_t, int) { after++; });
@@ -110,7 +110,7 @@ void a_nested_call_runs_inline_under_its_own_thread_number(int threads) {
   });
   CHECK(total == 160);
   CHECK(moved == 0);
-  // An exception of the inner call crosses the outer one; afterwards the thread is outside again.
+  // An exception of the inner call crosses the outer one; afterwards the thread is outside the pool again.
   CHECK_THROWS(
       pool.parallel_for(
           4, [&](int64_t, int) { pool.parallel_for(3, [](int64_t, int) { throw std::range_error("inner"); }); }),
@@ -118,7 +118,7 @@ void a_nested_call_runs_inline_under_its_own_thread_number(int threads) {
   std::atomic<int> after{0};
   pool.parallel_for(100, [&](int64_t, int) { after++; });
   CHECK(after == 100);
-  // Another pool from within a task is an ordinary call.
+  // A call of another pool from a task is an ordinary call.
   Pool second(2);
   std::atomic<int> crossed{0};
   pool.parallel_for(8, [&](int64_t, int) { second.parallel_for(4, [&](int64_t, int) { crossed++; }); });

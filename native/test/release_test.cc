@@ -1,5 +1,5 @@
-// Memory that is released and resumed: addresses, contents, calls that are refused meanwhile, and that the system
-// really gets it back.
+// Memory that is released and resumed: addresses, contents, and calls that are refused in between. The system must
+// really get the memory back.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -54,7 +54,7 @@ std::vector<std::vector<uint8_t>> contents(const Store& store) {
   return all;
 }
 
-void weights_go_and_come_back_at_their_addresses() {
+void weights_are_released_and_resumed_at_their_addresses() {
   Pool pool(2);
   for (const bool keep : {false, true}) {
     Store store(config(DType::kBFloat16, 3, kParams));
@@ -86,8 +86,8 @@ void weights_go_and_come_back_at_their_addresses() {
   }
 }
 
-// A copy that is not freed would show here as growth.
-void a_hundred_times_and_no_memory_is_left_behind() {
+// A copy that is not freed would make the process grow.
+void a_hundred_releases_leak_no_memory() {
   Pool pool(2);
   Store store(config(DType::kFloat32, 2, kParams));
   store.populate(pool);
@@ -110,7 +110,7 @@ void a_hundred_times_and_no_memory_is_left_behind() {
 }
 
 #ifdef REFIT_FAULTS
-void what_cannot_be_had_changes_nothing() {
+void a_lack_of_memory_changes_nothing() {
   Pool pool(2);
   Store store(config(DType::kBFloat16, 3, kParams));
   store.populate(pool);
@@ -135,7 +135,7 @@ void what_cannot_be_had_changes_nothing() {
 }
 #endif
 
-void the_pages_of_the_kv_cache_go_and_are_written_again() {
+void pages_of_the_kv_cache_are_released_and_written_again() {
   const int dim = 16, heads = 2;
   cpu::KvCache cache({2, 3, 64, 16, heads, dim}, DType::kFloat32);
   std::vector<float> k(heads * dim), v(heads * dim);
@@ -177,7 +177,7 @@ CoreConfig tiny() {
   return c;
 }
 
-// A caller that nothing else has stopped sees these messages.
+// Callers see these messages if no earlier check refuses the call.
 template <class Fn>
 std::string refusal(Fn fn) {
   try {
@@ -188,7 +188,7 @@ std::string refusal(Fn fn) {
   return "";
 }
 
-void a_device_refuses_what_would_touch_released_memory() {
+void a_device_refuses_calls_that_touch_released_memory() {
   const auto device = make_cpu_device(tiny());
   device->scramble(5);
   std::vector<uint8_t> before(16 * 8 * 4), after(before.size());
@@ -227,12 +227,12 @@ void a_device_refuses_what_would_touch_released_memory() {
 }  // namespace
 
 int main() {
-  weights_go_and_come_back_at_their_addresses();
-  a_hundred_times_and_no_memory_is_left_behind();
+  weights_are_released_and_resumed_at_their_addresses();
+  a_hundred_releases_leak_no_memory();
 #ifdef REFIT_FAULTS
-  what_cannot_be_had_changes_nothing();
+  a_lack_of_memory_changes_nothing();
 #endif
-  the_pages_of_the_kv_cache_go_and_are_written_again();
-  a_device_refuses_what_would_touch_released_memory();
+  pages_of_the_kv_cache_are_released_and_written_again();
+  a_device_refuses_calls_that_touch_released_memory();
   return refit::test::finish("release_test");
 }

@@ -20,7 +20,7 @@ using Row = BatchBuilder::Row;
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
-// One row over the logits given; position is that of the sampled token.
+// One row with the given logits. `position` is the position of the sampled token.
 StepResult sample(const std::vector<float>& logits, const Row& row, int position = 7, const std::string& isa = "") {
   BatchBuilder b;
   b.row(row);
@@ -70,7 +70,7 @@ void test_philox() {
   CHECK(noise_uniform(0xffffffff) < 1.0f);
 }
 
-// What sample_gumbel must equal: the noise of every token, no shortcut.
+// The reference for sample_gumbel: the noise of every token, without a shortcut.
 int brute_gumbel(const std::vector<float>& z, const std::vector<float>& prob, float max, uint64_t seed, int position) {
   int best = -1;
   float score = 0;
@@ -119,7 +119,7 @@ void test_distribution() {
       CHECKF(chi < 54, "chi-square %g, temperature %g", chi, temperature);
     }
   }
-  // Rare tokens: 4,000 that share one part in 100 must come one time in 100 although each has 2.5e-6.
+  // Rare tokens: 4,000 tokens of 2.5e-6 each must together be drawn one time in 100.
   std::vector<float> z(4001, 0.0f);
   z[1234] = static_cast<float>(std::log(99.0 * 4000));
   int rare = 0;
@@ -150,7 +150,7 @@ void test_masks() {
     std::set<int> kept(order.begin(), order.begin() + (k == 0 || k > n ? n : k));
     double total = 0, before = 0;
     for (const int i : order) total += kept.count(i) != 0 ? p[i] : 0.0;
-    bool near = false;  // a limit within rounding of a partial sum may fall either way
+    bool near = false;  // a limit that equals a partial sum up to rounding may keep or drop the token
     for (const int i : order) {
       if (kept.count(i) == 0) continue;
       near |= std::abs(before - double{top_p} * total) < 1e-9 * total && before > 0;
@@ -169,7 +169,7 @@ void test_masks() {
     for (int i = 0; i < n; ++i) equal &= q[i] == (kept.count(i) != 0 ? p[i] : 0.0f);
     CHECKF(equal, "n %d, k %d, top_p %g, min_p %g", n, k, top_p, min_p);
   }
-  // Through the whole sampler: nothing outside the kept set is ever drawn, and all of it is.
+  // Through the whole sampler: every token of the kept set is drawn, and no other token.
   const std::vector<float> z = {1, 3, 2, 3, 0, 3};
   const auto drawn = [&](Row row) {
     std::set<int> s;
@@ -192,7 +192,7 @@ void test_greedy() {
   CHECK(sample({1, 5, 5, 2}, {.temperature = 0}).tokens[0] == 1);
   CHECK(sample({-0.0f, 0.0f}, {.temperature = 0}).tokens[0] == 0);
   for (int i = 0; i < 50; ++i) CHECK(sample({1, 5, 5, 2}, {.top_k = 1, .temperature = 3}, i).tokens[0] == 1);
-  // Temperature 0: logprobs of temperature 1. top_k 1: of its own temperature.
+  // Temperature 0 returns logprobs of temperature 1. top_k 1 returns logprobs of the set temperature.
   const std::vector<float> z = {1, 5, 4, 2};
   CHECK(std::abs(sample(z, {.temperature = 0}).logprobs[0] - std::log(softmax(widen(z))[1])) < 1e-6);
   CHECK(std::abs(sample(z, {.top_k = 1, .temperature = 3}).logprobs[0] - std::log(softmax(widen(z, 3))[1])) < 1e-6);
@@ -217,7 +217,7 @@ void test_logprobs(const std::string& isa) {
   const auto order = brute_order(z);
   for (int i = 0; i < 40; ++i) CHECK(r.top_ids[i] == order[i] && r.top_logprobs[i] == r.id_logprobs[order[i]]);
 
-  // Raw: the same token, logprobs of the logits as they came.
+  // Raw logprobs: the same token, with logprobs of the unchanged logits.
   Row raw = row;
   raw.flags |= kRowRawLogprob;
   raw.history = {3, 3, 9};
@@ -230,7 +230,7 @@ void test_logprobs(const std::string& isa) {
   CHECK(a.id_logprobs[5] != b.id_logprobs[5]);
   const auto q = softmax(widen(z));
   for (int i = 0; i < n; i += 7) CHECK(std::abs(a.id_logprobs[i] - std::log(q[i])) < 1e-5);
-  // Without the flag there is no logprob; the lists still come. A target is scored, not sampled.
+  // Without the flag there is no logprob, but the lists are returned. A target is scored, not sampled.
   Row silent = row;
   silent.flags = 0;
   const StepResult s = sample(z, silent, 7, isa);
@@ -301,7 +301,7 @@ void test_poison() {
   for (int i = 0; i < 100; ++i) CHECK(sample(std::vector<float>(8, 1.0f), only, i).tokens[0] == 5);
 }
 
-// Whole device: tokens and logprobs do not depend on batch, threads or ranks (float32, so ranks differ by rounding
+// The whole device: tokens and logprobs do not depend on batch, threads or ranks (float32, so ranks differ by rounding
 // only).
 void test_device() {
   const Variant v{"llama", 64, 2, 4, 2, 16, 96, 101, false, false, false, false};

@@ -64,7 +64,7 @@ void impossible_shapes_are_refused() {
 #endif
 }
 
-void an_arena_hands_out_no_more_than_it_has() {
+void an_arena_refuses_more_than_it_has() {
   Arena arena(256);
   void* a = arena.carve(1);
   void* b = arena.carve(65);
@@ -163,7 +163,7 @@ void a_job_out_of_bounds_is_refused() {
                                                {0, 0, DType::kFloat32, 8, 16, 64, ~uint64_t{0}}}) {
     CHECK_THROWS(check_write(job(bad, {}), 1, params), std::invalid_argument);
   }
-  // The last row may end with the source, whatever the pitch.
+  // The last row may end with the source, with any pitch.
   check_write(job({0, 0, DType::kFloat32, 2, 16, 448, 4}, {}), 1, params);
   CHECK_THROWS(check_write(job({0, 0, DType::kFloat32, 2, 16, 449, 4}, {}), 1, params), std::invalid_argument);
   // Rectangles: every field once too small and once too large.
@@ -227,7 +227,7 @@ void overlapping_and_unsorted_rectangles_are_refused() {
 int main() {
   parameters_are_zero_aligned_disjoint_and_fixed();
   impossible_shapes_are_refused();
-  an_arena_hands_out_no_more_than_it_has();
+  an_arena_refuses_more_than_it_has();
   a_read_gives_the_rectangle_row_by_row();
   scramble_fills_every_element_with_finite_noise_of_its_own();
   a_job_out_of_bounds_is_refused();

@@ -1,4 +1,5 @@
-// Views whose columns are not neighbours: transposed, stepped, expanded. Compared element by element with a plain loop.
+// Views whose columns are not adjacent: transposed, stepped, expanded. They are compared element by element with a
+// plain loop.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -41,7 +42,7 @@ uint32_t converted(uint32_t bits, DType from, DType to) {
   return to == DType::kFloat32 ? std::bit_cast<uint32_t>(value) : float_to_bf16(value);
 }
 
-// A file that is closed again.
+// A temporary file, which the destructor closes.
 struct File {
   int fd;
   explicit File(const std::vector<uint8_t>& bytes) : fd(memfd_create("refit-test", MFD_CLOEXEC)) {
@@ -50,7 +51,7 @@ struct File {
   ~File() { close(fd); }
 };
 
-// Writes the job from memory and from a file, and compares all parameters with what the rectangles say.
+// Writes the job from memory and from a file, and compares all parameters with a plain loop over the rectangles.
 void check_job(const CoreConfig& config, WriteJob job, const std::vector<uint8_t>& bytes, const std::string& what) {
   Store store(config);
   Pool pool(2);
@@ -93,7 +94,7 @@ void check_job(const CoreConfig& config, WriteJob job, const std::vector<uint8_t
   }
 }
 
-void a_transposed_tensor_arrives_and_its_file_is_read_once() {
+void a_transposed_tensor_is_written_and_its_file_is_read_once() {
   for (const DType from : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
     const uint64_t element = size_of(from);
     const int64_t rows = 700, cols = 900;
@@ -101,7 +102,7 @@ void a_transposed_tensor_arrives_and_its_file_is_read_once() {
     config.ranks = 2;
     config.params = {{"by_rows", rows / 2, cols}, {"by_cols", rows, cols / 2}};
     WriteJob job;
-    // Stored [cols, rows]: a row's elements are a stored row apart.
+    // Stored as [cols, rows]: adjacent elements of a row are one stored row apart.
     job.tensors = {{0, 3, from, rows, cols, element, static_cast<uint64_t>(rows) * element},
                    {0, 3, from, rows, cols, element, static_cast<uint64_t>(rows) * element}};
     for (int rank = 0; rank < 2; rank++) job.rects.push_back({0, rank, 0, rank * rows / 2, 0, rows / 2, cols, 0, 0});
@@ -123,7 +124,7 @@ void a_transposed_tensor_arrives_and_its_file_is_read_once() {
   }
 }
 
-void a_stepped_tensor_arrives() {
+void a_stepped_tensor_is_written() {
   for (const DType to : {DType::kBFloat16, DType::kFloat32}) {
     for (const DType from : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
       const uint64_t element = size_of(from);
@@ -133,14 +134,14 @@ void a_stepped_tensor_arrives() {
       WriteJob job;
       // w[:, ::3] of a [40, 2100] tensor, and v[::5].
       job.tensors = {{0, 1, from, 40, 700, 2100 * element, 3 * element},
-                     {0, 0, from, 3000, 1, 5 * element, 123456789}};  // one column: its stride means nothing
+                     {0, 0, from, 3000, 1, 5 * element, 123456789}};  // one column: its stride does not matter
       job.rects = {{0, 0, 0, 1, 2, 39, 698, 0, 1}, {1, 0, 1, 0, 0, 3000, 1, 0, 0}};
       check_job(config, job, coded_bytes(1 + 40 * 2100 * element, 2), "stepped");
     }
   }
 }
 
-void an_expanded_tensor_arrives() {
+void an_expanded_tensor_is_written() {
   CoreConfig config;
   config.params = {{"a", 30, 500}, {"b", 30, 500}, {"c", 30, 500}};
   WriteJob job;
@@ -206,7 +207,7 @@ void random_views_arrive(uint64_t seed) {
   check_job(config, job, coded_bytes(end, seed), "random view, seed " + std::to_string(seed));
 }
 
-// Chunks together are the needed elements, each once per rectangle, whatever the limits.
+// With any limits, the chunks together have all needed elements, each once per rectangle.
 void chunks_cover_every_rectangle_once(uint64_t seed) {
   Random random(seed);
   WriteJob job;
@@ -285,9 +286,9 @@ void strides_out_of_bounds_are_refused() {
 }  // namespace
 
 int main() {
-  a_transposed_tensor_arrives_and_its_file_is_read_once();
-  a_stepped_tensor_arrives();
-  an_expanded_tensor_arrives();
+  a_transposed_tensor_is_written_and_its_file_is_read_once();
+  a_stepped_tensor_is_written();
+  an_expanded_tensor_is_written();
   for (uint64_t seed = 0; seed < 300; seed++) random_views_arrive(seed);
   for (uint64_t seed = 0; seed < 300; seed++) chunks_cover_every_rectangle_once(seed);
   strides_out_of_bounds_are_refused();

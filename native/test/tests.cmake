@@ -1,6 +1,6 @@
 # The test programs, one for each *_test.cc in native/test or a folder below it, and group_life, which opens
-# nccl_loop.so. All are tests of ctest. With the thread sanitizer: only those that have threads and need no kernel,
-# because the kernels take longest to compile.
+# nccl_loop.so. All are tests of ctest. The thread sanitizer runs only tests that have threads and need no
+# kernel, because the kernels take longest to compile.
 enable_testing()
 
 file(GLOB_RECURSE test_sources CONFIGURE_DEPENDS test/*_test.cc)

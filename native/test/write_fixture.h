@@ -20,14 +20,14 @@ using test::Random;
 
 namespace {
 
-// The bits of an element: any pattern, NaN and infinities among them.
+// The bits of an element: any pattern, NaN and infinities included.
 uint32_t coded(int tensor, int64_t index, DType dtype) {
   const uint64_t z = (static_cast<uint64_t>(tensor) << 40) + static_cast<uint64_t>(index) + 1;
   const uint64_t mixed = (z * 0x9E3779B97F4A7C15u) ^ ((z * 0xBF58476D1CE4E5B9u) >> 31);
   return static_cast<uint32_t>(size_of(dtype) == 2 ? mixed >> 48 : mixed >> 32);
 }
 
-// One element from dtype to dtype, by core/dtype.h.
+// Converts one element from dtype to dtype with core/dtype.h.
 uint32_t converted(uint32_t bits, DType from, DType to) {
   if (from == to) return bits;
   const float value = from == DType::kFloat32    ? std::bit_cast<float>(bits)
@@ -118,7 +118,7 @@ std::vector<std::vector<uint8_t>> contents(const Store& store) {
   return out;
 }
 
-// A column-split, a row-split, a replicated, a vector and an expert-like tensor over `ranks` ranks.
+// Tensors over `ranks` ranks: column-split, row-split, replicated, a vector and an expert-like one.
 std::unique_ptr<Fixture> model_like(DType store, DType file, int ranks, int64_t scale, uint64_t gap) {
   auto f = std::make_unique<Fixture>();
   f->config.ranks = ranks;

@@ -87,7 +87,7 @@ void a_single_long_row_is_cut_by_columns() {
   }
 }
 
-void rows_that_nobody_needs_are_not_read() {
+void rows_that_no_rectangle_needs_are_not_read() {
   Fixture f;
   f.config.params = {{"a", 30, 1000}};
   const int t = f.add_tensor(DType::kBFloat16, 100, 1000, 0, 0);
@@ -178,7 +178,7 @@ void conversions_agree_with_dtype_h_on_every_bit_pattern() {
   }
 }
 
-void a_file_that_ends_early_says_where() {
+void the_error_for_a_short_file_names_its_end() {
   const auto f = model_like(DType::kBFloat16, DType::kBFloat16, 2, 5, 1);
   f->in_files();
   Pool pool(2);
@@ -203,7 +203,7 @@ void a_file_that_ends_early_says_where() {
   }
 }
 
-void errors_of_the_system_are_named_and_leave_all_untouched() {
+void system_errors_are_named_and_change_nothing() {
   const auto f = model_like(DType::kBFloat16, DType::kBFloat16, 1, 5, 0);
   Pool pool(2);
   Store store(f->config);
@@ -251,7 +251,7 @@ void an_empty_job_and_empty_tensors_are_written() {
 }
 
 #ifdef REFIT_FAULTS
-// At every pass of a fault point, the parameters hold what the states claim.
+// After a fault at any pass of a fault point, the parameters agree with the reported states.
 void states_are_exact_at_every_fault(fault::Point point, int threads) {
   const auto f =
       model_like(DType::kBFloat16, point == fault::Point::kCopy ? DType::kFloat32 : DType::kBFloat16, 2, 60, 1);
@@ -285,7 +285,7 @@ void states_are_exact_at_every_fault(fault::Point point, int threads) {
     fired++;
     CHECK(outcome.error.find("injected fault") == 0);
     CHECK(!written[static_cast<size_t>(outcome.error_tensor)]);
-    // Each tensor has a parameter of its own here, so the parameter identifies the tensor.
+    // Each tensor has its own parameter here, so the parameter identifies the tensor.
     const auto whole = f->expected(before, written);
     for (size_t i = 0; i < after.size(); i++) {
       const size_t t = i % f->config.params.size();
@@ -295,7 +295,7 @@ void states_are_exact_at_every_fault(fault::Point point, int threads) {
     }
     for (size_t t = 0; t < written.size(); t++) {
       if (outcome.states[t] != static_cast<uint8_t>(TensorState::kPartial)) continue;
-      // kPartial is no guess: something did change.
+      // kPartial must be exact: something has changed.
       const bool changed =
           after[t] != before[t] || after[t + f->config.params.size()] != before[t + f->config.params.size()];
       CHECKF(changed, "k=%ld tensor=%zu", static_cast<long>(k), t);
@@ -305,7 +305,7 @@ void states_are_exact_at_every_fault(fault::Point point, int threads) {
   CHECKF(fired > 10, "%d", fired);
 }
 
-void no_memory_for_read_buffers_is_a_refusal() {
+void a_lack_of_memory_for_buffers_changes_nothing() {
   const auto f = model_like(DType::kBFloat16, DType::kFloat32, 2, 5, 0);
   f->in_files();
   Pool pool(2);
@@ -327,10 +327,10 @@ int main() {
   every_dtype_layout_and_offset_is_written_exactly();
   large_tensors_are_cut_into_chunks_and_read_once();
   a_single_long_row_is_cut_by_columns();
-  rows_that_nobody_needs_are_not_read();
+  rows_that_no_rectangle_needs_are_not_read();
   for (uint64_t seed = 0; seed < 300; seed++) random_rectangles_arrive(seed);
-  a_file_that_ends_early_says_where();
-  errors_of_the_system_are_named_and_leave_all_untouched();
+  the_error_for_a_short_file_names_its_end();
+  system_errors_are_named_and_change_nothing();
   a_cancelled_write_stops();
   an_empty_job_and_empty_tensors_are_written();
 #ifdef REFIT_FAULTS
@@ -338,7 +338,7 @@ int main() {
     states_are_exact_at_every_fault(fault::Point::kRead, threads);
     states_are_exact_at_every_fault(fault::Point::kCopy, threads);
   }
-  no_memory_for_read_buffers_is_a_refusal();
+  a_lack_of_memory_for_buffers_changes_nothing();
 #endif
   return refit::test::finish("write_test");
 }

@@ -22,14 +22,14 @@ struct CudaFoundLibrary {
 };
 
 struct CudaGpus {
-  std::string error;  // why there are none; empty otherwise
+  std::string error;  // why there are no GPUs; empty otherwise
   std::string driver_cuda, runtime_cuda, driver_version, architectures;
   std::vector<CudaGpu> gpus;
-  std::vector<uint8_t> peer_access;  // [cards, cards]: from, to
+  std::vector<uint8_t> peer_access;  // [GPUs, GPUs]: from, to
   std::vector<CudaFoundLibrary> libraries;
 };
 
-// Bytes that one card is asked for.
+// Bytes that one GPU needs.
 struct CudaMemoryPlan {
   uint64_t weight_bytes = 0, kv_bytes = 0, scratch_bytes = 0, fixed_bytes = 0;
 };

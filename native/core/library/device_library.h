@@ -1,9 +1,8 @@
-// The boundary between the addon and a shared library with a device of its own (librefit_cuda.so): a table of
-// functions.
+// The boundary between the addon and a shared library with its own device (librefit_cuda.so): a table of functions.
 //
-// Both sides have their own copy of the C++ library, so no exception, no ownership and no container to be grown may
-// cross. Inputs are read only; results are handed to a function of the caller while the library still owns them;
-// failures are plain records. Both sides must have been built from the same headers, which `version` and `layout`
+// Both sides have their own copy of the C++ library, so exceptions, ownership and containers that grow must not
+// cross the boundary. Inputs are read only. Results go to a function of the caller while the library still owns them.
+// Failures are plain records. Both sides must have been built from the same headers, which `version` and `layout`
 // check.
 #pragma once
 #include <cstdint>
@@ -16,7 +15,7 @@
 
 namespace refit {
 
-// Raise this with every change of this file that leaves all sizes as they were.
+// Increase this with every change of this file that keeps all sizes.
 constexpr uint32_t kDeviceLibraryVersion = 10;
 constexpr const char* kDeviceLibraryEntry = "refit_device_library";
 
@@ -25,7 +24,7 @@ struct DeviceLibrary {
   uint32_t bytes;  // of this table
   uint64_t layout;
 
-  // All report through `failure`, whose kind is kNone on entry.
+  // All report errors in `failure`, whose kind is kNone on entry.
   void (*gpus)(Sink<CudaGpus> sink, Failure& failure) noexcept;
   void (*memory_plan)(const CoreConfig& config, CudaMemoryPlan& plan, Failure& failure) noexcept;
   // Null on failure.
@@ -51,7 +50,7 @@ struct DeviceLibrary {
 // The library exports `extern "C" const DeviceLibrary* refit_device_library()`.
 using DeviceLibraryEntry = const DeviceLibrary* (*)();
 
-// A hash of the sizes of everything that crosses the boundary; it differs where the two sides disagree.
+// A hash of the sizes of everything that crosses the boundary; it differs if the two sides disagree.
 constexpr uint64_t device_library_layout() {
   uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a (Fowler, Noll, Vo), 64 bits
   for (const uint64_t size : {sizeof(DeviceLibrary),

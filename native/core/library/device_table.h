@@ -1,5 +1,5 @@
-// The library's side of core/library/device_library.h: the functions that are the same for every device. No exception
-// leaves them.
+// The library's side of core/library/device_library.h: the functions that are the same for every device. They throw
+// nothing.
 #pragma once
 #include <algorithm>
 #include <cstring>
@@ -186,7 +186,7 @@ inline void no_unique_id(const std::string&, uint8_t*, Failure& failure) noexcep
   record(failure, FailureKind::kGroupRefused, "this CUDA library was built without NCCL");
 }
 
-// A table whose first functions are the library's own.
+// A table with the library's own functions as arguments.
 constexpr DeviceLibrary make(decltype(DeviceLibrary::gpus) gpus, decltype(DeviceLibrary::memory_plan) memory_plan,
                              decltype(DeviceLibrary::open) open,
                              decltype(NcclGroupTable::unique_id) unique_id = no_unique_id) {

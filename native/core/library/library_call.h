@@ -1,4 +1,4 @@
-// How calls of a shared library with a device of its own report and return: see core/device_library.h.
+// Errors and results of calls of a shared library with its own device: see core/library/device_library.h.
 #pragma once
 #include <cstdint>
 #include <exception>
@@ -25,7 +25,7 @@ enum class FailureKind : int32_t {
 
 struct Failure {
   FailureKind kind = FailureKind::kNone;
-  char message[8192] = {};  // ends with a zero; cut where it is longer
+  char message[8192] = {};  // zero-terminated; cut if it is longer
 };
 
 // Takes a result that the library owns; must not throw.

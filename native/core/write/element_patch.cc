@@ -28,7 +28,7 @@ void walk(const ElementPatch& patch, Each&& each) {
   switch (patch.encoding) {
     case Positions::kInt32:
       for (uint64_t i = 0; i < patch.count; i++) {
-        // A negative position becomes one that no tensor has.
+        // A negative position becomes a very large one, which the check refuses.
         if (!each(i, static_cast<uint64_t>(int64_t{load<int32_t>(patch.positions, i)}))) return;
       }
       return;

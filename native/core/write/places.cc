@@ -6,10 +6,10 @@
 namespace refit {
 namespace {
 
-// The bytes of a source that a rectangle takes, from its first to its last.
+// The bytes of a source from the first to the last one that a rectangle needs.
 struct Run {
   uint64_t from = 0, end = 0;
-  uint64_t to = kNoPlace;  // in the weights, where they lie there as they do here
+  uint64_t to = kNoPlace;  // offset in the weights, if they have the same order there
 };
 
 Run run_of(const Tensor& tensor, const Rect& rect, const ParamPlace& param) {
@@ -27,7 +27,7 @@ Run run_of(const Tensor& tensor, const Rect& rect, const ParamPlace& param) {
   return run;
 }
 
-// The runs that one rank takes.
+// The runs of one rank.
 class RankRuns {
  public:
   void add(const Run& run) { runs_.push_back(run); }
@@ -42,7 +42,7 @@ class RankRuns {
   uint64_t place_of(const GroupPart& part) const {
     const uint64_t begin = part.offset, end = part.offset + part.bytes;
     uint64_t place = kNoPlace;
-    uint64_t at = begin;  // up to here all bytes follow each other
+    uint64_t at = begin;  // all bytes up to here are adjacent
     // No run before this one reaches into the part.
     for (auto i = static_cast<size_t>(std::upper_bound(ends_.begin(), ends_.end(), begin) - ends_.begin());
          i < runs_.size() && runs_[i].from < end; i++) {
@@ -60,7 +60,7 @@ class RankRuns {
 
  private:
   std::vector<Run> runs_;
-  std::vector<uint64_t> ends_;  // of each and all before it, the last
+  std::vector<uint64_t> ends_;  // for each run, the largest end of it and all before it
 };
 
 }  // namespace

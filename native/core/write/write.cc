@@ -35,7 +35,7 @@ class Writer {
 
   void run(Pool& pool) {
     if (plan_.scratch > 0) {
-      // All memory is allocated before the first byte is written, so a lack of memory is a refusal.
+      // All memory is allocated before the first byte is written, so a lack of memory changes nothing.
       if (REFIT_FAULT(kAlloc)) throw std::bad_alloc();
       scratch_ = Arena(static_cast<size_t>(pool.threads()) * Arena::padded(plan_.scratch));
     }
@@ -143,7 +143,7 @@ class Writer {
     for (int64_t r = 0; r < rows; r++) convert(src + r * block.pitch, dst + r * dst_pitch, cols);
   }
 
-  // Where element [row, col] of the tensor goes in the rectangle's parameter.
+  // The address of the tensor's element [row, col] in the rectangle's parameter.
   uint8_t* at(const Rect& rect, int64_t row, int64_t col) {
     const int64_t index =
         (rect.dst_row + row - rect.src_row) * store_.shape(rect.param).cols + rect.dst_col + col - rect.src_col;
@@ -164,7 +164,7 @@ class Writer {
   const WriteJob& job_;
   const WritePlan plan_;
   Arena scratch_;
-  std::unique_ptr<std::atomic<int64_t>[]> left_;  // chunks of each tensor that are not written whole
+  std::unique_ptr<std::atomic<int64_t>[]> left_;  // chunks of each tensor that are not completely written
   std::unique_ptr<std::atomic<bool>[]> dirty_;    // tensors of which something may have been written
   std::atomic<uint64_t> bytes_ = 0;
   std::atomic<bool> stop_ = false;
@@ -198,7 +198,8 @@ WriteOutcome Store::write(const WriteJob& job, Pool& pool) {
     writer = std::make_unique<Writer>(*this, job, plan_write(job, shapes_));
     writer->run(pool);
   } catch (const std::bad_alloc&) {
-    // Before the first chunk, nothing has changed. Later only the text of an error is allocated: the counts still hold.
+    // Nothing has changed before the first chunk. After it only the text of an error is allocated, so the counts are
+    // still right.
     if (writer == nullptr) return nothing_written(job, "no memory for the plan of the write");
     WriteOutcome out = writer->outcome();
     if (out.error.empty()) out.error = "no memory for read buffers";

@@ -12,7 +12,7 @@ namespace refit {
 
 // Memory of a GPU that another process shares by CUDA IPC (CudaSegment of src/native/write-job.ts).
 struct Segment {
-  std::string uuid;             // of the exporter's card, as CudaGpu::uuid
+  std::string uuid;             // of the exporter's GPU, as CudaGpu::uuid
   std::vector<uint8_t> handle;  // cudaIpcMemHandle_t, 64 bytes; empty: blocks
   uint64_t block_bytes = 0;     // of physical blocks of equal size, mapped one after another:
   std::vector<int> fds;         // a descriptor of this process for each,
@@ -30,9 +30,9 @@ struct Source {
   int fd = -1;
   const uint8_t* data = nullptr;
   uint64_t bytes = 0;  // of memory; files are bounded by their own end
-  int gpu = -1;        // the runtime ordinal of the card that `data` is on, for every rank to read; -1: host memory
+  int gpu = -1;        // the runtime ordinal of the GPU that `data` is on, for every rank to read; -1: host memory
   int segment = -1;    // in WriteJob.segments; offsets count from its first byte
-  std::vector<const uint8_t*> rank_data{};  // not empty: of each rank, `bytes` of memory of its own card
+  std::vector<const uint8_t*> rank_data{};  // not empty: for each rank, `bytes` of memory on its own GPU
 
   bool on_gpu() const { return gpu >= 0 || segment >= 0 || !rank_data.empty(); }
   // The first byte for a rank, if the source is memory.
@@ -47,10 +47,10 @@ struct Tensor {
   int64_t rows = 0;
   int64_t cols = 0;
   uint64_t row_bytes = 0;  // from row to row
-  uint64_t col_bytes = 0;  // from column to column: the element's size where a row's elements are neighbours
+  uint64_t col_bytes = 0;  // from column to column: the element's size if a row's elements are adjacent
 
   bool rows_are_packed() const { return cols <= 1 || col_bytes == size_of(dtype); }
-  // Of element [row, col], from the start of the source.
+  // The byte offset of element [row, col] from the start of the source.
   uint64_t at(int64_t row, int64_t col) const {
     return offset + static_cast<uint64_t>(row) * row_bytes + static_cast<uint64_t>(col) * col_bytes;
   }
@@ -73,7 +73,7 @@ struct WriteJob {
   std::vector<Rect> rects;  // sorted by tensor
   // Another thread sets it to make the write stop soon and fail. May be null; outlives the write.
   const std::atomic<bool>* cancel = nullptr;
-  int event_timeout_ms = 60000;  // how long the segments' events may take until all are done
+  int event_timeout_ms = 60000;  // the time until all events of the segments must be done
 };
 
 enum class TensorState : uint8_t { kUntouched = 0, kPartial = 1, kWritten = 2 };
@@ -86,7 +86,7 @@ struct WriteOutcome {
   // Mappings of segments, counted for each rank. Those that are kept are closed by a later call.
   uint64_t segments_opened = 0;
   uint64_t segments_closed = 0;
-  std::string warning;  // not empty: the write did what it was to do, but something is left open
+  std::string warning;  // not empty: the write succeeded, but something is still open
 };
 
 }  // namespace refit

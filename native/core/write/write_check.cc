@@ -13,7 +13,7 @@ namespace {
 
 [[noreturn]] void refuse(const std::string& message) { throw std::invalid_argument(message); }
 
-// [from, from + count) inside [0, size), whatever the numbers.
+// True if [from, from + count) is inside [0, size), without overflow for any numbers.
 bool inside(int64_t from, int64_t count, int64_t size) {
   return from >= 0 && count >= 0 && from <= size && count <= size - from;
 }

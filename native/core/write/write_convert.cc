@@ -41,7 +41,7 @@ inline __attribute__((always_inline)) uint16_t float_bits_to_bf16(uint32_t u) {
   return static_cast<uint16_t>((u & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
 }
 
-// The bodies, compiled once per instruction set below.
+// The loops, which are compiled once per instruction set below.
 struct Bf16ToFloat {
   static inline __attribute__((always_inline)) void run(const uint8_t* src, uint8_t* dst, int64_t n) {
     uint32_t* out = reinterpret_cast<uint32_t*>(dst);
@@ -87,8 +87,8 @@ __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))) void run_avx512(co
   Body::run(src, dst, n);
 }
 
-// The hardware widens fp16 exactly, subnormals included. It quiets NaN, which the step to bf16 does anyway; so this
-// body serves here and not for fp32, where the bits would differ from other instruction sets.
+// The hardware widens fp16 exactly, subnormals included. It quiets NaN, which the step to bf16 does anyway. This
+// loop is therefore used for bf16 only: for fp32 the bits would differ from other instruction sets.
 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))) void fp16_to_bf16_avx512(const uint8_t* src, uint8_t* dst,
                                                                                        int64_t n) {
   const __m512i half = _mm512_set1_epi32(0x7fff);

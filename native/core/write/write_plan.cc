@@ -32,8 +32,8 @@ class Planner {
     int64_t end() const { return from + count; }
   };
 
-  // The lines of a tensor are its rows or, where columns are further apart (a transposed view), its columns:
-  // neighbouring elements then stay in one piece. `along` is the other axis.
+  // The lines of a tensor are its rows or, if elements of a row are further apart than those of a column (a transposed
+  // view), its columns. Adjacent elements then stay in one piece. `along` is the other axis.
   Span lines(const Rect& rect) const {
     return by_columns_ ? Span{rect.src_col, rect.cols} : Span{rect.src_row, rect.rows};
   }
@@ -87,8 +87,7 @@ class Planner {
     if (by_columns_ || straight_rect(height, from, end - from) < 0) {
       height = lines_within(limits_.staged, pitch, count);
     }
-    // The element at the end has no gap behind it; so a line of one element is never cut, however far columns are
-    // apart.
+    // The last element has no gap after it, so a line of one element is never cut, even if columns are far apart.
     const uint64_t width = static_cast<uint64_t>(end - from - 1) * stride + element;
     const int64_t step = width > limits_.row ? lines_within(limits_.straight, stride, end - from) : end - from;
     for (int64_t l = line; l < line + count; l += height) {
@@ -132,7 +131,7 @@ class Planner {
     plan_.chunks_left[chunk.tensor]++;
   }
 
-  // Every line of a chunk is needed by all of live_; along the lines a rectangle may lie beside it.
+  // All rectangles of live_ need every line of a chunk, but a rectangle may need other elements of the lines.
   bool meets(const Rect& rect, const Chunk& chunk) const {
     const Span need = along(rect);
     const Span have = by_columns_ ? Span{chunk.row, chunk.rows} : Span{chunk.col, chunk.cols};
@@ -159,7 +158,7 @@ class Planner {
   WritePlan plan_;
   bool by_columns_ = false;  // lines are columns
   std::vector<int> order_;   // rectangles of one tensor by first line
-  std::vector<int> live_;    // those that need the current lines
+  std::vector<int> live_;    // rectangles that need the current lines
   std::vector<int64_t> cuts_;
 };
 

@@ -7,7 +7,7 @@
 namespace refit::cpu {
 namespace {
 
-// Rows (token, head) of one item: enough to pay for widening a block of K and V once per item.
+// Rows (token, head) of one item: enough to make widening a block of K and V once per item worth its cost.
 constexpr int kItemRows = 96;
 
 }  // namespace
@@ -80,7 +80,7 @@ void Attention::run_item(const Context& ctx, int layer, const StepBatch& batch, 
   std::fill_n(maxima, rows, -std::numeric_limits<float>::infinity());
   std::fill_n(sums, rows, 0.0f);
 
-  const int32_t keys = span.position + (span.end - span.begin);  // that the last token sees
+  const int32_t keys = span.position + (span.end - span.begin);  // number of keys that the last token sees
   for (int32_t block = 0; block < keys; block += kKeyBlock) {
     const int count = std::min(kKeyBlock, keys - block);
     for (int j = 0; j < count;) {

@@ -1,7 +1,7 @@
 // Grouped-query attention over the paged KV cache.
 //
 // Keys are taken in blocks of kKeyBlock at absolute positions, with a running maximum and sum. The operations behind
-// one output (token, head), and their order, depend only on the token's absolute position: the other tokens of the
+// one output (token, head), and their order, depend only on the token's absolute position. The other tokens of the
 // step, the chunks of a prompt and the places of its pages change no bit.
 #pragma once
 #include <cstdint>
@@ -28,7 +28,7 @@ class Attention {
            const std::vector<float*>& out);
 
  private:
-  // Some neighbouring tokens of one sequence.
+  // Some consecutive tokens of one sequence.
   struct Span {
     int sequence;
     int32_t begin, end;  // indices into the step's tokens

@@ -1,4 +1,4 @@
-// Compiled with -mavx2 -mfma; called only where the CPU has both.
+// Compiled with -mavx2 -mfma; called only if the CPU has both.
 #if defined(__x86_64__)
 #include <immintrin.h>
 

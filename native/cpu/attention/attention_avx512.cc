@@ -1,4 +1,4 @@
-// Compiled with -mavx512f (and bw, vl, dq); called only where the CPU has them.
+// Compiled with -mavx512f (and bw, vl, dq); called only if the CPU has them.
 #if defined(__x86_64__)
 #include <immintrin.h>
 

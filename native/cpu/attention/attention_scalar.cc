@@ -1,4 +1,4 @@
-// Plain C++: any machine.
+// Plain C++ for any machine.
 #include <cstdint>
 #include <cstring>
 

@@ -5,7 +5,7 @@
 
 namespace refit::cpu {
 
-// Keys are handled in blocks that start at multiples of this, whatever the page size.
+// Keys are processed in blocks that start at multiples of this, for any page size.
 constexpr int kKeyBlock = 64;
 // Rows (token, head) that a tile holds in registers.
 constexpr int kTileRows = 6;
@@ -25,7 +25,7 @@ struct AttentionTile {
   void (*mix)(const float* p, const float* alpha, const int* counts, int rows, const float* v, int padded, float* acc);
 };
 
-// For a kernel set's name (cpu/kernels.h).
+// The functions for the name of a kernel set (cpu/kernels.h).
 const AttentionTile& attention_tile(const std::string& isa);
 
 extern const AttentionTile kAttentionScalar;

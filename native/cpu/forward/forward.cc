@@ -8,7 +8,7 @@
 namespace refit::cpu {
 namespace {
 
-// Floats of logits held at once: scoring a long prompt over a large vocabulary is done in blocks of rows.
+// The most floats of logits in memory at once: a long prompt over a large vocabulary is scored in blocks of rows.
 constexpr int64_t kLogitFloats = 8 << 20;
 
 std::vector<float*> pointers(std::vector<Buffer>& buffers, int64_t floats) {
@@ -97,7 +97,7 @@ void Forward::norm_heads(float* q, const float* q_weight, const float* k_weight)
   }
 }
 
-// KV heads that several ranks hold count once.
+// A KV head that several ranks hold counts once.
 void Forward::norm_projections(const std::vector<float*>& qkv, int64_t token, const float* q_weight,
                                const float* k_weight) const {
   const int64_t cols = model_.qkv_cols(), q_cols = model_.q_cols(), k_cols = model_.kv_cols();

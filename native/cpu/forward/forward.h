@@ -1,7 +1,7 @@
-// The forward pass of all model families: the recipe (core/model.h) says what a layer computes.
+// The forward pass of all model families: the recipe (core/model.h) describes the computation of a layer.
 //
-// Virtual ranks are computed one after another with the parts that real ones would hold, and their partial sums are
-// added in rank order in fp32. With bf16 parameters activations are rounded where Hugging Face's bf16 modules hold bf16
+// Virtual ranks are computed one after another, each with the parameters of a real rank. Their partial sums are added
+// in rank order in fp32. With bf16 parameters, activations are rounded where Hugging Face's bf16 modules hold bf16
 // tensors, with one exception: logits keep their fp32 accumulators.
 #pragma once
 #include <memory>
@@ -20,12 +20,12 @@ namespace refit::cpu {
 
 class Forward {
  public:
-  // Throws std::invalid_argument. All references must outlive it.
+  // Throws std::invalid_argument. All references must outlive this object.
   Forward(const CoreConfig& config, const Store& store, const Kernels& kernels, Pool& pool);
 
   void step(const StepBatch& batch, StepResult& result);
   uint64_t kv_bytes() const { return cache_.bytes(); }
-  // See KvCache::release. No step may run before the contents of the pages are no longer needed.
+  // See KvCache::release. No step that reads old contents of the pages may run after it.
   uint64_t release_kv() { return cache_.release(); }
 
  private:
@@ -33,15 +33,16 @@ class Forward {
   void attend(const StepBatch& batch, int layer);
   // Norm and RoPE of q and k, and the cache's K and V.
   void prepare(const StepBatch& batch, int layer);
-  // The norms of all heads of one token; q[rank] is the token's row. Only where the recipe has such norms.
+  // The norms of all heads of one token; q[rank] is the token's row. Only if the recipe has such norms.
   void norm_heads(float* q, const float* q_weight, const float* k_weight) const;
   void norm_projections(const std::vector<float*>& qkv, int64_t token, const float* q_weight,
                         const float* k_weight) const;
   void mlp(int layer, int64_t tokens, StepResult& result);
   void sample(const StepBatch& batch, StepResult& result);
-  // The input of the next linear: normed_, or the residual stream itself where norms come after.
+  // The input of the next linear: normed_, or the residual stream itself if norms come after the linears
+  // (NormPlacement::kPost).
   float* linear_input(int64_t tokens);
-  // The n values of a vector parameter as floats, rank 0's; null where the model has none.
+  // The n values of a vector parameter as floats, rank 0's; null if the model has none.
   const float* widened(int param, int64_t n, Buffer& buffer) const;
 
   Context ctx_;
@@ -52,7 +53,7 @@ class Forward {
   Moe moe_;
   Sampler sampler_;
 
-  // Of the current step. hidden_ [T, H] is the residual stream, normed_ [T, H] its norm (NormPlacement::kPre).
+  // Buffers of the current step. hidden_ [T, H] is the residual stream, normed_ [T, H] its norm (NormPlacement::kPre).
   Buffer hidden_, normed_, logits_, selected_;
   std::vector<Buffer> qkv_, attended_, parts_;  // per rank: [T, (nq + 2 nkv) hd], [T, nq hd], [T, H]
   std::vector<Buffer> scratch_;                 // per thread

@@ -20,7 +20,7 @@ struct Context {
   void round(float* x, int64_t n) const {
     if (dtype == DType::kBFloat16) k.round_bf16(x, n);
   }
-  // Between two operations of one norm or of RoPE.
+  // Rounds between two operations of one norm or of RoPE.
   void round_between(float* x, int64_t n) const {
     if (!round_once) round(x, n);
   }
@@ -34,7 +34,7 @@ struct Context {
   }
 };
 
-// Uninitialised floats, aligned to 64 bytes, that only grow: a step reuses the memory of the steps before it.
+// Uninitialised floats, aligned to 64 bytes, that only grow: a step reuses the memory of earlier steps.
 class Buffer {
  public:
   Buffer() = default;
@@ -63,8 +63,8 @@ class Buffer {
   int64_t size_ = 0;
 };
 
-// fn(begin, end, thread) over [0, n) in blocks of about 16K elements, `width` elements per index; small work stays on
-// the caller.
+// Calls fn(begin, end, thread) over [0, n) in blocks of about 16K elements, `width` elements per index. The calling
+// thread does small work alone.
 template <class Fn>
 void for_blocks(Pool& pool, int64_t n, int64_t width, Fn&& fn) {
   const int64_t grain = std::max<int64_t>(1, 16384 / std::max<int64_t>(1, width));

@@ -3,7 +3,8 @@
 namespace refit::cpu {
 namespace {
 
-// Tokens that go through the MLP together: bounds the memory of a long prefill; results do not depend on it.
+// The most tokens that go through the MLP together. It bounds the memory of a long prefill; results do not depend on
+// it.
 constexpr int64_t kMlpRows = 1024;
 
 }  // namespace
@@ -13,7 +14,7 @@ void gated_mlp(const Context& ctx, const float* x, const void* gate_up, const vo
   const int64_t most = std::min(rows, kMlpRows);
   float* wide = scratch.gate_up.get(most * 2 * inter);
   float* act = scratch.act.get(most * inter);
-  // silu alone is silu_mul with ones: in bf16 it is rounded before it meets `up`.
+  // silu alone is silu_mul with ones: in bf16 it is rounded before it is multiplied by `up`.
   float* ones = scratch.ones.get(inter);
   std::fill_n(ones, inter, 1.0f);
   for (int64_t begin = 0; begin < rows; begin += kMlpRows) {

@@ -1,4 +1,4 @@
-// The gated MLP: down(silu(gate(x)) * up(x)), of one rank.
+// The gated MLP of one rank: down(silu(gate(x)) * up(x)).
 #pragma once
 #include "cpu/forward/forward_common.h"
 

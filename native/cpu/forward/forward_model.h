@@ -11,7 +11,7 @@ class Model : public Layout {
   Model(const CoreConfig& config, const Store& store);
 
   const void* at(int rank, int param) const { return store_.param(rank, param); }
-  // From `row` of the parameter on.
+  // The address of row `row` of the parameter.
   const void* at(int rank, int param, int64_t row) const;
 
  private:

@@ -13,17 +13,17 @@ namespace refit::cpu {
 namespace {
 
 constexpr int64_t kSlab = 512;  // rows of x that are converted at a time
-constexpr int64_t kClaimBytes =
-    1 << 20;  // of weights, in one claim, where M is small: a panel is fetched while another is used
+// Bytes of weights in one claim if M is small. A panel is fetched while another is used.
+constexpr int64_t kClaimBytes = 1 << 20;
 constexpr int64_t kKBlock = 256;  // words of K in one panel: 16 KB of the first cache
 constexpr int kPanels = 2;        // packed side by side
 constexpr int64_t kAhead = 2048;  // bytes that a row of w is fetched ahead of its use
 constexpr int kMaxWidth = 16;
-constexpr int64_t kVectorSteps = 4;  // of the widest vector: packing writes whole ones
+constexpr int64_t kVectorSteps = 4;  // steps of the widest vector: packing writes whole vectors
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Grows, never shrinks, freed at the thread's end.
+// Memory that grows and never shrinks. It is freed when the thread ends.
 class Scratch {
  public:
   uint32_t* words(int64_t n) {
@@ -45,11 +45,11 @@ class Scratch {
   int64_t size_ = 0;
 };
 
-thread_local Scratch tls_rows;    // the caller's: x in words
-thread_local Scratch tls_panels;  // every thread's own
+thread_local Scratch tls_rows;    // of the calling thread: x in words
+thread_local Scratch tls_panels;  // of every thread
 
 // One slab of rows, shared by the threads that work on it. Its rows are cut into tiles of nearly equal height, its
-// columns into panels; a claim, the unit of work that a thread takes, is some panels by some tiles.
+// columns into panels. A claim is the unit of work that a thread takes: some panels by some tiles.
 struct Job {
   const GemmOps& ops;
   const float* x;
@@ -65,14 +65,14 @@ struct Job {
   bool direct = false;       // without panels
   int64_t claim_panels = 0;  // at most
   int64_t row_claims = 0;    // per column of claims
-  int64_t claims = 0;        // direct: panels
+  int64_t claims = 0;        // if direct: panels
   int threads = 1;
-  uint32_t* words = nullptr;  // x, a tile after the other
+  uint32_t* words = nullptr;  // x, tile after tile
   std::atomic<int64_t> next{0};
 
   int64_t row_bytes() const { return K * ops.weight_bytes; }
   int64_t tile_row(int64_t tile) const { return M * tile / tiles; }
-  // `step` of the tile that begins at `row` and is `rows` high.
+  // The words of step `step` of the tile that begins at `row` and has `rows` rows.
   uint32_t* tile_words(int64_t row, int64_t rows, int64_t step) const {
     return words + (row * steps + step * rows) * 4;
   }
@@ -91,7 +91,7 @@ void plan(Job& job, int threads) {
   job.tiles = ceil_div(job.M, job.direct ? ops.direct_rows : ops.tile_rows);
   job.row_claims = 1;
   if (job.direct) {
-    // Claims are large enough for long sequential reads of memory, and there are some for every thread.
+    // Claims are large enough for long sequential reads of memory and small enough to give every thread some.
     const int64_t panel_bytes = std::max<int64_t>(1, ops.width * job.row_bytes());
     job.claim_panels = std::clamp<int64_t>(kClaimBytes / panel_bytes, 1, std::max<int64_t>(1, panels / (4 * threads)));
   } else {
@@ -106,8 +106,8 @@ void plan(Job& job, int threads) {
   job.threads = threads;
 }
 
-// Claims [first, first + count) for the caller; count 0: none is left. Direct work is claimed by many panels at once
-// first and by few at the end, so that the threads end together.
+// Claims [first, first + count) for the caller; with count 0 none is left. Of direct work, a thread takes many panels
+// at once at first and few at the end, so the threads end at the same time.
 struct Claim {
   int64_t first, count;
 };
@@ -143,8 +143,8 @@ void load_bias(const Job& job, int64_t n, float* out) {
   }
 }
 
-// The first tile waits for memory; the others find the rows of w in the cache. The next panel's rows are fetched
-// meanwhile.
+// The first tile waits for memory; the others find the rows of w in the cache. At the same time the rows of the next
+// panel are fetched.
 void multiply_direct(const Job& job, int64_t n, const float* bias) {
   for (int64_t t = 0; t < job.tiles; t++) {
     const int64_t row = job.tile_row(t), rows = job.tile_row(t + 1) - row;
@@ -161,7 +161,7 @@ void multiply_packed(const Job& job, int64_t n, int64_t n_end, int64_t t, int64_
   const int64_t k_block = kKBlock * ops.per_word;
   float* carry = reinterpret_cast<float*>(scratch + kPanels * job.panel_words());
   int64_t k = 0;
-  do {  // once for K = 0, which leaves the bias
+  do {  // once if K = 0: the result is the bias
     const int64_t k_here = std::min(k_block, job.K - k);
     const int64_t step = k / (4 * ops.per_word), steps = ceil_div(k_here, 4 * ops.per_word);
     for (int64_t c = n, p = 0; c < n_end; c += ops.width, p++) {
@@ -195,7 +195,7 @@ void work(Job& job) {
     const int64_t row_claim = claim.first % job.row_claims;
     const int64_t t = job.first_tile(row_claim), t_end = job.first_tile(row_claim + 1);
     for (int64_t n = begin; n < end;) {
-      // The last columns, less than a panel, go through a padded panel: the bits are the same.
+      // The last columns are less than a panel and go through a padded panel. The bits are the same.
       const bool direct = job.direct && n + ops.width <= end;
       const int64_t n_end = std::min(end, n + (job.direct ? 1 : kPanels) * ops.width);
       if (job.bias != nullptr) {
@@ -211,7 +211,7 @@ void work(Job& job) {
   }
 }
 
-// Handing work to the pool costs about a microsecond. Less work than this is finished sooner on one thread.
+// Giving work to the pool costs about a microsecond, so one thread finishes less work than this sooner.
 bool is_tiny(const Job& job) {
   const int64_t weights = job.N * job.K;
   return weights * job.ops.weight_bytes <= 32768 && job.M * weights <= 131072;

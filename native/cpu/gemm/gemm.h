@@ -1,4 +1,5 @@
-// y = x w^T + bias by the panels and tiles of one instruction set: divides the work and hands it to the pool.
+// Computes y = x w^T + bias with the panels and tiles of one instruction set. Divides the work and gives it to the
+// pool.
 #pragma once
 #include <cstdint>
 
@@ -7,7 +8,7 @@
 
 namespace refit::cpu {
 
-// As Kernels::gemm; w has ops.weight_bytes per element, bias likewise.
+// The same as Kernels::gemm. The elements of w and of bias have ops.weight_bytes each.
 void gemm(const GemmOps& ops, Pool& pool, const float* x, int64_t ldx, const void* w, const void* bias, float* y,
           int64_t ldy, int64_t M, int64_t N, int64_t K);
 

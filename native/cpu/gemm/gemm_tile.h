@@ -1,8 +1,9 @@
 // The parts of GemmOps, written once over a vector type V. In an unnamed namespace on purpose: see isa.h.
 //
-// Beside what kernels_vec.h asks of V: a vector is V::W / 4 chunks of four words; transpose swaps rows and chunks of
-// that many vectors; broadcast puts one chunk everywhere; sum_chunks gives the sums of the chunks of four vectors,
-// chunk c of vector v at place 4 c + v. kAccumulators: how many vectors of lanes leave enough registers for the rest.
+// V must have the members that kernels_vec.h needs, and these: a vector is V::W / 4 chunks of four words; transpose
+// swaps rows and chunks of that many vectors; broadcast puts one chunk everywhere; sum_chunks gives the sums of the
+// chunks of four vectors, with chunk c of vector v at place 4 c + v. kAccumulators is the most vectors of lanes that
+// leave enough registers for the rest.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -12,9 +13,9 @@
 namespace refit::cpu {
 namespace {
 
-constexpr int kVectors = 4;  // of a panel, for one step
+constexpr int kVectors = 4;  // vectors of a panel for one step
 
-// Words are floats; a lane takes one product at a time.
+// Words are floats; a lane adds one product at a time.
 template <class V>
 struct FloatArith {
   static constexpr int kPerWord = 1;
@@ -31,9 +32,9 @@ inline void convert_floats(const float* x, int64_t K, uint32_t* words, int64_t s
   }
 }
 
-// How weights become the words of one vector. kBytes: read at a time.
+// Converts weights to the words of one vector. kBytes is the number of bytes that it reads at a time.
 template <class V>
-struct LoadWords {  // as they are: fp32, or pairs of bf16
+struct LoadWords {  // without a change: fp32, or pairs of bf16
   static constexpr int kBytes = 4 * V::W;
   static inline typename V::I full(const uint8_t* p) { return V::load_words(p); }
   static inline typename V::I part(const uint8_t* p, int bytes) { return V::load_words(p, bytes); }
@@ -50,16 +51,16 @@ struct LoadWiden {  // bf16 to fp32
   }
 };
 
-// ElementBytes: of one weight in memory.
+// ElementBytes: bytes of one weight in memory.
 template <class V, class Arith, class Load, int ElementBytes>
 struct Gemm {
   using F = typename V::F;
   using I = typename V::I;
   static constexpr int W = V::W;
-  static constexpr int kRows = W / 4;  // of w in one vector
+  static constexpr int kRows = W / 4;  // rows of w in one vector
   static constexpr int kCarry = kVectors * W;
 
-  // How many of a panel's vectors a tile of MR rows takes at a time.
+  // The number of a panel's vectors that a tile of MR rows uses at a time.
   static constexpr int side(int MR) { return MR * 4 <= V::kAccumulators ? 4 : MR * 2 <= V::kAccumulators ? 2 : 1; }
 
   static void pack(const uint8_t* w, int64_t row_bytes, int rows, int64_t K, int64_t ahead, uint32_t* panel) {
@@ -153,17 +154,17 @@ struct Gemm {
     for (int m = 0; m < MR; m++) finish(carry + m * kCarry, y + m * ldy, cols, bias);
   }
 
-  // Few rows of x: w is read once, kSide * kRows of its rows at a time from one end to the other, which is what
-  // hardware prefetchers know best. `ahead`: bytes from a word that is read to one that will be wanted.
+  // Few rows of x: w is read once, kSide * kRows of its rows at a time from one end to the other, which hardware
+  // prefetchers handle best. `ahead`: bytes from a word that is read to one that will be needed.
   template <int MR>
   static void direct_rows(const uint32_t* x, const uint8_t* w, int64_t row_bytes, int64_t K, int64_t ahead,
                           float* lanes) {
-    // A few rows at once arrive fastest. More of them halve the work on x, which matters for a tall tile.
+    // Reading a few rows at once is fastest. Twice as many rows halve the work on x, which matters for a tall tile.
     constexpr int kWanted = (MR <= 4 ? 4 : 8) / kRows;
     constexpr int kSide = kWanted < side(MR) ? kWanted : side(MR);
     const int64_t step = kVectors * row_bytes;
     const int64_t bytes = K * ElementBytes;
-    // Passes go through rows that are neighbours; after the last one comes the next panel's first.
+    // Passes go through adjacent rows. After the last one comes the first row of the next panel.
     const uint8_t* const turn = w + kVectors * row_bytes;
     const int64_t jump = ahead < kVectors * row_bytes ? (W - kVectors) * row_bytes : 0;
     for (int v0 = 0; v0 < kVectors; v0 += kSide) {
@@ -200,7 +201,7 @@ struct Gemm {
         const bool fetch = (full - p) % 64 < Load::kBytes;  // once per cache line
 #pragma GCC unroll 4
         for (int v = 0; v < kSide; v++) {
-          // Keeps the compiler from a pointer of its own for every row: there are not that many registers.
+          // Prevents a separate pointer for every row: there are not enough registers for that.
           asm("" : "+r"(q), "+r"(far));
 #pragma GCC unroll 4
           for (int c = 0; c < kRows; c++) {

@@ -3,8 +3,8 @@
 // V: W lanes; F floats, I 32-bit integers, M masks; load/store and their `n` forms, which touch only the first n < W
 // elements and read the others as zero.
 //
-// Element i of a reduction belongs to lane i % (4 W), whatever the alignment; the lanes are added pairwise in a fixed
-// tree. A tail goes through the same operations as a full vector, so a value's bits do not depend on where it stands.
+// Element i of a reduction belongs to lane i % (4 W) at any alignment. The lanes are added pairwise in a fixed tree. A
+// tail goes through the same operations as a full vector, so the bits of a value do not depend on its position.
 #pragma once
 #include <cstdint>
 
@@ -23,7 +23,7 @@ float sum_lanes(typename V::F a, typename V::F b, typename V::F c, typename V::F
   return lane[0];
 }
 
-// Calls full(i, u) for every whole vector, u the accumulator's number, and part(i, u, n) for the rest.
+// Calls full(i, u) for every whole vector and part(i, u, n) for the rest; u is the accumulator's number.
 template <class V, class Full, class Part>
 inline void walk(int64_t n, Full full, Part part) {
   constexpr int W = V::W;
@@ -116,12 +116,12 @@ void from_bf16(const uint16_t* x, float* y, int64_t n) {
 }
 
 // exp(x) = 2^n * e^r with n = round(x / ln 2), |r| <= ln(2) / 2: ln 2 in two parts (Cody and Waite), e^r by its Taylor
-// polynomial to r^7, whose first left-out term is below 6e-9. Within 2 ulp for normal results; 0 for -inf, NaN for NaN.
+// polynomial to r^7, whose first omitted term is below 6e-9. Within 2 ulp for normal results; 0 for -inf, NaN for NaN.
 template <class V>
 inline typename V::F vexp(typename V::F x) {
   using F = typename V::F;
   using I = typename V::I;
-  // Past these bounds the result is 0 or infinity anyway. The order of the operands lets a NaN through.
+  // Past these bounds the result is 0 or infinity anyway. The order of the operands keeps a NaN.
   x = V::max(V::set1(-110.0f), V::min(V::set1(89.0f), x));
   // Adding 1.5 * 2^23 leaves the rounded integer in the low bits.
   const F magic = V::set1(12582912.0f);
@@ -137,7 +137,7 @@ inline typename V::F vexp(typename V::F x) {
   p = V::fma(p, r, V::set1(0.5f));
   p = V::fma(p, r, V::set1(1.0f));
   p = V::fma(p, r, V::set1(1.0f));
-  // 2^n in two factors: n reaches from -159 to 128, one exponent field does not.
+  // 2^n in two factors: n is in [-159, 128], which is more than the range of one exponent field.
   const I in = V::isub(V::bits(shifted), V::iset1(0x4b400000));
   const I half = V::sar1(in);
   const I rest = V::isub(in, half);
@@ -185,12 +185,12 @@ float exp_sum(float* x, float max, int64_t n) {
   return sum_lanes<V>(acc[0], acc[1], acc[2], acc[3]);
 }
 
-// NaN if any is NaN, so that a row with a NaN is noticed. -infinity for n = 0.
+// The maximum; NaN if any element is NaN, so a row with a NaN is noticed. -infinity for n = 0.
 template <class V>
 float max_of(const float* x, int64_t n) {
   using F = typename V::F;
   if (n <= 0) return -__builtin_inff();
-  // Starting from x[0] and reading a tail as x[0] where it has ended changes no maximum.
+  // Starting from x[0] and reading x[0] past the end of a tail does not change the maximum.
   F best[4] = {V::set1(x[0]), V::set1(x[0]), V::set1(x[0]), V::set1(x[0])};
   typename V::I bad = V::iset1(0);
   walk<V>(

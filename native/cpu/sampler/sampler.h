@@ -4,10 +4,10 @@
 //
 // A row's result depends only on its logits and its own fields.
 //
-// Logprobs are log-softmax over the whole vocabulary after penalties, bias and temperature (or of the logits as they
-// came, on request), never renormalised over what top-k, top-p and min-p keep. Temperature 0 means greedy: logprobs are
-// then those of temperature 1. A row with a NaN or without any finite maximum does not fail: it takes the largest logit
-// that is a number, and its logprobs are NaN.
+// Logprobs are log-softmax over the whole vocabulary after penalties, bias and temperature (or of the raw logits, on
+// request). They are never renormalised over the tokens that top-k, top-p and min-p keep. Temperature 0 means greedy:
+// logprobs are then those of temperature 1. A row with a NaN or without any finite maximum does not fail: it takes the
+// largest logit that is not NaN, and its logprobs are NaN.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -27,10 +27,10 @@ class Sampler {
  public:
   Sampler(const Kernels& kernels, int vocab, int threads);
 
-  // Sizes the result. Batch and result must stay until the last row() of the step.
+  // Sizes the result. Batch and result must live until the last row() of the step.
   void begin(const StepBatch& batch, StepResult& result);
-  // Fills row r of the result. position: absolute, of the token to sample. logits [vocab] are overwritten. Any thread
-  // of the pool.
+  // Fills row r of the result. `position` is the absolute position of the token to sample. `logits` [vocab] are
+  // overwritten. Any thread of the pool may call it.
   void row(int r, int32_t position, float* logits, int thread);
 
  private:

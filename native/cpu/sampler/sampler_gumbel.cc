@@ -8,11 +8,11 @@
 namespace refit::cpu {
 namespace {
 
-// Of a number of noise_uniform.
+// The Gumbel noise for a value of noise_uniform.
 float gumbel(float v) { return -std::log(-std::log1p(-v)); }
 
 constexpr float kSmallestNoise = 0x1p-33f;
-// Covers the rounding of prob, exp and the scores: a token is passed over only when it cannot win by far.
+// Covers the rounding of prob, exp and the scores: a token is skipped only if it is far from winning.
 constexpr float kMargin = 1.0f + 1e-3f;
 
 }  // namespace
@@ -22,8 +22,8 @@ int sample_gumbel(const float* z, float max, const float* prob, int n, int best,
     return sample_noise(seed, static_cast<uint32_t>(position), static_cast<uint32_t>(token / 4)).x[token % 4];
   };
   float score = (z[best] - max) + gumbel(noise_uniform(word(best)));
-  // Token i can win only if -log1p(-v) <= exp(z[i] - max - score), and v <= -log1p(-v): so the logarithms, and for most
-  // groups of four even the noise, are taken only of tokens that come near. This changes no result.
+  // Token i can win only if -log1p(-v) <= exp(z[i] - max - score), and v <= -log1p(-v). The logarithms, and for most
+  // groups of four even the noise, are therefore computed only for tokens that can win. This changes no result.
   float reach = std::exp(-score) * kMargin;
   for (int base = 0; base < n; base += 4) {
     const int end = std::min(4, n - base);

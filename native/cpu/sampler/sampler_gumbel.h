@@ -4,8 +4,8 @@
 
 namespace refit::cpu {
 
-// Draws from the tokens with prob > 0. prob[i] = exp(z[i] - max), 0 where dropped; best: the best token, never dropped.
-// Ties go to the lower id.
+// Draws from the tokens with prob > 0. prob[i] = exp(z[i] - max), 0 for dropped tokens. `best` is the best token, which
+// is never dropped. Of equal tokens the lower id wins.
 int sample_gumbel(const float* z, float max, const float* prob, int n, int best, uint64_t seed, int32_t position);
 
 }  // namespace refit::cpu

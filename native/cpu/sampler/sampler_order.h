@@ -1,4 +1,4 @@
-// The one order of tokens: larger logits first, equal ones (+0 and -0 too) by lower id, NaN last.
+// The only order of tokens: larger logits first, equal ones (+0 and -0 too) by lower id, NaN last.
 #pragma once
 #include <bit>
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace refit::cpu {
 
-// Orders as the float does; NaN is 0.
+// A key with the order of the floats; NaN has key 0.
 inline uint32_t order_key(float z) {
   if (z != z) return 0;
   const uint32_t u = std::bit_cast<uint32_t>(z + 0.0f);
@@ -23,7 +23,7 @@ struct TokenOrder {
 
 // The best token.
 int argmax(const float* z, int n);
-// The best n of vocab tokens in order, at the front of `order` (which is resized to vocab).
+// Puts the best n of vocab tokens, in order, at the front of `order` (which is resized to vocab).
 void best_tokens(const float* z, int vocab, int n, std::vector<int32_t>& order);
 
 }  // namespace refit::cpu
