@@ -11,5 +11,5 @@ export const OPTIONS = { ...MODEL_OPTIONS, ...ENGINE_OPTIONS, ...SERVER_OPTIONS 
 
 export type OptionKey = keyof typeof OPTIONS
 
-/** Every option with its value; null where an option has no default and was not set. */
+/** Every option with its value; null if an option has no default and was not set. */
 export type Config = { readonly [K in OptionKey]: OptionValue<typeof OPTIONS[K]> }

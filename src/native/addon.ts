@@ -55,7 +55,7 @@ export interface NativeAddon extends NativeGroups, NativeDeltas, NativeHandles, 
   /** Any thread. Kernel sets that this CPU can run, best first. */
   isas: () => string[]
   /**
-   * Any thread. Opens the CUDA library and looks at the GPUs; `error` reports what is wrong. A broken driver may crash
+   * Any thread. Opens the CUDA library and looks at the GPUs; `error` reports the problem. A broken driver may crash
    * the process here, so try this in a child process first.
    */
   cudaGpus: () => CudaGpus
@@ -142,8 +142,8 @@ export interface NativeAddon extends NativeGroups, NativeDeltas, NativeHandles, 
    */
   connectLocal: (path: string) => number
   /**
-   * Any thread. Locks a file (flock) until the descriptor is closed. Returns false at once if somebody else holds the
-   * lock.
+   * Any thread. Locks a file (flock) until the descriptor is closed. Returns false at once if another descriptor holds
+   * the lock.
    */
   lockFile: (fd: number) => boolean
   /**

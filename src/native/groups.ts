@@ -145,7 +145,7 @@ export interface NativeGroups {
    * Main thread, gate shut for an NCCL group. torch's `barrier` of the backend: waits until all ranks have called it.
    */
   groupBarrier: (group: GroupHandle, deadlineMs: number) => Promise<void>
-  /** Main thread, in any state. Ends what is under way at once; it rejects with GROUP_BROKEN. */
+  /** Main thread, in any state. Ends running calls at once; they reject with GROUP_BROKEN. */
   groupAbort: (group: GroupHandle, reason: string) => void
   /**
    * Main thread, gate shut for an NCCL group. Leaves in order (`abort`: at once) and frees everything; afterwards the

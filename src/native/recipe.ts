@@ -38,9 +38,9 @@ export interface ModelRecipe {
   /** RoPE: inverse frequencies [headDim / 2], and the factor on cos and sin (yarn's attention factor, else 1). */
   ropeInvFreq: Float64Array
   ropeScale: number
-  /** Per layer: 1 where the MLP is a mixture of experts. */
+  /** Per layer: 1 if the MLP is a mixture of experts. */
   sparseLayers: Uint8Array
-  /** Experts of a sparse layer; 0 where no layer is sparse. */
+  /** Experts of a sparse layer; 0 if no layer is sparse. */
   experts: number
   expertsPerToken: number
   normTopkProb: boolean

@@ -29,7 +29,7 @@ export interface PeerLoadOptions {
   timeoutMs?: number | undefined
   /** The most bytes of one broadcast (default 64 MiB). */
   pieceBytes?: number | undefined
-  /** Path of libnccl.so.2, which must have the version of the other engine's; default: where the addon finds it. */
+  /** Path of libnccl.so.2, which must have the version of the other engine's; default: the one that the addon finds. */
   ncclPath?: string | undefined
   onProgress?: ((done: number, total: number) => void) | undefined
   /** Called with a text when the load starts to wait, and with the chosen route. */

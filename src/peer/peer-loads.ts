@@ -38,7 +38,7 @@ export class PeerLoads {
   }
 
   /**
-   * Throws what loadFromPeer throws, MASTER_REFUSED for an address that is not allowed, and CONFLICT during another
+   * Throws the errors of loadFromPeer, MASTER_REFUSED for an address that is not allowed, and CONFLICT during another
    * load or an update of many requests.
    */
   async load ({ url, key, timeoutMs, abort, signal }: PeerLoadRequest): Promise<PeerLoadResult> {

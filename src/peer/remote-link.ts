@@ -25,7 +25,7 @@ export interface LinkOptions {
   ranks: number
   /** NCCL: the only rank of the core in the group; undefined: all of them. */
   coreRank?: number
-  /** Path of libnccl.so.2; default: where the addon finds it. */
+  /** Path of libnccl.so.2; default: the one that the addon finds. */
   ncclPath?: string | undefined
   /** An address of this machine that the other side can reach; gloo listens there. */
   host: string
@@ -41,7 +41,7 @@ export interface JoinOptions {
 const POLL_MS = 10
 /** The limit of connecting. The other ranks are there by then, and this engine runs no step meanwhile. */
 const CONNECT_MS = 60_000
-/** The limit of the second barrier in `leave`, whose failure means nothing. */
+/** The limit of the second barrier in `leave`. A failure of that barrier is ignored. */
 const LEAVE_MS = 5000
 
 /** A group of a sending engine, which is its rank 0, and the receiving ones. */

@@ -28,7 +28,7 @@ interface Masters {
 
 /**
  * Opens the stores of links whose rank 0 is this engine: runs them, as torch's rank 0 does, or connects to the
- * receiver's. Either way the policy must allow the address. Throws what resolveMaster throws, and CONFLICT if this
+ * receiver's. Either way the policy must allow the address. Throws the errors of resolveMaster, and CONFLICT if this
  * machine cannot listen at the address.
  */
 export async function openStores (

@@ -9,8 +9,8 @@ import type { GroupStore } from './weight-group-options.ts'
 const ANY: readonly string[] = ['0.0.0.0', '::']
 
 /**
- * Opens the store of a group: the trainer's, with our ranks counted, or our own, once all ranks have come. Throws what
- * resolveMaster and joinStore throw, CONFLICT if this machine cannot listen at the address, and DEADLINE.
+ * Opens the store of a group: the trainer's, with our ranks counted, or our own, once all ranks have come. Throws the
+ * errors of resolveMaster and joinStore, CONFLICT if this machine cannot listen at the address, and DEADLINE.
  */
 export async function openGroupStore (
   spec: GroupSpec,

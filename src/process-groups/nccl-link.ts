@@ -16,7 +16,7 @@ export interface NcclLinkOptions {
   firstRank: number
   /** The only tensor-parallel rank of the core in the group; undefined: all of them. */
   coreRank?: number | undefined
-  /** Path of libnccl.so.2; default: where the addon finds it. */
+  /** Path of libnccl.so.2; default: the one that the addon finds. */
   library: string | undefined
   stale: StaleKeys
   /** Default torch's. */

@@ -3,8 +3,8 @@ import type { WeightGroup } from './weight-group.ts'
 
 /**
  * Receives one broadcast of `bytes` (1 or more) that is no weight, in the order of the group's requests. Some senders
- * announce over the wire what follows. If the group needs the gate shut, nothing is generated until it has arrived.
- * Throws the group's failure.
+ * announce the following tensors in such a broadcast. If the group needs the gate shut, nothing is generated until it
+ * has arrived. Throws the group's failure.
  */
 export async function receiveBytes (group: WeightGroup, bytes: number, of: string): Promise<Uint8Array> {
   const stream = group.announce(layOutPieces([bytes], bytes).pieces, () => of)

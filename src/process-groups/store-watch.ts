@@ -34,7 +34,7 @@ export class StoreWatch {
     for (;;) {
       try {
         await store.wait([NEVER], { timeoutMs: LONG_MS, signal: this.#control.signal })
-        // Somebody has set the key, or the store answers every wait at once.
+        // Another process has set the key, or the store answers every wait at once.
         await new Deadline({ signal: this.#control.signal }, PAUSE_MS).sleep(PAUSE_MS)
       } catch (error) {
         if ((error as { code?: unknown }).code !== 'DEADLINE') {

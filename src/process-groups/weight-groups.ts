@@ -20,7 +20,7 @@ export interface WeightGroupsOptions {
   policy: MasterPolicy
   /** The limit of each phase of a group: joining, connecting, each piece of an update. */
   timeoutMs: number
-  /** Path of libnccl.so.2; default: where the addon finds it. */
+  /** Path of libnccl.so.2; default: the one that the addon finds. */
   ncclPath?: string | undefined
   /** Nothing is received straight into the weights (default false). */
   staged?: boolean | undefined
@@ -61,8 +61,8 @@ export class WeightGroups {
   /**
    * Joins; resolves once the store has counted our ranks or, if the form makes its communicator at once, when that is
    * made. A group that exists with the same parameters is no error: it is a client's retry. A failed group is replaced.
-   * Throws CONFLICT for a name that is in use with other parameters. With `renew` an existing group is replaced,
-   * whatever its parameters are.
+   * Throws CONFLICT for a name that is in use with other parameters. With `renew` an existing group is always
+   * replaced.
    */
   async init (fields: GroupFields, { renew = false }: { renew?: boolean } = {}): Promise<void> {
     const { host } = this.#options

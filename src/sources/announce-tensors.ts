@@ -6,8 +6,8 @@ import type { TensorDescriptor, TensorStorage } from '../wire/torch/tensor.ts'
 import type { AnnouncedTensor, StridedMatrix } from '../contract/weight-source.ts'
 
 /**
- * Matrices that the tensors of one request may have beyond one each. One tensor may be cut into thousands, and a list
- * may repeat it.
+ * The most matrices of one request, not counting the first of each tensor. One tensor may be cut into thousands of
+ * matrices, and a list may repeat it.
  */
 const MAX_MORE = 500_000
 

@@ -26,8 +26,8 @@ export function rawUniqueId (bytes: Uint8Array): Buffer {
 }
 
 /**
- * Reads what `pickle.dumps` makes of a `ncclUniqueId` or of its bytes. Throws STORE_PROTOCOL or what the pickle reader
- * throws.
+ * Reads what `pickle.dumps` makes of a `ncclUniqueId` or of its bytes. Throws STORE_PROTOCOL or an error of the pickle
+ * reader.
  */
 export function unpickleUniqueId (bytes: Uint8Array): Buffer {
   const value = readPickle(bytes, names, LIMITS)
@@ -82,7 +82,7 @@ const STACK_GLOBAL = Buffer.of(0x93)
 const TUPLE2 = Buffer.of(0x86)
 
 /**
- * The address at which the first rank's NCCL waits for the others, for messages; undefined where the id holds none. An
+ * The address at which the first rank's NCCL waits for the others, for messages; undefined if the id has none. An
  * id begins with a u64 and a `sockaddr_in` or `sockaddr_in6` (ncclBootstrapHandle, NCCL 2.14 and later).
  */
 export function uniqueIdAddress (id: Buffer): { host: string, port: number } | undefined {

@@ -1,5 +1,5 @@
 // JSON (RFC 8259) read byte by byte, for files whose exact meaning counts: JSON.parse drops duplicate keys, rounds
-// integers past 2^53 and builds whatever it is given. This reader returns one token at a time, so it builds nothing
+// integers past 2^53 and builds every value of the text. This reader returns one token at a time, so it builds nothing
 // that its caller did not request.
 
 const QUOTE = 0x22
@@ -60,7 +60,7 @@ export class StrictJson {
     if (!this.take(char)) throw this.fail(`expected '${char}', got ${this.#seen()}`)
   }
 
-  /** Calls `entry` for every key of an object; it must consume the value. A key that comes twice is an error. */
+  /** Calls `entry` for every key of an object; it must consume the value. A duplicate key is an error. */
   *entries (): Generator<string, void, undefined> {
     this.expect('{')
     if (this.take('}')) return

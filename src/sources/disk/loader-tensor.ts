@@ -8,7 +8,7 @@ export interface ViewOptions {
   /** torch's name; default this tensor's own. */
   dtype?: string
   shape?: readonly number[]
-  /** In elements; default row-major, or this tensor's own where no shape is given either. */
+  /** In elements; default row-major, or this tensor's own strides if no shape is given either. */
   stride?: readonly number[]
   /** Bytes from this tensor's first element to the view's; default 0. */
   offset?: number
@@ -22,7 +22,7 @@ export class LoaderTensor {
   readonly shape: readonly number[]
   /** In elements. */
   readonly stride: readonly number[]
-  /** One for each rank, in their order: all of one shape, dtype and stride. */
+  /** One for each rank, in their order; all have the same shape, dtype and strides. */
   readonly #ranks: readonly TensorDescriptor[]
 
   constructor (ranks: readonly TensorDescriptor[]) {

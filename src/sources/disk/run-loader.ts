@@ -31,8 +31,8 @@ export interface LoaderRun {
 const MAX_MS = 60_000
 
 /**
- * Runs a loader, which makes weights of the tensors. Throws WEIGHT_LOADER, or what its tools threw; no read is running
- * then.
+ * Runs a loader, which makes weights of the tensors. Throws WEIGHT_LOADER, or the error that its tools threw; no read
+ * is running then.
  */
 export async function runLoader ({ name, loader, opened, unpickle }: LoaderRun): Promise<OpenTensors> {
   const sources = [...opened.sources]

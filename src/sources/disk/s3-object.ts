@@ -29,8 +29,8 @@ const LATER = [307, 408, 429]
 const EMPTY = createHash('sha256').digest('hex')
 
 /**
- * All of an object, at most `limit` bytes. Throws INVALID_REQUEST, BODY_TOO_LARGE, or ENGINE-independent
- * STORE_UNREACHABLE (502: to be tried again).
+ * All of an object, at most `limit` bytes. Throws INVALID_REQUEST, BODY_TOO_LARGE, or
+ * STORE_UNREACHABLE (502: the trainer should try again).
  */
 export async function readS3Object (name: S3Name, limit: number, options: S3Options = {}): Promise<Uint8Array> {
   const { env = process.env, now = () => new Date(), signal } = options

@@ -45,13 +45,13 @@ export type ToHandleThread =
   | { type: 'handle', id: number, name: string, bytes: Uint8Array, gpu: string | null }
   /** The same for handles by GPU, with names, dtypes and shapes beside them (src/wire/torch/offer.ts). */
   | { type: 'offer', id: number, entry: string, offer: Offer, ranks: number, gpus: readonly string[] }
-  /** Give back what the request `of` opened. The reply is `released`. */
+  /** Give back the handles that the request `of` opened. The reply is `released`. */
   | { type: 'release', id: number, of: number }
-  /** Check whether the senders of what `of` opened still exist. The reply is `looked`. */
+  /** Check whether the senders of the memory that `of` opened still exist. The reply is `looked`. */
   | { type: 'look', id: number, of: number }
   /**
-   * Give back the references of a body that was refused unread; with `gpus`, only the handles for these where a tensor
-   * is offered on several. The reply is `released`.
+   * Give back the references of a body that was refused before it was read. With `gpus`: if a tensor is offered on
+   * several GPUs, only its handles for these. The reply is `released`.
    */
   | { type: 'discard', id: number, entries: ReadonlyArray<string | Uint8Array>, gpus?: readonly string[] }
   /**

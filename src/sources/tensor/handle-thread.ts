@@ -34,8 +34,8 @@ interface Waiting {
 }
 
 /**
- * The thread ended and closed what it had open. `unseen`: the request waited behind the one that ended the thread, and
- * was not looked at.
+ * The thread has ended and closed its open files. `unseen`: the request waited behind the one that ended the thread,
+ * and was not read.
  */
 export class ThreadEnded extends RefitError {
   readonly unseen: boolean
@@ -46,8 +46,8 @@ export class ThreadEnded extends RefitError {
 }
 
 /**
- * One run of the thread: what it opens stays open until it ends. Without a worker it stands for this thread, which does
- * not end.
+ * One run of the thread: files that it opens stay open until it ends. Without a worker it represents the main thread,
+ * which does not end.
  */
 export class ThreadLife {
   readonly worker: Worker | null

@@ -30,7 +30,7 @@ interface Slot {
 
 const MAX_NAMES = 8
 /**
- * How long a reply waits for mappings to be closed, which during another write takes until its end. Memory that is not
+ * How long a reply waits for mappings to be closed. During another write they are closed at its end. Memory that is not
  * read may be given back earlier.
  */
 const PATIENCE_MS = 1000
@@ -162,7 +162,7 @@ export class KeptTensors {
     })
   }
 
-  /** Gives back the tensors of one name, or of all, after their running writes. Returns what was given back. */
+  /** Gives back the tensors of one name, or of all, after their running writes. Returns the names. */
   async release (name?: string, patienceMs?: number): Promise<KeptName[]> {
     const names = name === undefined ? [...this.#slots.keys()] : this.#slots.has(name) ? [name] : []
     const released = await Promise.all(names.map(async name =>

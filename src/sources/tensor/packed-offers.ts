@@ -41,8 +41,8 @@ export class PackedOffers {
   }
 
   /**
-   * Writes one chunk by `apply`. Throws as TensorReceiver.open does, TENSOR_PAYLOAD if the sender has ended, and what
-   * `apply` throws.
+   * Writes one chunk with `apply`. Throws like TensorReceiver.open, TENSOR_PAYLOAD if the sender has ended, and the
+   * error of `apply`.
    */
   async write<T> (entry: string, offer: Offer, apply: (source: WeightSource) => Promise<T>): Promise<T> {
     return await this.#inTurn(async () => {
@@ -66,7 +66,7 @@ export class PackedOffers {
     return this.#held !== undefined && exports.length > 0 && exports.every(key => this.#held!.sourceOf.has(key))
   }
 
-  /** The sender needs the buffer no more. */
+  /** The sender does not need the buffer any more. */
   async end (): Promise<void> {
     await this.#inTurn(async () => {
       if (this.#held === undefined) return

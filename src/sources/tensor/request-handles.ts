@@ -35,8 +35,8 @@ interface SharedFile {
 const MAX_FILES = 4096
 
 /**
- * The handles of one request. Each file and segment is opened once, and every reference is given back once, whatever
- * becomes of the request. Runs on the handle thread. GPU segments are only collected here: a write opens them.
+ * The handles of one request. Each file and segment is opened once, and every reference is given back once, whether
+ * the request succeeds or fails. Runs on the handle thread. GPU segments are only collected here: a write opens them.
  */
 export class RequestHandles {
   readonly #addon: Addon
@@ -99,7 +99,7 @@ export class RequestHandles {
     return null
   }
 
-  /** Gives back every reference and closes what is open. Never throws; a second call does nothing. */
+  /** Gives back every reference and closes all open files. Never throws; a second call does nothing. */
   release (): ReleasedCounts {
     if (this.#released) return { handles: 0, files: 0 }
     this.#released = true

@@ -14,7 +14,7 @@ export interface SharedBuffersOptions {
   closeMappings?: ((mapping: string) => Promise<void>) | undefined
 }
 
-/** How long a reply may wait for mappings to be closed while somebody else writes. */
+/** How long a reply may wait for mappings to be closed while another update writes. */
 const PATIENCE_MS = 1000
 
 /**

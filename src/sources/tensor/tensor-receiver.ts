@@ -34,7 +34,7 @@ export interface TensorPayload {
 
 /**
  * A tensor whose handle was sent on its own. `memory` is null for a tensor without elements. Closing the source gives
- * it back.
+ * the handle back.
  */
 export interface OpenHandle {
   tensor: TensorDescriptor
@@ -117,8 +117,8 @@ export class TensorReceiver {
   }
 
   /**
-   * Opens one tensor whose handle was sent on its own; the caller decides what is written of it. `gpu`: the UUID under
-   * which it was sent, whatever index the sender has for it. Throws as `open` does.
+   * Opens one tensor whose handle was sent on its own; the caller decides which part of it is written. `gpu`: the UUID
+   * under which it was sent; the sender's own index is ignored. Throws like `open`.
    */
   async openHandle (name: string, bytes: Uint8Array, gpu: string | null): Promise<OpenHandle> {
     const { ranks, sources, sourceOf, hold } = await this.#openTensors({ type: 'handle', name, bytes, gpu }, [bytes])
@@ -128,8 +128,8 @@ export class TensorReceiver {
   }
 
   /**
-   * Opens the handles that each rank takes of an offer by GPU; those for other GPUs are left alone. `sourceOf`: the
-   * index of the source in which a storage lies. Throws as `open` does.
+   * Opens the handles that each rank takes from an offer by GPU; handles for other GPUs are not touched. `sourceOf`:
+   * the index of the source in which a storage lies. Throws as `open` does.
    */
   async openOffer (
     entry: string,
@@ -259,8 +259,8 @@ export class TensorReceiver {
   }
 
   /**
-   * Sends a request that carries tensors. Returns what holds them until they are given back, and their sources in the
-   * addon's form.
+   * Sends a request that carries tensors. Returns the object that holds them until they are given back, and their
+   * sources in the addon's form.
    */
   async #held<T extends HeldSources> (
     entries: SentEntries['entries'],

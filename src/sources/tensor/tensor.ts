@@ -14,7 +14,7 @@ export interface HandleHold {
   isOpen: () => boolean
   /** The name of shared memory that disappeared with its sender, or null. */
   findGone: () => Promise<string | null>
-  /** Closes what is open and gives back the references. Called once. Never throws. */
+  /** Closes all open files and gives back the references. Called once. Never throws. */
   release: () => Promise<void>
 }
 
@@ -59,7 +59,7 @@ abstract class SharedTensors {
     this.#closed = closed
   }
 
-  /** Senders promise not to write to this memory before they get the reply; nothing shows whether they keep it. */
+  /** Senders promise not to write to this memory before they get the reply. refit cannot check it. */
   async verify (): Promise<void> {
     if (this.#isRevoked && !this.#isRead) throw new RefitError('ENGINE_CLOSED', 'the server is shutting down')
     if (!this.#hold.isOpen()) {

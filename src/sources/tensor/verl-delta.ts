@@ -136,7 +136,7 @@ export class VerlDelta {
 
   /**
    * A verification compares whole weights with those that deltas have made; nothing should differ. Differences are
-   * reported with the last flush, as by verl's own loader.
+   * reported with the last flush, as in verl's own loader.
    */
   #compared ({ params, isLast }: DeltaSpec, { changed = 0 }: WriteReport): void {
     if (changed > 0) {
@@ -214,7 +214,7 @@ function patchOf (
   return { tensors, bytes: positions.length + values.length }
 }
 
-/** Each tensor once, however many parts its changes have. */
+/** Each tensor once, even if its changes have several parts. */
 function announced ({ params }: DeltaSpec, { tensors }: WeightPatch): AnnouncedTensor[] {
   const shapes = new Map<string, DeltaParam>()
   for (const param of params) {

@@ -9,7 +9,7 @@ import { clip } from '../strict-json.ts'
 // The addon reads the opcodes (native/codec/pickle_machine.h) into tables of numbers; this builds values from them. The
 // addon checks that every index is in range and that a tuple holds only objects of lower rows.
 
-/** The closed set. Returns a name of the set, a sentence that says why a known name is refused, or undefined. */
+/** The closed set. Returns a name of the set, the reason why a known name is refused, or undefined. */
 export type PickleNames = (module: string, name: string) => PickleName | string | undefined
 
 const MAX_NAME = 256
@@ -114,7 +114,7 @@ class TreeBuilder {
         }
         break
       case PICKLE_TYPES.call: {
-        // For a record that keeps what it is given, the arguments are a list of a lower row, which is filled already.
+        // The arguments of a record that keeps any arguments are a list of a lower row, which is complete already.
         const args = this.#built[size]!
         ;(value as PickleObject).args = args instanceof PickleList ? args.items : args as PickleTuple
         if (more !== NONE) (value as PickleObject).state = this.#built[more] as PickleDict
@@ -149,7 +149,7 @@ class TreeBuilder {
     }
   }
 
-  /** Two's complement, little-endian. A number where a number holds it exactly, else a bigint. */
+  /** Two's complement, little-endian. A number if a number holds it exactly, else a bigint. */
   #long (at: number, length: number): number | bigint {
     let value = BigInt(this.#bytes.readInt8(at + length - 1))
     for (let i = length - 2; i >= 0; i--) value = value * 256n + BigInt(this.#bytes[at + i]!)

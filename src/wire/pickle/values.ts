@@ -23,8 +23,7 @@ export type PickleTuple = PickleValue[]
  * has arguments (REDUCE) and becomes a PickleObject. `class`: an instance with state (NEWOBJ, BUILD), also a
  * PickleObject. The others are Python's own ways to write plain values and are read as those values: `tuple` (a
  * subclass of tuple around a tuple), `dict`, `set`, `bytes`, and `latin1` (bytes as text, as protocol 2 writes them).
- * `any`: all of these, as a record that keeps whatever it is given; it serves only to search a refused pickle for
- * handles.
+ * `any`: all of these, as a record that keeps any arguments; it serves only to search a refused pickle for handles.
  */
 export type PickleUse = 'value' | 'call' | 'class' | 'tuple' | 'dict' | 'set' | 'bytes' | 'latin1' | 'any'
 
@@ -49,7 +48,7 @@ export class PickleObject {
   args: PickleTuple
   /** The dict that BUILD gave an instance of a class. */
   state: PickleDict | null = null
-  /** The result that a reader made of this object. An object that stands in several places gives one result. */
+  /** The result that a reader made of this object. An object that occurs in several places gives one result. */
   seen: unknown = undefined
 
   constructor (name: PickleName, args: PickleTuple = []) {

@@ -46,8 +46,8 @@ export function formatError (file: string, message: string, tensor?: string): Re
 }
 
 /**
- * The JSON's length, from the first 8 bytes of a file of `fileBytes`. It is checked before anybody allocates memory for
- * it.
+ * The JSON's length, from the first 8 bytes of a file of `fileBytes`. It is checked before memory for the JSON is
+ * allocated.
  */
 export function headerLength (prefix: Uint8Array, fileBytes: number, file: string): number {
   if (fileBytes < PREFIX_BYTES + 2 || prefix.length < PREFIX_BYTES) {

@@ -51,7 +51,8 @@ export function* readValue (left: Budget, limit: number = STORE_LIMITS.valueByte
 }
 
 /**
- * One character a byte (latin1), so that different keys stay different where they are not UTF-8; `keyText` decodes one.
+ * One character a byte (latin1), so that different keys stay different even if they are not UTF-8; `keyText` decodes
+ * one.
  */
 export function* readKey (left: Budget): Pull<string> {
   const length = yield* readCount(Math.min(STORE_LIMITS.keyBytes, left.left), "a key's length")

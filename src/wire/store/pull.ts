@@ -57,8 +57,8 @@ export class Pulling<T> {
   }
 
   /**
-   * Continues as far as the bytes reach. Returns the message once it is complete, else undefined. Throws what the
-   * reader throws.
+   * Continues as far as the bytes reach. Returns the message once it is complete, else undefined. Throws the reader's
+   * errors.
    */
   run (bytes: PullBuffer): { value: T } | undefined {
     let step = this.#needs === undefined ? this.#reader.next() : undefined

@@ -17,7 +17,7 @@ export function* readHandshake (): Pull<StoreRequest> {
 }
 
 /**
- * One request after the handshake, as a server reads it. Throws STORE_PROTOCOL where a server closes the connection.
+ * One request after the handshake, as a server reads it. Throws STORE_PROTOCOL if the server must close the connection.
  */
 export function* readRequest (): Pull<StoreRequest> {
   const opcode = (yield 1)[0]!

@@ -22,7 +22,7 @@ export interface TensorRequest {
   /** Tensor-parallel ranks of the engine. */
   ranks: number
   /**
-   * UUID of each rank's GPU. A rank takes the handle of its own GPU where a tensor is offered on several. None: an
+   * UUID of each rank's GPU. A rank takes the handle of its own GPU if a tensor is offered on several. None: an
    * engine without GPUs.
    */
   gpus?: readonly string[]

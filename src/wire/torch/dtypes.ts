@@ -3,7 +3,7 @@ import type { DType, ElementType } from '../../native/dtypes.ts'
 
 // torch's dtypes, by their names in a pickle (always the canonical one: `bfloat16`, never `half`).
 
-/** Dtypes that a payload may carry: three of weights; the others are of bytes, indices and masks. */
+/** Dtypes that a payload may carry: three are for weights, the others for bytes, indices and masks. */
 const CARRIED: readonly ElementType[] = [
   'bfloat16',
   'float16',

@@ -9,10 +9,10 @@ import type { StorageOptions } from './storage.ts'
 import type { TensorStorage } from './tensor.ts'
 
 /**
- * Every storage that the entries of a request name, without duplicates, whatever else is wrong with them. After a
- * refusal the sender's references must be given back, or its memory is never freed. Names outside the closed set become
- * records. Never throws; a malformed entry gives no storages. `gpus`: where a tensor is offered on several GPUs, only
- * storages on these are listed, because the others belong to other engines.
+ * Every storage that the entries of a request name, without duplicates, even if the entries are otherwise invalid.
+ * After a refusal the sender's references must be given back, or its memory is never freed. Names outside the closed
+ * set become records. Never throws; a malformed entry gives no storages. `gpus`: if a tensor is offered on several
+ * GPUs, only storages on these are listed, because the others belong to other engines.
  */
 export function findStorages (
   entries: ReadonlyArray<string | Uint8Array>,

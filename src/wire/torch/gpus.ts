@@ -13,7 +13,8 @@ export function toGpuUuid (text: string): string | undefined {
 }
 
 /**
- * The handles of a dict by GPU; null for other dicts. Cached, because one dict may stand in every tensor of a request.
+ * The handles of a dict by GPU; null for other dicts. Cached, because every tensor of a request may contain the same
+ * dict.
  */
 const known = new WeakMap<PickleDict, ReadonlyMap<string, PickleValue> | null>()
 

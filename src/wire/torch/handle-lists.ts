@@ -9,7 +9,7 @@ import { isShmName, toDevice } from './storage.ts'
 
 // The usual request has thousands of handles of whole, row-major tensors. The addon reads such lists some ten times as
 // fast as src/wire/torch/body.ts reads them, and returns null for all others: body.ts reads every payload and reports
-// what is wrong.
+// the errors.
 
 export interface HandleSegment {
   device: number | string

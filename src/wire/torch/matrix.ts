@@ -9,8 +9,8 @@ const MAX_MATRICES = 4096
 /**
  * The tensor in the form that the plan uses ([n] is [n, 1], [..., c] is [rows, c]): one matrix if its rows have one
  * distance (contiguous, transposed, sliced), else several, in the order of their rows. A tensor without elements has
- * none. Throws TENSOR_PAYLOAD for a tensor that is expanded (stride 0) or in more than 4096 pieces, and says to send it
- * contiguous.
+ * none. Throws TENSOR_PAYLOAD for a tensor that is expanded (stride 0) or in more than 4096 pieces; the message advises
+ * to send it contiguous.
  */
 export function asMatrices ({ name, dtype, shape, stride, offset }: TensorDescriptor): StridedMatrix[] {
   if (countElements(shape, name) === 0) return []

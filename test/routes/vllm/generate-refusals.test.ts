@@ -116,7 +116,7 @@ t.test('a server without a tokenizer generates token ids and refuses texts', asy
   })
 })
 
-t.test("SkyRL's own route gives the same replies, and refuses mixtures of experts, whose routes are not recorded", async t => {
+t.test("SkyRL's own route gives the same replies, and refuses mixtures of experts", async t => {
   const dense = await routeApp(t)
   const { json } = await call(`${dense.url}/skyrl/v1/generate`, {
     token_ids: [5],
