@@ -31,7 +31,7 @@ import { INDEX_NAME, SINGLE_NAME } from '../wire/safetensors/index.ts'
 // calls block, so they run on threads of their own.
 
 export type PatchAddon = Pick<NativeAddon, 'lockFile' | 'applyDeltas'>
-/** Whether a real path may be read. */
+/** True if a real path may be read. */
 export type Contains = (real: string) => boolean
 
 /** The place of a tensor in a file; `end` is exclusive. */
@@ -290,7 +290,7 @@ export function readJson (path: string): Record<string, unknown> {
   throw new RefitError('CHECKPOINT_FORMAT', `${path} is JSON, but not an object`)
 }
 
-/** Writes the whole text or nothing, also if the machine loses its power. */
+/** Writes the text atomically, also if the machine loses power. */
 export function writeDurably (path: string, text: string): void {
   const temporary = join(dirname(path), `.${basename(path)}.tmp`)
   const fd = openSync(temporary, 'w')

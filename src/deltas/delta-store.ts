@@ -29,7 +29,7 @@ export interface FetchRequest {
   /** The checkpoint that is version 0, and the trainer's name for it. */
   baseFolder: string
   baseName: string
-  /** Whether version 0 is the engine's own model. */
+  /** True if version 0 is the engine's own model. */
   isOwn: boolean
   targetVersion: number
   /** The folder in which versions are published; null: only `targetFolder` is known. */
@@ -61,8 +61,8 @@ const WEIGHTS = 'weights'
 const MANIFEST = 'manifest.json'
 
 /**
- * Updates a host's checkpoint to a version, under a lock of this host. Throws RefitError. If a change breaks off, the
- * next fetch starts again from the base.
+ * Updates a host's checkpoint to a version, under a lock of this host. Throws RefitError. If a change is interrupted,
+ * the next fetch starts again from the base.
  */
 export function fetchDeltas (request: FetchRequest, addon: PatchAddon, contains: Contains): Fetched {
   const { localFolder: local, targetVersion: target } = request

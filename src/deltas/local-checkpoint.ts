@@ -119,7 +119,8 @@ function readDelta (folder: string): DeltaIndex | null {
 }
 
 /**
- * Null if there is no checkpoint, or a change of it broke off. `from`: the folder that it was copied from, if known.
+ * Null if there is no checkpoint, or a change of it was interrupted. `from`: the folder that it was copied from, if
+ * known.
  */
 function appliedVersion (local: string): { version: number, from?: unknown } | null {
   if (!existsSync(join(local, SYNC, STATE)) || existsSync(join(local, SYNC, CHANGING))) return null
@@ -129,7 +130,7 @@ function appliedVersion (local: string): { version: number, from?: unknown } | n
   return Number.isSafeInteger(version) && version >= 0 ? { version, from } : null
 }
 
-/** Changes files. While it runs, and after it has broken off, the checkpoint has no version. */
+/** Changes files. While it runs, and after it was interrupted, the checkpoint has no version. */
 function changing (local: string, version: number, change: () => void, from?: string): void {
   const mark = join(local, SYNC, CHANGING)
   writeDurably(mark, String(version))

@@ -78,7 +78,7 @@ export class WeightPulls {
     return { localFolder: local, baseFolder, baseName: baseModel, isOwn: baseFolder === own }
   }
 
-  /** For SkyRL. Throws what `pull` throws, and CONFLICT if the checkpoint is ahead. */
+  /** For SkyRL. Throws the errors of `pull`, and CONFLICT if the checkpoint is ahead. */
   async fetch (host: DeltaCheckpoint, { targetVersion, syncDir, uri }: DeltaVersion): Promise<Fetched> {
     const jail = await PathJail.of(this.#options.roots)
     const folder = async (path: string | null, name: string): Promise<string | null> => {

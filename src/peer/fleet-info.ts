@@ -22,7 +22,7 @@ export interface FleetInfo {
   cards: string[]
   tp_size: number
   weight_version: string
-  /** Why it cannot send its weights now; null if it can. */
+  /** The reason that it cannot send its weights now; null if it can. */
   not_ready: string | null
 }
 
@@ -75,7 +75,7 @@ export interface Receiver {
   ranks: number
 }
 
-/** Why one engine cannot load from another; undefined if it can. */
+/** The reason that one engine cannot load from another; undefined if it can. */
 export function loadRefusal (own: Receiver, peer: FleetInfo): string | undefined {
   if (peer.protocol !== FLEET_PROTOCOL) {
     return `it uses protocol ${peer.protocol} between engines (refit ${peer.version}), ` +

@@ -65,10 +65,10 @@ const POLL_MS = 500
 const GRACE_MS = 1000
 
 /**
- * Loads the weights and the label of another engine, which goes on serving. Nothing is generated between the first byte
- * and the end of the comparison. Waits while the peer is not ready. Every other failure throws, and this engine then
- * has no usable weights: ENGINE_FAILED, WEIGHTS_MISMATCH (another model or dtype, or bytes that differ in the end),
- * CONFIG (the key), DEADLINE, GROUP_*.
+ * Loads the weights and the label of another engine, which continues to serve. Nothing is generated between the first
+ * byte and the end of the comparison. Waits while the peer is not ready. Every other failure throws, and this engine
+ * then has no usable weights: ENGINE_FAILED, WEIGHTS_MISMATCH (another model or dtype, or bytes that differ in the
+ * end), CONFIG (the key), DEADLINE, GROUP_*.
  */
 export async function loadFromPeer (
   own: OwnEngine,

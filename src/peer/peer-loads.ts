@@ -75,7 +75,7 @@ export class PeerLoads {
    * For http the URL keeps the address that was resolved and checked.
    */
   async #allowed (url: string, timeoutMs: number): Promise<string> {
-    // Peer reports an invalid URL.
+    // The constructor of Peer reports an invalid URL.
     if (!URL.canParse(url)) return url
     const parsed = new URL(url)
     const { protocol, hostname, port } = parsed

@@ -146,7 +146,7 @@ export class Peer {
       )
     }
     if (status === 404 && path === INFO) return this.#noServer(`it has no ${path}`, error)
-    // A server that starts or ends, or a proxy in front of one.
+    // The status of a server that starts or ends, or of a proxy in front of it.
     if (status === 503 || status === 502) {
       return new RefitError('ENGINE_CLOSED', `it answered ${status}: ${error.message}`, { cause: error })
     }
@@ -165,7 +165,7 @@ export class Peer {
   }
 }
 
-/** Whether the peer replied that it cannot do it now but may later. Refusals by this engine itself do not count. */
+/** True if the peer replied that the call may succeed later. Refusals by this engine itself do not count. */
 export function isLater (error: unknown): error is RefitError {
   return error instanceof RefitError && LATER.has(error.code) && error.cause instanceof ClientError
 }

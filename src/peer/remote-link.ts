@@ -39,7 +39,7 @@ export interface JoinOptions {
 
 /** How often the count of ranks is polled. */
 const POLL_MS = 10
-/** The limit of connecting. The other ranks are there by then, and this engine runs no step meanwhile. */
+/** The limit of connecting. The other ranks have joined by then, and this engine runs no step meanwhile. */
 const CONNECT_MS = 60_000
 /** The limit of the second barrier in `leave`. A failure of that barrier is ignored. */
 const LEAVE_MS = 5000
@@ -102,7 +102,7 @@ export class Link {
     await this.#addon.groupBarrier(this.handle, timeoutMs)
   }
 
-  /** Whether it uses GPUs: then no step may run during its calls, `end` included. */
+  /** True if it uses GPUs: then no step may run during its calls, `end` included. */
   get onGpus (): boolean {
     return this.#onGpus && !this.ended
   }
@@ -125,7 +125,7 @@ export class Link {
 
 /**
  * Joins all links of a transfer. Each link is pushed to `links` as it is made, and the caller ends them even if this
- * throws. `still` runs once for all links: connecting them one after another would deadlock with an engine that
+ * throws. `still` is called once for all links: connecting them one after another would deadlock with an engine that
  * connects them in another order.
  */
 export async function joinLinks (

@@ -28,7 +28,7 @@ export interface ReceiveOptions extends SendOptions {
   signal?: AbortSignal | undefined
 }
 
-/** The other side of `sendWeights`: writes every parameter over joined links. The label moves only with `settle`. */
+/** The counterpart of `sendWeights`: receives every parameter over joined links. Only `settle` changes the label. */
 export async function receiveWeights (
   store: WeightStore,
   links: readonly Link[],

@@ -17,7 +17,7 @@ export interface SendOptions {
   layout: SendLayout
   /** The most bytes of one broadcast of tensors. */
   pieceBytes: number
-  /** The limit of the wait among updates, and of each step of the transfer. */
+  /** The limit of the wait in the queue of updates, and of each step of the transfer. */
   timeoutMs: number
 }
 
@@ -37,8 +37,8 @@ export interface SentWeights {
 }
 
 /**
- * Sends all weights of an engine over joined links, in its turn among the updates, and ends the links. Over gloo
- * generation goes on meanwhile. NCCL spins on the GPUs, so no step runs while it sends, and running requests go on
+ * Sends all weights of an engine over joined links, queued with the updates, and ends the links. Over gloo the engine
+ * generates meanwhile. NCCL spins on the GPUs, so no step runs during a transfer, and running requests continue
  * afterwards.
  */
 export async function sendWeights (

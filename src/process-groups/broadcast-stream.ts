@@ -53,8 +53,8 @@ export class BroadcastStream implements WeightStream {
   dropped: string | undefined
 
   /**
-   * `runBytes`: the most that is received straight into the weights in one go. Between two goes the GPU waits for this
-   * process.
+   * `runBytes`: the most bytes that are received straight into the weights in one run. Between two runs the GPU waits
+   * for this process.
    */
   constructor (group: WeightGroup, pieces: readonly Piece[], names: (piece: Piece) => string, runBytes: number) {
     this.#group = group
@@ -67,7 +67,7 @@ export class BroadcastStream implements WeightStream {
     if (this.#pieces.length === 0) return
     await this.#turn(false)
     await this.#group.ready()
-    // A receive that needs no gate begins early, so generation does not stop for a sender that never comes.
+    // A receive that needs no gate begins early, so generation does not stop for a sender that never sends.
     if (!this.#group.needsGate) await this.#receive()?.arrive()
   }
 
@@ -140,7 +140,7 @@ export class BroadcastStream implements WeightStream {
     this.#finish()
   }
 
-  /** An earlier request may need the gate, so this requests it only when it is first. */
+  /** Earlier requests may need the gate, so this one requests the gate only when it is first in the queue. */
   async #dropSomehow (): Promise<void> {
     await this.#turn(false)
     if (this.hasEnded) return
@@ -227,7 +227,7 @@ export class BroadcastStream implements WeightStream {
     if (this.#incoming[0] === incoming) this.#incoming.shift()
   }
 
-  /** The end of the run that is received in one go: neighbouring pieces that need no slot. */
+  /** The end of the run of neighbouring pieces that need no slot and are received together. */
   #runEnd (index: number): number {
     let end = index + 1
     if (this.#placesOf(index) === undefined) return end

@@ -18,7 +18,7 @@ export interface GroupSpec {
   worldSize: number
   /** The rank that sends. */
   root: number
-  /** Whether rank 0 is ours: it then runs the store at `address`, an address of this machine, and makes the id. */
+  /** True if rank 0 is ours: it then runs the store at `address`, an address of this machine, and makes the id. */
   hosts: boolean
   /** All ranks meet in a barrier as soon as the group is connected. */
   barrier: boolean

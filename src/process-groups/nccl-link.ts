@@ -37,7 +37,7 @@ export class NcclLink implements GroupLink {
   #id: Uint8Array | undefined
   #connecting: Promise<void> | undefined
 
-  /** Opens the library, and uses no GPU. */
+  /** Opens the library without using a GPU. */
   constructor (native: NativeGroups, core: number, options: NcclLinkOptions) {
     const { size, firstRank, coreRank, library } = options
     this.#native = native

@@ -19,8 +19,8 @@ export interface ReceiveRequest {
 }
 
 /**
- * A piece that is being received. `begun`: the GPUs have the request, or the piece has arrived. `arrive` waits for it,
- * once.
+ * A piece that is being received. `begun`: the receive is queued on the GPUs, or the piece has arrived. `arrive` waits
+ * for the piece; call it once.
  */
 export interface Reception {
   begun: Promise<void>

@@ -7,7 +7,7 @@ const NEVER = 'refit/until the end of the store'
 const LONG_MS = 24 * 3600_000
 const PAUSE_MS = 1000
 
-/** Notices that the server of a store has gone, and with it the process whose group it was. */
+/** Detects the end of a store's server, and with it the end of the process that owns the group. */
 export class StoreWatch {
   /** Why the connection ended; empty while it is open. */
   reason = ''

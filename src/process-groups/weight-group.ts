@@ -24,7 +24,8 @@ const GRAIN = 1 << 20
  */
 const ALONE = 1 << 30
 /**
- * A trainer that has sent everything may leave before we have received it, so a running receive goes on for this long.
+ * A trainer that has sent everything may leave before we have received it, so a running receive continues for this
+ * long.
  */
 const STORE_GRACE_MS = 5000
 const GATE_MS = 30 * 60_000
@@ -75,7 +76,7 @@ export class WeightGroup {
     return this.#watch?.lost === true ? `the connection to the trainer's store has ended: ${this.#watch.reason}` : null
   }
 
-  /** Whether it cannot be used any more, because it failed or the trainer's store is gone. */
+  /** True if it cannot be used any more, because it failed or the trainer's store is gone. */
   get isDead (): boolean {
     return this.trouble !== null
   }
@@ -95,7 +96,7 @@ export class WeightGroup {
   get pieceBytes (): number {
     return this.#link!.pieceBytes
   }
-  /** Whether a receive may begin before the previous one has ended. If not, its time would run while it waits. */
+  /** True if a receive may begin before the previous one has ended. Otherwise its deadline would run while it waits. */
   get isAhead (): boolean {
     return this.#link!.isAhead
   }
@@ -105,7 +106,7 @@ export class WeightGroup {
   }
 
   /**
-   * Resolves once the store has counted our ranks; the rest goes on in the background. If the form makes its
+   * Resolves once the store has counted our ranks; the rest continues in the background. If the form makes its
    * communicator at once, resolves when the communicator is made.
    */
   async join (): Promise<void> {
@@ -223,7 +224,7 @@ export class WeightGroup {
       if ('slot' in into) await this.#makeRoom(into.room)
       await receiving(begin)
     })()
-    // A caller may await it later, or never.
+    // The caller may never await it, and a rejection must not end the process.
     begun.catch(() => {})
     const arrive = async (): Promise<void> => {
       await begun
@@ -274,7 +275,7 @@ export class WeightGroup {
     return this.#fail(new RefitError('GROUP_BROKEN', `${this.title} was aborted${phase}: ${reason}`))
   }
 
-  /** Leaves the group: in order if nothing is running, else by an abort. Does not wait; see `gone`. */
+  /** Leaves the group: with a normal end if nothing is running, else by an abort. Does not wait; see `gone`. */
   end (reason: string): void {
     if (this.#isOver) return
     if (this.#streams.length > 0 || this.#state === 'joining') {
@@ -363,7 +364,7 @@ export class WeightGroup {
     const end = async (): Promise<void> => {
       await host.native.endGroup(this.handle, abort)
     }
-    // An engine that has ended has no gate, and runs no step that could be in the way.
+    // An engine that has ended has no gate, and runs no steps.
     this.#ending = (this.needsGate ? host.runBetweenSteps(end, GATE_MS).catch(end) : end()).catch(() => {})
   }
 }

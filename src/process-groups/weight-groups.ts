@@ -40,7 +40,7 @@ export interface GroupStatus {
 const MOST_GROUPS = 64
 /** How many stores and names are remembered in `#stale`. */
 const REMEMBERED = 256
-/** How long a request to end a group waits for the end; a longer end goes on in the background. */
+/** How long a request to end a group waits for the end; a longer end continues in the background. */
 const END_MS = 2000
 
 /** The process groups of trainers that this engine's ranks are in, by name. Main thread. */
@@ -247,7 +247,7 @@ const FIELDS: Readonly<Record<Exclude<keyof GroupSpec, 'name'>, string>> = {
   barrier: 'barrier'
 }
 
-/** `world_size is 2 there, 3 was requested`. */
+/** For messages: `world_size is 2 there, 3 was requested`. */
 function differences (known: GroupSpec, requested: GroupSpec): string {
   return (Object.keys(FIELDS) as (keyof typeof FIELDS)[])
     .filter(field => known[field] !== requested[field])

@@ -18,7 +18,7 @@ import type { Limits } from './deadline.ts'
 const TRY_MS = 10_000
 const FIRST_PAUSE_MS = 20
 const LONGEST_PAUSE_MS = 200
-/** How long an old server may take to close the connection on a request that it does not know. */
+/** How long an old server may take to close the connection after a request that it does not know. */
 const NEW_REQUEST_MS = 2000
 /** torch's own default. */
 const DEFAULT_MS = 300_000

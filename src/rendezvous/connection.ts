@@ -10,7 +10,7 @@ import { isDeadline, watchLimits } from './deadline.ts'
 
 /** How long the reply to CANCEL_WAIT may take before the connection is closed. */
 const CANCEL_GRACE_MS = 250
-/** A trainer whose machine is gone sends no FIN; keep-alive detects it. */
+/** A machine that fails sends no FIN; TCP keep-alive detects it. */
 const KEEP_ALIVE_MS = 15_000
 
 interface Pending {
@@ -33,9 +33,9 @@ export function showAddress ({ host, port }: StoreAddress): string {
 }
 
 /**
- * One connection to a TCPStore. Requests are written at once (also before it is connected) and answered in order. When
- * a caller's time is up, its reply is still pending: the connection then takes no new requests, and ends with the last
- * caller that waits.
+ * One connection to a TCPStore. Requests are written at once, also before it is connected, and replies arrive in order.
+ * When a caller's time is up, its reply is still pending: the connection then accepts no new requests, and ends with
+ * the last caller that waits.
  */
 export class StoreConnection {
   readonly #where: string
@@ -68,12 +68,12 @@ export class StoreConnection {
     this.#socket.write(encodeRequests(validate()))
   }
 
-  /** Whether it takes requests. */
+  /** True if it accepts requests. */
   get usable (): boolean {
     return this.#failure === undefined && !this.#retired
   }
 
-  /** Whether it has answered anything. */
+  /** True once a reply has arrived. */
   get answered (): boolean {
     return this.#answered
   }

@@ -1,6 +1,6 @@
 import { RefitError } from '../errors.ts'
 
-// Node fires a longer timer at once.
+// The longest delay of a timer: Node fires a longer one at once.
 const LONGEST_TIMER_MS = 2 ** 31 - 1
 
 /**
@@ -57,7 +57,7 @@ export class Deadline {
 }
 
 /**
- * Calls `late` when the time is up, or `stopped` with the reason of an abort: one of them, once. The returned function
+ * Calls either `late` when the time is up, or `stopped` with the reason of an abort, once. The returned function
  * cancels both. If the signal is aborted already, `stopped` is called at once.
  */
 export function watchLimits (

@@ -56,7 +56,7 @@ export async function refuseDetail (
   throw new RefitError('UNSUPPORTED', DETAIL)
 }
 
-/** Why there is no NCCL id, as far as the store shows. `isTorch`: the group is torch's. Never rejects. */
+/** The reason that the store shows for a missing NCCL id. `isTorch`: the group is torch's. Never rejects. */
 export async function explainMissingId (
   store: StoreClient,
   query: { group: string, size: number, isTorch: boolean },
@@ -72,7 +72,7 @@ export async function explainMissingId (
     }`
 }
 
-/** Why some of gloo's addresses are missing. Never rejects. */
+/** The reason that some of gloo's addresses are missing. Never rejects. */
 export async function explainMissingRanks (
   store: StoreClient,
   query: { group: string, size: number },

@@ -22,8 +22,8 @@ export interface GlooExchange {
 }
 
 /**
- * Publishes the addresses of this process's ranks of a gloo group, and waits for the others'. Returns the values of all
- * ranks.
+ * Publishes the addresses of this process's ranks of a gloo group, and waits for those of the other ranks. Returns the
+ * values of all ranks.
  */
 export async function exchangeGlooAddresses (
   store: StoreClient,

@@ -6,15 +6,15 @@ import { RefitError } from '../errors.ts'
  * connections.
  */
 export interface MasterPolicy {
-  /** Why `address` (canonical, a result of resolving the requested `host`) is refused; undefined if it is allowed. */
+  /** The reason to refuse `address` (canonical, resolved from the requested `host`); undefined if it is allowed. */
   refusal: (address: string, host: string) => string | undefined
 }
 
 type Range = readonly [network: string, prefix: number]
 
 /**
- * Refused whatever is allowed: link-local, because clouds serve credentials there, and addresses that belong to no
- * machine.
+ * Always refused, whatever the patterns allow: link-local addresses, because clouds serve credentials there, and
+ * addresses that belong to no machine.
  */
 const NEVER: readonly Range[] = [
   ['169.254.0.0', 16],
@@ -125,7 +125,7 @@ function matches (host: string, name: string): boolean {
 }
 
 /**
- * Whether a resolver would read the host as a number (2130706433, 0x7f.1, 0177.0.0.1): then its last label is a number.
+ * True if a resolver would read the host as a number (2130706433, 0x7f.1, 0177.0.0.1): its last label is a number.
  */
 export function isNumeric (host: string): boolean {
   return /(?:^|\.)(?:\d+|0x[0-9a-f]*)\.?$/i.test(host)

@@ -97,7 +97,7 @@ export class StoreServer {
     this.#state.add(WORKERS_KEY, ranks)
   }
 
-  /** Waits until `count` ranks have come. Throws DEADLINE or the reason of the signal. */
+  /** Waits until `count` ranks have joined. Throws DEADLINE or the reason of the signal. */
   async waitForWorkers (count: number, limits: Limits & { timeoutMs: number }): Promise<void> {
     const deadline = new Deadline(limits, limits.timeoutMs)
     deadline.signal?.throwIfAborted()

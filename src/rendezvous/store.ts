@@ -12,7 +12,7 @@ export interface Store {
   get: (key: string, limits?: Limits) => Promise<Buffer>
   /** Returns the new value. A missing key counts as 0; `get` returns the number as decimal text. */
   add: (key: string, delta: number, limits?: Limits) => Promise<number>
-  /** Whether all keys exist now. */
+  /** True if all keys exist now. */
   check: (keys: readonly string[], limits?: Limits) => Promise<boolean>
   /** Waits until all keys exist. */
   wait: (keys: readonly string[], limits?: Limits) => Promise<void>
@@ -28,6 +28,6 @@ export interface Store {
     desired: Uint8Array | string,
     limits?: Limits
   ) => Promise<Buffer>
-  /** Whether it existed. */
+  /** True if the key existed. */
   deleteKey: (key: string, limits?: Limits) => Promise<boolean>
 }

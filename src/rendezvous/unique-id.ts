@@ -36,7 +36,7 @@ export interface FoundUniqueId {
 
 /**
  * Waits for the id of a group whose rank 0 is the trainer's. torch publishes it with the first collective. Throws
- * UNSUPPORTED as soon as the store shows that refit cannot join; DEADLINE reports what was found instead.
+ * UNSUPPORTED as soon as the store shows that refit cannot join; the message of DEADLINE lists what the store contains.
  */
 export async function findUniqueId (store: StoreClient, query: UniqueIdQuery, limits: Limits): Promise<FoundUniqueId> {
   const deadline = new Deadline(limits, store.timeoutMs)

@@ -60,7 +60,7 @@ export async function runLoader ({ name, loader, opened, unpickle }: LoaderRun):
     await reads.end()
   }
 
-  /** The references of a pickle can be given back only once, so equal pickles are opened once. */
+  /** The references of a pickle can be released only once, so equal pickles are opened once. */
   async function openOnce (
     bytes: Uint8Array,
     classes: readonly string[]
@@ -255,7 +255,7 @@ async function untilAborted<T> (promise: Promise<T>, signal: AbortSignal): Promi
 
 function named (name: string, error: unknown): RefitError {
   const prefix = `weight loader ${JSON.stringify(name)}: `
-  // An error of the loader's tools is the sender's fault as often as the loader's.
+  // An error of the loader's tools may be caused by the sender as well as by the loader.
   if (error instanceof RefitError && error.statusCode === 400) {
     return new RefitError(
       error.code,

@@ -19,7 +19,7 @@ export interface S3Options {
   signal?: AbortSignal
 }
 
-// They become part of a host name, so they must not be able to name another host than S3's.
+// They become part of a host name, so a value that names another host than S3's is refused.
 const BUCKET = /^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$/
 const REGION = /^[a-z0-9-]{2,40}$/
 const MAX_KEY = 1024
@@ -133,8 +133,8 @@ export async function signedGet (
     )
   }
   const host = `s3.${region}.amazonaws.com${region.startsWith('cn-') ? '.cn' : ''}`
-  // Private stores have their buckets in paths, because the bucket's name is not in the DNS; and AWS's certificate
-  // covers only names without dots.
+  // Private stores have the bucket in the path, because its name is not in the DNS. For AWS a bucket with dots is in the
+  // path, because the certificate covers only names without dots.
   const isInPath = Boolean(endpoint) || bucket.includes('.')
   const url = new URL(endpoint || `https://${isInPath ? '' : `${bucket}.`}${host}/`)
   url.pathname = isInPath ? `${url.pathname.replace(/\/$/, '')}/${bucket}/${path}` : `/${path}`

@@ -1,9 +1,9 @@
 import type { LoaderTensor } from './loader-tensor.ts'
 
 /**
- * Makes weights of the tensors that a trainer sends under its own `load_format`. It is called before the update's turn
- * at the weights, once per update, or once for each group of ranks with different tensors. Its result is checked like
- * any payload. An error that it throws becomes a 400 with its name and message.
+ * Makes weights of the tensors that a trainer sends under its own `load_format`. It is called before the update enters
+ * its queue, once per update, or once for each group of ranks with different tensors. Its result is checked like any
+ * payload. An error that it throws becomes a 400 with its name and message.
  */
 export type WeightLoader = (
   tensors: readonly LoaderTensor[],
@@ -38,7 +38,7 @@ export interface LoaderTools {
    * Reads a pickle, or base64 of one, as data: nothing is imported or called. Lists, tuples and sets become arrays,
    * dicts objects (or a Map, if keys are not text), bytes Uint8Arrays, dtypes their names, and instances of `classes`
    * (names in any module) objects of their fields. Handles of tensors, also by GPU, become LoaderTensors, which are
-   * opened and given back with the request. Equal bytes are read once: a second call returns the outcome of the first.
+   * opened and released with the request. Equal bytes are read once: a second call returns the outcome of the first.
    */
   unpickle: (bytes: Uint8Array, options?: { classes?: readonly string[] }) => Promise<unknown>
 }

@@ -30,7 +30,7 @@ export interface DistributedRequest {
 }
 
 /**
- * Tensors that rank 0 of a process group broadcasts. Always close it: tensors that were not taken are received and
+ * Tensors that rank 0 of a process group broadcasts. Always close it: tensors that were not read are then received and
  * dropped.
  */
 export interface DistributedSource extends StreamedSource {

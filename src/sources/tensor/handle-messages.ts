@@ -25,7 +25,7 @@ export interface SentEntries {
 }
 
 export type ToHandleThread =
-  /** Decode and open weights. The reply is `announced`, or `refused` after everything has been given back. */
+  /** Decode and open weights. The reply is `announced`, or `refused` after everything has been released. */
   | { type: 'announce', id: number } & SentEntries
   /**
    * The same for tensors of any dtype that a loader makes weights of. The reply is `opened` or `refused`, as for the
@@ -55,14 +55,14 @@ export type ToHandleThread =
    */
   | { type: 'discard', id: number, entries: ReadonlyArray<string | Uint8Array>, gpus?: readonly string[] }
   /**
-   * Give back the references that a thread which has ended had opened; its files are closed already. The reply is
+   * Release the references that a thread had opened before it ended; its files are closed already. The reply is
    * `released`.
    */
   | { type: 'drop', id: number, references: readonly HandleReferences[] }
   | { type: 'end' }
 
 export interface HeldSources {
-  /** All references to be given back. */
+  /** All references to be released. */
   references: HandleReferences[]
   /** Descriptors of shared-memory files. */
   fds: number[]

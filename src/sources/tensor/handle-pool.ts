@@ -36,8 +36,8 @@ interface Read {
 }
 
 /**
- * Decodes trainers' payloads, opens the memory of their handles, and gives the references back. Each thread that does
- * so has one.
+ * Decodes trainers' payloads, opens the memory of their handles, and releases the references. Each thread that does this
+ * has a pool of its own.
  */
 export class HandlePool {
   readonly #addon: NativeAddon
@@ -83,7 +83,7 @@ export class HandlePool {
     }
   }
 
-  /** Gives back all that is still open. */
+  /** Releases all that is still open. */
   close (): void {
     for (const handles of this.#open.values()) handles.release()
     this.#open.clear()

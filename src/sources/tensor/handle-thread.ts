@@ -19,7 +19,7 @@ const YOUNG_MB = 192
 
 /** Totals of all requests. While none is running, as many files have been closed as opened. */
 export interface HandleTotals {
-  /** References that were given back to senders. */
+  /** References that were released. */
   handlesReleased: number
   /** Files of shared memory, and descriptors of senders. */
   filesOpened: number
@@ -146,7 +146,7 @@ export class HandleThread {
     return reply
   }
 
-  /** Ends the thread. What is still open is given back. */
+  /** Ends the thread, and releases all open handles. */
   async close (): Promise<void> {
     this.#closed = true
     this.#pool?.close()

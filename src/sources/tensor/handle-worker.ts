@@ -6,8 +6,8 @@ import { packReply } from './handle-reply.ts'
 import { VisibleGpus } from './visible-gpus.ts'
 import { warmUp } from './warm-up.ts'
 
-// The handle thread, for large bodies: reading 20,000 handles takes long, and so does opening as many files, and
-// neither may block the event loop. The files that it opens are closed when it ends, however it ends. The main thread
+// The handle thread, for large bodies. Reading 20,000 handles and opening as many files takes long and must not block
+// the event loop. The files that the thread opens are closed when it ends for any reason. The main thread
 // (HandleThread) releases the rest.
 
 const port = parentPort!

@@ -68,7 +68,7 @@ export class KeptTensors {
   }
 
   /**
-   * Writes a source and keeps it under a name. Tensors under that name are given back first, before the write. If the
+   * Writes a source and keeps it under a name. Tensors under that name are released first, before the write. If the
    * write fails, nothing is kept, unless `anyway`. Throws CONFLICT, and closes the source, if too many names are kept.
    */
   async keep<T> (
@@ -126,7 +126,7 @@ export class KeptTensors {
 
   /**
    * Writes kept tensors again. `tensors`: other tensors in the same memory. Throws NOT_FOUND, CONFLICT for another
-   * generation, and TENSOR_PAYLOAD if the sender has ended; then they are given back.
+   * generation, and TENSOR_PAYLOAD if the sender has ended; then they are released.
    */
   async write<T> (
     { name, generation }: KeptName,
@@ -176,15 +176,17 @@ export class KeptTensors {
   }
 
   /**
-   * Gives back all, and keeps nothing more. Requests that wait for mappings to be closed stop waiting, because the
-   * writes in their way may end after this.
+   * Releases all, and keeps nothing more. Requests that wait for mappings to be closed stop waiting, because the writes
+   * that delay them may end after this.
    */
   async close (): Promise<void> {
     this.#end.abort()
     await this.release(undefined, PATIENCE_MS)
   }
 
-  /** The mappings first, then the references. Never throws: memory that cannot be closed is not read any more. */
+  /**
+   * Closes the mappings, then releases the references. Never throws: memory that cannot be closed is not read again.
+   */
   async #giveBack (slot: Slot, patienceMs?: number): Promise<void> {
     const { kept } = slot
     if (kept === undefined) return

@@ -26,7 +26,7 @@ export function checkLoaders (loaders: Readonly<Record<string, WeightLoader>>): 
 
 /**
  * Runs a loader on a request's tensors. The result holds them and the pickles that the loader opened, to be released
- * together. After a failure all of them have been given back.
+ * together. After a failure all of them are released.
  */
 export async function loadTensors (
   name: string,
@@ -55,7 +55,7 @@ export async function loadTensors (
         return await opening
       }
     })
-    // A pickle that the loader did not wait for is held as well.
+    // A pickle that the loader did not await is held as well.
     await Promise.allSettled(pending)
     return { ...loaded, hold: join(holds) }
   } catch (error) {

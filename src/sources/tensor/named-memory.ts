@@ -46,7 +46,7 @@ export async function openNamedMemory ({ name, bytes }: NamedMemory, label: stri
       await file.close()
     }
   }
-  // It has no reference count, so to the code that gives back references it is memory of this process.
+  // It has no reference count, so the code that releases references treats it as memory of this process.
   return {
     tensor: {
       name: label,

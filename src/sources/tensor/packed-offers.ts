@@ -26,7 +26,7 @@ interface Held {
 
 /**
  * A sender packs chunks of weights into one buffer again and again: it exports the buffer once and sends the same
- * handle with each chunk. One export counts one reference, which may be given back once (torch's reference counter). So
+ * handle with each chunk. One export counts one reference, which may be released once (torch's reference counter). So
  * the mapping is kept from the first chunk until the update ends or another buffer comes.
  */
 export class PackedOffers {
@@ -50,7 +50,7 @@ export class PackedOffers {
       try {
         return await this.#again(this.#held!, entry, offer, apply)
       } catch (error) {
-        // /release_kept_tensors has given it back. It cannot be opened again, because its reference is gone.
+        // /release_kept_tensors has released it. It cannot be opened again, because its reference is gone.
         if (
           error instanceof RefitError && (error.code === 'NOT_FOUND' || error.code === 'TENSOR_PAYLOAD') &&
           error.param === 'kept'
@@ -60,7 +60,7 @@ export class PackedOffers {
     })
   }
 
-  /** True if the entry's exports are held already: a refused chunk must not give back their references. */
+  /** True if the entry's exports are held already: a refused chunk must not release their references. */
   holds (entry: string): boolean {
     const exports = offeredExports(entry, this.#options.gpus)
     return this.#held !== undefined && exports.length > 0 && exports.every(key => this.#held!.sourceOf.has(key))

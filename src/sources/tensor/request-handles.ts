@@ -48,7 +48,7 @@ export class RequestHandles {
   #released = false
 
   /**
-   * `gpus`: null for an engine on the CPU. `spares`: references that are given back with the rest, and never opened.
+   * `gpus`: null for an engine on the CPU. `spares`: references that are released with the rest, and never opened.
    */
   constructor (references: HandleReferences, addon: Addon, gpus: VisibleGpus | null, spares?: HandleReferences) {
     this.#references = references
@@ -145,7 +145,7 @@ export class RequestHandles {
     return handles
   }
 
-  /** The process that takes the last reference removes the file, because the sender has freed it already. */
+  /** The process that releases the last reference removes the file, because the sender has freed it already. */
   #dropFile (name: string, fd: number, references: number): number {
     if (this.#addon.dropFileReferences(fd, references) === 0) unlinkSharedMemory(name)
     return references

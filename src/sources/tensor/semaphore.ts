@@ -7,7 +7,7 @@ export class Semaphore {
     this.#free = count
   }
 
-  /** Resolves to the function that leaves. */
+  /** Resolves to the function that releases the admission. */
   async enter (): Promise<() => void> {
     if (this.#free > 0) this.#free--
     else {await new Promise<void>(resolve => {

@@ -18,8 +18,8 @@ export interface SharedBuffersOptions {
 const PATIENCE_MS = 1000
 
 /**
- * Memory that a sender overwrites again and again, to be written to the weights each time. It is opened once, mapped
- * once and given back once.
+ * Memory that a sender overwrites repeatedly, to be written to the weights each time. It is opened once, mapped once
+ * and released once.
  */
 export class SharedBuffers {
   readonly #buffers: readonly OpenHandle[]
@@ -70,7 +70,7 @@ export class SharedBuffers {
     }
   }
 
-  /** The mappings first, then the sender's references. Never throws. */
+  /** Closes the mappings, then releases the sender's references. Never throws. */
   async close (): Promise<void> {
     this.#closing ??= this.#close()
     await this.#closing

@@ -8,7 +8,7 @@ import { clip } from '../../wire/strict-json.ts'
 const FOLDER = '/dev/shm'
 
 /**
- * Opens shared memory to read it and to take references off it. Only a regular file of this process's own user is
+ * Opens shared memory to read it and to release references to it. Only a regular file of this process's own user is
  * accepted. `name` is `/` and a plain file name (src/wire checks it). Throws TENSOR_PAYLOAD with advice.
  */
 export function openSharedMemory (name: string): { fd: number, bytes: number } {

@@ -28,7 +28,7 @@ export async function openSparsePayload (
     })
   }
   const size = zstdContentBytes(body)
-  // The payload stays in memory until the whole sync has come, and another may be on its way.
+  // The payload stays in memory until the whole sync has arrived, and another payload may arrive meanwhile.
   if (size > Math.min(availableBytes / 4, constants.MAX_LENGTH)) {
     throw new RefitError('NO_MEMORY', `a payload holds ${size} bytes, and this host has ${availableBytes} left`)
   }

@@ -7,7 +7,7 @@ import type { TensorDescriptor, TensorStorage } from '../../wire/torch/tensor.ts
 import { readSpan } from '../disk/read-span.ts'
 import { errorMessage } from '../../errors.ts'
 
-/** Bytes per read, so that other requests get their turn between two reads. */
+/** Bytes per read, so that other requests can run between two reads. */
 const CHUNK_BYTES = 256 << 20
 /** The longest Uint8Array of the oldest supported Node. */
 const MAX_BYTES = 2 ** 32 - 1

@@ -84,8 +84,8 @@ export class TensorReceiver {
   }
 
   /**
-   * Decodes a payload and opens all of it. After a refusal nothing is open, and the sender's references have been given
-   * back: INVALID_REQUEST, PICKLE_MALFORMED, PICKLE_REFUSED, PICKLE_LIMIT, TENSOR_PAYLOAD, UNSUPPORTED or
+   * Decodes a payload and opens all of it. After a refusal nothing is open, and the sender's references are released.
+   * Throws INVALID_REQUEST, PICKLE_MALFORMED, PICKLE_REFUSED, PICKLE_LIMIT, TENSOR_PAYLOAD, UNSUPPORTED or
    * WEIGHT_LOADER.
    */
   async open ({ entries, loadFormat }: TensorPayload): Promise<TensorSource | TensorPatch> {
@@ -155,7 +155,7 @@ export class TensorReceiver {
   }
 
   /**
-   * Gives back the references of a body that is refused for another reason. `isOffer`: only those for our own GPUs.
+   * Releases the references of a body that is refused for another reason. `isOffer`: only those for our own GPUs.
    * Never throws.
    */
   async discard (entries: ReadonlyArray<string | Uint8Array>, isOffer = false): Promise<void> {
@@ -168,7 +168,7 @@ export class TensorReceiver {
       .catch(() => {})
   }
 
-  /** Ends the thread after the running writes. What is still open is given back. */
+  /** Ends the thread after the running writes, and releases all open handles. */
   async close (): Promise<void> {
     this.#closed = true
     await Promise.all([...this.#open].map(async source => {
@@ -294,8 +294,8 @@ export class TensorReceiver {
       isOpen: () => !life.ended,
       findGone: async () => (await thread.request(life, { type: 'look', of })).gone,
       release: async () => {
-        // A thread that ends closes what it opened. The references are still there, unless it gave them back when it
-        // was closed.
+        // A thread that ends closes its files. The references are still held, unless the thread was closed and released
+        // them.
         if (!life.ended) await thread.request(life, { type: 'release', of }).catch(() => {})
         else if (!this.#closed) await thread.request(thread.start(), { type: 'drop', references }).catch(() => {})
       }

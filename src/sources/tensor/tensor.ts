@@ -36,7 +36,7 @@ export interface TensorPatchParts extends SharedParts {
 }
 
 /**
- * Tensors in a trainer's memory. `close` gives the sender's references back; until then the sender must not free the
+ * Tensors in a trainer's memory. `close` releases the sender's references; until then the sender must not free the
  * memory.
  */
 abstract class SharedTensors {
@@ -115,8 +115,8 @@ export class TensorSource extends SharedTensors implements StoredSource {
 }
 
 /**
- * A source of changes of elements. Positions and values have been read already; `close` gives the sender's references
- * back as for tensors.
+ * A source of changes of elements. Positions and values have been read already; `close` releases the sender's
+ * references as for tensors.
  */
 export class TensorPatch extends SharedTensors implements PatchSource {
   readonly kind = 'patch'

@@ -18,7 +18,7 @@ export class VisibleGpus {
 
   /**
    * The UUID of a sender's GPU, as in `CudaGpu.uuid`. `device` is its UUID in lower case without a prefix, or the
-   * sender's index, which is taken as the index here. Throws TENSOR_PAYLOAD.
+   * sender's index, which is used as the index here. Throws TENSOR_PAYLOAD.
    */
   uuidOf (device: number | string): string {
     let uuid = this.#known.get(device)

@@ -10,7 +10,7 @@ const semaphore = new Semaphore(2)
 /** The weight of the last transfer in the moving average. */
 const WEIGHT = 0.5
 
-/** Past the page cache, or through it. */
+/** A write that bypasses the page cache, or one through it. */
 export type Way = 'direct' | 'cached'
 
 /** Throws SPOOL_FAILED if the folder has no room for so many bytes. */
@@ -22,9 +22,9 @@ export async function checkRoom (folder: string, bytes: number): Promise<void> {
 }
 
 /**
- * A file without a name for bytes that do not fit in memory, so a process that ends in any way leaves nothing. Each
- * write takes the way that has been faster: past the page cache if the disk is fast or memory is scarce, through it if
- * the disk is slow and memory is plentiful.
+ * A file for bytes that do not fit in memory. It has no name, so it disappears with the process. Each write uses the way
+ * that has been faster: it bypasses the page cache if the disk is fast or memory is scarce, and goes through it if the
+ * disk is slow and memory is plentiful.
  */
 export class SpoolFile {
   readonly #folder: string

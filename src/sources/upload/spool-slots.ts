@@ -25,7 +25,7 @@ export class SpoolSlots {
       throw error
     }
     while (this.#all.length < MOST) {
-      // Leaves some memory for others, and for the header of the next file.
+      // Leaves memory for other uploads, and for the header of the next file.
       const more = staging.tryTake(this.bytes + PAGE_BYTES, LEAST * (this.bytes + GRAIN))
       if (more === undefined) return
       this.#add(more)

@@ -75,7 +75,7 @@ export class SpoolStream implements WeightStream {
       if (unit.buffer === undefined && slot === undefined) return
       const pages = slot?.subarray(PAGE_BYTES, PAGE_BYTES + Math.ceil(unit.bytes / PAGE_BYTES) * PAGE_BYTES)
       const read = pages === undefined ? Promise.resolve() : this.#file.read(pages, unit.position, unit.way)
-      // Its error is thrown when its turn comes.
+      // Its error is thrown when this piece is read.
       read.catch(() => {})
       this.#coming.push({ unit, slot, read })
       this.#next = this.#units.next().value

@@ -7,7 +7,7 @@ import type { Staging } from './upload-staging.ts'
 export interface UploadFileOptions {
   /** Names the file in messages. */
   label: string
-  /** Null: not known before the header is. */
+  /** Null: unknown until the header has been read. */
   bytes: number | null
   staging: Staging
   /** Called with a header's length before it is read. It may refuse. */
@@ -16,7 +16,7 @@ export interface UploadFileOptions {
   place: (tensors: SafetensorsTensor[], dataStart: number, dataBytes: number) => Promise<UploadSink>
 }
 
-/** One safetensors file as its bytes come: length, header, data, and nothing after it. */
+/** Parses one safetensors file while its bytes arrive: length, header, data, and nothing after it. */
 export class UploadFile {
   readonly #options: UploadFileOptions
   readonly #prefix = Buffer.alloc(PREFIX_BYTES)

@@ -1,10 +1,10 @@
 /** The destination of an uploaded file's tensor data. */
 export interface UploadSink {
-  /** Takes all of `bytes`; returns a promise if the next ones must wait. `bytes` must not change before it resolves. */
+  /** Stores all of `bytes`; returns a promise if the next ones must wait. `bytes` must not change before it resolves. */
   write: (bytes: Uint8Array) => Promise<void> | undefined
   /** All bytes have come. Resolves once they are stored. */
   end: () => Promise<void>
-  /** No more bytes will come. Gives back the memory that was needed only on the way. */
+  /** No more bytes will come. Releases the memory that was needed only for the transfer. */
   close: () => Promise<void>
 }
 

@@ -3,7 +3,7 @@ import { allocatePages, freeMemory, PAGE_BYTES } from '../../native/host-memory.
 
 /** The default for all uploads of a server together. */
 const STAGING_BYTES = 192 << 20
-// Sizes are multiples of it, so that bodies of similar size use each other's memory again.
+// Sizes are multiples of it, so bodies of similar size can reuse each other's memory.
 export const GRAIN = 64 << 10
 const IDLE_MS = 10_000
 const LEAST_BYTES = 4 * GRAIN
@@ -14,8 +14,8 @@ const LEAST_BYTES = 4 * GRAIN
  */
 export class Staging {
   /**
-   * The most bytes of a body that is held whole. The rest is for headers, and for bytes on their way to disk or into
-   * the engine.
+   * The most bytes of a body that is held whole. The rest of the memory is for headers, and for bytes that are being
+   * written to disk or into the engine.
    */
   readonly holdBytes: number
   /**
@@ -52,12 +52,12 @@ export class Staging {
     return { live: this.#live, kept: this.#cached }
   }
 
-  /** A buffer for a whole body; undefined if it does not fit. Give it back. */
+  /** A buffer for a whole body; undefined if it does not fit. The caller must release it. */
   tryHold (bytes: number): Buffer | undefined {
     return this.tryTake(bytes, this.#limit - this.holdBytes)
   }
 
-  /** A page-aligned buffer of at least so many bytes; undefined if it would leave less than `leave`. Give it back. */
+  /** A page-aligned buffer of at least so many bytes, to be released; undefined if it would leave less than `leave`. */
   tryTake (bytes: number, leave = 0): Buffer | undefined {
     const size = Math.max(GRAIN, Math.ceil(bytes / GRAIN) * GRAIN)
     if (this.#live + size + leave > this.#limit) return undefined

@@ -54,7 +54,7 @@ export class UploadStream implements UploadSink, WeightStream {
     }
   }
 
-  // The side where bytes come in.
+  // The input side: the body's bytes arrive.
 
   write (bytes: Uint8Array): Promise<void> | undefined {
     for (let at = 0; at < bytes.length;) {
@@ -89,7 +89,7 @@ export class UploadStream implements UploadSink, WeightStream {
     this.#wakeWriter?.()
   }
 
-  /** The reader has stopped: bytes that come in are refused from here on. Pieces that went out have been written. */
+  /** The reader has stopped: later bytes of the body are refused. The pieces that were read have been written. */
   async close (): Promise<void> {
     if (this.#closed) return
     this.#closed = true
@@ -100,9 +100,9 @@ export class UploadStream implements UploadSink, WeightStream {
     }
   }
 
-  // The side where pieces go out.
+  // The output side: the write reads pieces.
 
-  /** Throws the body's error if no piece has gone out. */
+  /** Throws the body's error if no piece has been read. */
   verify (): void {
     if (this.#failure !== undefined && !this.#hasGone) throw this.#failure
   }
@@ -113,8 +113,8 @@ export class UploadStream implements UploadSink, WeightStream {
   }
 
   /**
-   * Resolves when a piece is ready or the body has failed. Other updates wait, and nothing is generated once a piece
-   * has gone out, so the sender's time is limited.
+   * Resolves when a piece is ready or the body has failed. Other updates wait meanwhile, and once a piece has been read
+   * nothing is generated, so the sender's time is limited.
    */
   async #come (): Promise<void> {
     const began = performance.now()
@@ -144,19 +144,19 @@ export class UploadStream implements UploadSink, WeightStream {
       return pieceOf(piece.begin, piece.slot, piece.length)
     }
     if (this.#filled === this.#carried) return undefined
-    // The last piece stays in its buffer, and no other is filled.
+    // The last piece stays in its buffer, and no other piece begins.
     const last = pieceOf(this.#begin, this.#filling, this.#filled)
     this.#filled = this.#carried
     this.#hasGone = true
     return last
   }
 
-  /** A piece may go out once a byte after it has come, so that after a failure at least one piece has not gone out. */
+  /** A piece may be read once a byte after it has arrived, so a body that fails keeps at least one piece unread. */
   #isReady (): boolean {
     return this.#full.length > 1 || (this.#full.length === 1 && this.#filled > this.#carried)
   }
 
-  /** Queues the full piece and begins to fill another one. Returns false, with nothing done, while all are in use. */
+  /** Queues the full piece and begins another one. Returns false and does nothing while all buffers are in use. */
   #turn (): boolean {
     if (this.#free.length === 0 && this.#slots < PIECES) {
       const another = this.#staging.tryTake(this.#bytes)

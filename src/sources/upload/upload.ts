@@ -16,7 +16,7 @@ export interface UploadOptions {
   staging: Staging
   /** The folder for data that does not fit in memory. */
   folder: string
-  /** Whether bytes are written as they come. Called when a file begins. */
+  /** True if bytes are written as they arrive. Called when a file begins. */
   isStream: () => boolean
   /** Longest time without a byte from the client. */
   stallMs: number
@@ -28,8 +28,8 @@ export interface UploadOptions {
 export type UploadPlace = 'memory' | 'disk' | 'stream'
 
 /**
- * Safetensors files that are sent as one update. Begin a file, pass its bytes, end it; call `finish` at last. The
- * engine does not change before the source is written. Close the source, or the upload if there is none.
+ * Safetensors files that are sent as one update. For each file: begin it, pass its bytes, end it. Then call `finish`.
+ * The engine does not change before the source is written. Close the source, or the upload if there is no source.
  */
 export class Upload {
   /** Bytes of the tensors. */
