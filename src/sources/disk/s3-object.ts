@@ -133,8 +133,8 @@ export async function signedGet (
     )
   }
   const host = `s3.${region}.amazonaws.com${region.startsWith('cn-') ? '.cn' : ''}`
-  // Private stores have the bucket in the path, because its name is not in the DNS. For AWS a bucket with dots is in the
-  // path, because the certificate covers only names without dots.
+  // Private stores have the bucket in the path, because its name is not in the DNS. For AWS a bucket with dots is in
+  // the path, because the certificate covers only names without dots.
   const isInPath = Boolean(endpoint) || bucket.includes('.')
   const url = new URL(endpoint || `https://${isInPath ? '' : `${bucket}.`}${host}/`)
   url.pathname = isInPath ? `${url.pathname.replace(/\/$/, '')}/${bucket}/${path}` : `/${path}`

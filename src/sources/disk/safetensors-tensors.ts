@@ -36,8 +36,8 @@ export function announce (
 }
 
 /**
- * Every tensor that the index maps must be in the file that it names. Tensors that the index leaves out are read too, as
- * in transformers.
+ * Every tensor that the index maps must be in the file that it names. Tensors that the index leaves out are read too,
+ * as in transformers.
  */
 export function checkIndex (
   index: { label: string, weightMap: ReadonlyMap<string, string> },

@@ -36,8 +36,8 @@ interface Read {
 }
 
 /**
- * Decodes trainers' payloads, opens the memory of their handles, and releases the references. Each thread that does this
- * has a pool of its own.
+ * Decodes trainers' payloads, opens the memory of their handles, and releases the references. Each thread that does
+ * this has a pool of its own.
  */
 export class HandlePool {
   readonly #addon: NativeAddon

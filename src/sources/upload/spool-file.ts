@@ -22,9 +22,9 @@ export async function checkRoom (folder: string, bytes: number): Promise<void> {
 }
 
 /**
- * A file for bytes that do not fit in memory. It has no name, so it disappears with the process. Each write uses the way
- * that has been faster: it bypasses the page cache if the disk is fast or memory is scarce, and goes through it if the
- * disk is slow and memory is plentiful.
+ * A file for bytes that do not fit in memory. It has no name, so it disappears with the process. Each write uses the
+ * way that has been faster: it bypasses the page cache if the disk is fast or memory is scarce, and goes through it if
+ * the disk is slow and memory is plentiful.
  */
 export class SpoolFile {
   readonly #folder: string

@@ -1,6 +1,8 @@
 /** The destination of an uploaded file's tensor data. */
 export interface UploadSink {
-  /** Stores all of `bytes`; returns a promise if the next ones must wait. `bytes` must not change before it resolves. */
+  /**
+   * Stores all of `bytes`; returns a promise if the next ones must wait. `bytes` must not change before it resolves.
+   */
   write: (bytes: Uint8Array) => Promise<void> | undefined
   /** All bytes have come. Resolves once they are stored. */
   end: () => Promise<void>
