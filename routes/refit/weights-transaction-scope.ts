@@ -46,8 +46,7 @@ const scope: Routes<WeightsContext> = async (app, { context }) => {
       ...schema,
       operationId: 'beginWeightUpdate',
       summary: 'Begin an update of many requests',
-      description:
-        'All updates until the end belong to it. The label is set at the end. ' +
+      description: 'All updates until the end belong to it. The label is set at the end. ' +
         'Nothing is generated from the first write to the end. ' +
         'If a scope is still open, for example after a crash of the trainer, it is aborted and a new one begins. ' +
         '409 while a weight transaction is open.',

@@ -17,8 +17,7 @@ const health: Routes = async (app, { context }) => {
     schema: {
       operationId: 'health',
       summary: 'Liveness',
-      description:
-        '200 while the engine works, also while it is paused or asleep, or its weights are torn; ' +
+      description: '200 while the engine works, also while it is paused or asleep, or its weights are torn; ' +
         'the body names the state.',
       tags: ['health'],
       response
@@ -48,8 +47,7 @@ const health: Routes = async (app, { context }) => {
     schema: {
       operationId: 'healthGenerate',
       summary: 'Generate one token',
-      description:
-        '200 at once while the engine is idle on purpose (paused, asleep or in a weight transaction). ' +
+      description: '200 at once while the engine is idle on purpose (paused, asleep or in a weight transaction). ' +
         '503 while weights are torn.',
       tags: ['health'],
       response

@@ -77,7 +77,7 @@ function withUploads (schema: FastifySchema): FastifySchema {
   const file = {
     type: 'array',
     items: bytes,
-    description: 'Safetensors files, and an index of them where there is one; each a part of its own.'
+    description: 'Safetensors files, and their index if there is one; each is a part of the form.'
   }
   const content = {
     'application/json': { schema: schema.body },

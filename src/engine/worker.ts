@@ -47,7 +47,7 @@ try {
     ? native
     : 'CONFIG'
   const advice = native === 'NO_MEMORY'
-    ? '; lower --mem-fraction or --max-total-tokens, use more GPUs (--tp), or end what else uses the memory'
+    ? '; lower --mem-fraction or --max-total-tokens, use more GPUs (--tp), or end other programs that use the memory'
     : ''
   post({
     type: 'failed',

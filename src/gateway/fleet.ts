@@ -145,7 +145,7 @@ export class Fleet {
       for (const { worker, failure, isUnknown } of outcomes) {
         if (!isUnknown) continue
         worker.inSync = false
-        if (worker.state === 'ready') this.unready(worker, 'stale', `it may have taken an update: ${failure}`)
+        if (worker.state === 'ready') this.unready(worker, 'stale', `it may have got an update: ${failure}`)
       }
     }
     this.onChange()
@@ -154,7 +154,7 @@ export class Fleet {
   /** The engine no longer holds the same weights as the others, until it is compared with them. */
   missed (worker: Worker, why: string): void {
     worker.inSync = false
-    if (worker.state === 'ready') this.unready(worker, 'stale', `it missed an update that others took: ${why}`)
+    if (worker.state === 'ready') this.unready(worker, 'stale', `it missed an update that other engines got: ${why}`)
   }
 
   setPaused (paused: boolean): void {

@@ -19,15 +19,15 @@ export const EngineState = Type.Object({
     torn_count: Type.Optional(Type.Integer())
   }),
   released_memory: Type.Record(Type.String(), Type.Integer(), {
-    description: 'Bytes given back, per kind of memory that is released.'
+    description: 'Bytes that were released, by kind of memory.'
   }),
   weight_version: Type.String(),
   paused: nullable(Type.String(), 'The mode of the pause.'),
   transaction: nullable(
     Type.Object({
       owner: Type.String(),
-      writing: Type.Boolean({ description: 'It has begun to write: requests wait for its end.' }),
-      seconds_left: Type.Number({ description: 'Until it is given up.' })
+      writing: Type.Boolean({ description: 'True after its first write: requests wait for its end.' }),
+      seconds_left: Type.Number({ description: 'Seconds until it is aborted.' })
     }),
     'The weight transaction that is open.'
   )

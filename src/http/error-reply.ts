@@ -49,7 +49,7 @@ export function refusalOf (error: unknown): Refusal {
     return { status: 500, code: 'INTERNAL', message: "internal error; see the server's log", param: null }
   }
   if (code === 'FST_ERR_CTP_BODY_TOO_LARGE') {
-    return { status: 413, code: 'BODY_TOO_LARGE', message: 'the body is larger than this route takes', param: null }
+    return { status: 413, code: 'BODY_TOO_LARGE', message: 'the body is larger than this route accepts', param: null }
   }
   return { status: statusCode, code, message, param: null }
 }

@@ -53,7 +53,7 @@ function refuseDefaultWindow (fields: ConfigFields, fallback: number, contextLen
   if (fields.has('sliding_window') && fields.get('sliding_window') === undefined) return
   const window = fields.int('sliding_window', 0, Number.MAX_SAFE_INTEGER, fallback)
   if (window >= contextLength) return
-  const origin = fields.has('sliding_window') ? '' : ', the default where the field is absent'
+  const origin = fields.has('sliding_window') ? '' : ', the default of an absent field'
   throw fields.error(
     'sliding_window',
     `a sliding window (${window} tokens${origin}) is not supported; ` +

@@ -103,7 +103,7 @@ export class SendGroups {
     try {
       await this.#join(group)
       group.timer = setTimeout(() => {
-        void this.#drop(key, `nobody requested the weights within ${options.timeoutMs / 1000} s`, group)
+        void this.#drop(key, `the weights were not requested within ${options.timeoutMs / 1000} s`, group)
       }, options.timeoutMs)
         .unref()
     } catch (error) {

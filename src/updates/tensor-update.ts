@@ -33,7 +33,7 @@ export async function updateFromTensors (
     return await runUpdate(host, options, async write => {
       if (entries === undefined && keep == null) return await host.kept.write(kept, write)
       await host.tensors.discard(entries ?? [])
-      throw new RefitError('INVALID_REQUEST', 'kept: it stands in place of serialized_named_tensors and keep', {
+      throw new RefitError('INVALID_REQUEST', 'kept: it replaces serialized_named_tensors and keep', {
         param: 'kept'
       })
     })

@@ -163,7 +163,7 @@ async function resume (
     if (codeOf(error) !== 'NO_MEMORY') throw error
     throw new RefitError(
       'NO_MEMORY',
-      `memory of ${tag} could not be had (${messageOf(error)}). It stays released; free memory and try again`,
+      `memory of ${tag} could not be allocated (${messageOf(error)}). It stays released; free memory and try again`,
       { cause: error }
     )
   }
@@ -173,7 +173,7 @@ function requireMemory (needed: number, available: number, what: string): void {
   if (needed <= available) return
   throw new RefitError(
     'NO_MEMORY',
-    `${megabytes(needed)} are needed and ${megabytes(available)} can be had for ${what}`
+    `${megabytes(needed)} are needed and ${megabytes(available)} are available for ${what}`
   )
 }
 

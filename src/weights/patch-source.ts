@@ -35,7 +35,7 @@ export function patchSource (
   if (baseEpoch !== store.epoch) {
     throw new RefitError(
       'CONFLICT',
-      'others have written weights since what these changes are relative to. Nothing has changed'
+      'another update has written weights since the weights that these changes are relative to. Nothing has changed'
     )
   }
   const { table, dtype } = store

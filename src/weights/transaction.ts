@@ -91,7 +91,7 @@ export class WeightTransaction {
     const passed = options.scope === true
       ? `nothing came for ${ms / 1000} s`
       : `its deadline of ${ms / 1000} s has passed`
-    // If the engine is gone, nobody can receive the error.
+    // If the engine is gone, the error has no receiver.
     this.#deadline = new TransactionDeadline({
       clock,
       ms,

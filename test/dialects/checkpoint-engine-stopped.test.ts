@@ -42,7 +42,7 @@ for (const inScope of [true, false]) {
     t.notSame(after, before)
     t.match(reply, {
       status: 409,
-      body: { message: /gave the update up: ValueError: its trainer has gone\. What came before has been written/ }
+      body: { message: /gave the update up: ValueError: its trainer has gone\. Earlier buckets have been written/ }
     })
   })
 }

@@ -220,7 +220,7 @@ t.test('a failed allocation gives 503 with the reason, memory stays released, an
   native().armFault!({ point: 'alloc', at: 1, action: 'fail' })
   t.match(await post('/resume_memory_occupation'), {
     status: 503,
-    body: { error: { code: 'NO_MEMORY', message: /memory of weights could not be had/ } }
+    body: { error: { code: 'NO_MEMORY', message: /memory of weights could not be allocated/ } }
   })
   t.match((await get('/health')).body, { status: 'asleep', weights: { tags: ['weights', 'kv_cache'] } })
   await ok('/resume_memory_occupation')

@@ -149,7 +149,7 @@ t.test('a refusal before the opening names the reason, opens nothing and release
       'both kinds of request',
       () => ({}),
       { kept: { name: 'pool', generation: 1 } },
-      /^kept: it stands in place of/,
+      /^kept: it replaces/,
       'INVALID_REQUEST'
     ]
   ]

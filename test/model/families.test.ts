@@ -77,6 +77,6 @@ t.test('Mistral is Llama without biases; its window must be null, or as long as 
   t.throws(() => mistral({ sliding_window: undefined, max_position_embeddings: 8192 }), {
     code: 'MODEL_CONFIG',
     param: 'sliding_window',
-    message: /4096 tokens, the default where the field is absent/
+    message: /4096 tokens, the default of an absent field/
   })
 })

@@ -199,7 +199,7 @@ t.test('without memory a copy is refused before anything changes, and a resume c
   addon.armFault!({ point: 'alloc', at: 2, action: 'fail' })
   await t.rejects(store.resume(), {
     code: 'NO_MEMORY',
-    message: /memory of weights could not be had .* It stays released; free memory and try again/
+    message: /memory of weights could not be allocated .* It stays released; free memory and try again/
   })
   t.same(store.state, { state: 'asleep', tags: ['weights', 'kv_cache'] }, 'the graphs came first, and are back')
   t.match(gates.last, { asleep: /weights, kv_cache/ })
@@ -215,7 +215,7 @@ t.test('with too little memory for the weights nothing changes, and the error ha
   free = 1000
   await t.rejects(store.release(['weights']), {
     code: 'NO_MEMORY',
-    message: /^[\d.]+ MB are needed and 0\.0 MB can be had for a copy of the weights/
+    message: /^[\d.]+ MB are needed and 0\.0 MB are available for a copy of the weights/
   })
   t.same(store.state, { state: 'current' })
   free = 1e12

@@ -204,7 +204,7 @@ class IpcUpdate {
     this.#peers.reply()
     const messages = await this.#next()
     if (messages.some(({ type }) => type !== 'none')) {
-      throw new RefitError('ZMQ_PROTOCOL', 'the parameter server sent more after it had taken its buffer back')
+      throw new RefitError('ZMQ_PROTOCOL', 'the parameter server sent another bucket after it had freed its buffer')
     }
     await this.#part.commit()
     this.#peers.reply()
@@ -258,6 +258,6 @@ function toRefusal (error: unknown, isOld: boolean): unknown {
   if (!(error instanceof Stopped)) return error
   return new RefitError(
     'CONFLICT',
-    `${error.message}. ${isOld ? 'Nothing has changed' : 'What came before has been written'}`
+    `${error.message}. ${isOld ? 'Nothing has changed' : 'Earlier buckets have been written'}`
   )
 }

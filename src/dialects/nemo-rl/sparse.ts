@@ -106,7 +106,7 @@ export class SparseRefit {
     const other = this.#payloads.get(info.key) ?? this.#loading.get(info.key)
     if (other !== undefined && other.checksum !== info.checksum) {
       throw this.#broken(
-        new RefitError('CONFLICT', `payload ${JSON.stringify(info.key.slice(0, 200))} came with other bytes before`)
+        new RefitError('CONFLICT', `payload ${JSON.stringify(info.key.slice(0, 200))} came before with other bytes`)
       )
     }
     if (this.#payloads.has(info.key)) return { payloads: 0, duplicate: true }
@@ -172,7 +172,7 @@ export class SparseRefit {
       throw this.#broken(
         new RefitError(
           'WEIGHTS_INCOMPLETE',
-          `${this.#pending.size} payloads have not come, among them ${JSON.stringify(pending[0].slice(0, 200))}: ` +
+          `${this.#pending.size} payloads have not arrived, among them ${JSON.stringify(pending[0].slice(0, 200))}: ` +
             `${pending[1]}`
         )
       )

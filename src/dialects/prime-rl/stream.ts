@@ -25,7 +25,7 @@ export class StateDicts {
   }
 
   async count (): Promise<number> {
-    return await this.#integer('how many state dicts come', 0, MOST_DICTS)
+    return await this.#integer('the number of state dicts', 0, MOST_DICTS)
   }
 
   /**

@@ -38,7 +38,7 @@ const Base64 = Type.Optional(Type.String())
 export const TrlScoresReply = Type.Object({
   logprobs: nullable(
     Type.Array(Type.Array(Type.Array(Type.Number()))),
-    'Per sequence and position, best first; the token of the sequence comes last if it is none of the best.'
+    'Per sequence and position, best first. The token of the sequence comes last if it is not among the best.'
   ),
   logprob_token_ids: nullable(Type.Array(Type.Array(TokenIds))),
   logprobs_b64: Base64,

@@ -20,13 +20,13 @@ export const chatFields = {
     Type.Boolean(),
     "End the prompt with the opening of the assistant's turn (default true)."
   ),
-  continue_final_message: nullable(Type.Boolean(), 'Go on with the last message.'),
+  continue_final_message: nullable(Type.Boolean(), 'Continue the last message.'),
   tools: nullable(
     Type.Array(Type.Unknown(), { maxItems: 1024 }),
-    'Schemas for the chat template, where it knows any. With `"tool_choice": "none"`: ' +
-      'calls are not parsed, they stay in the text.'
+    'Schemas for the chat template, if it uses any. They need `"tool_choice": "none"`: ' +
+      'calls are not parsed and stay in the text.'
   ),
-  tool_choice: nullable(Type.Unknown(), 'Only "none", where there are tools.'),
+  tool_choice: nullable(Type.Unknown(), 'Only "none" if there are tools.'),
   functions: refused('functions'),
   chat_template: refused('templates in requests')
 }

@@ -26,11 +26,11 @@ const groupName = Type.Optional(
 export const InitSendBody = Type.Object({
   master_address: masterAddress,
   ports,
-  group_rank: Type.Integer({ description: 'Of this engine: 0, the one that sends.' }),
+  group_rank: Type.Integer({ description: 'The rank of this engine: 0, because it sends.' }),
   world_size: Type.Integer({
     minimum: 2,
     maximum: 65535,
-    description: "Ranks of each group: this engine's and those that receive."
+    description: "Number of ranks of each group: this engine's and the receivers'."
   }),
   group_name: groupName,
   backend: Type.Optional(Type.Union([Type.Literal('nccl'), Type.Literal('gloo')], { description: 'Default "nccl".' })),
@@ -48,9 +48,8 @@ export const InitSendBody = Type.Object({
   ),
   barrier: Type.Optional(
     Type.Boolean({
-      description:
-        "refit's own. All ranks meet at a barrier before the first byte, so that a receiver knows that nothing is " +
-        'refused any more. Default false.'
+      description: "refit's own. All ranks wait at a barrier before the first byte. After it a receiver knows that " +
+        'nothing is refused any more. Default false.'
     })
   ),
   piece_bytes: Type.Optional(
@@ -77,15 +76,16 @@ export const PeerLoadBody = Type.Object({
   url: Type.String({
     minLength: 1,
     maxLength: 2048,
-    description: 'The engine that has the weights: http://host:port or https://host:port, as this engine reaches it. ' +
+    description:
+      'The engine that has the weights: http://host:port or https://host:port. This engine must reach it there. ' +
       'See --allow-master.'
   }),
-  api_key: nullable(Type.String(), 'Its admin key, or its API key where it has no other.'),
+  api_key: nullable(Type.String(), 'Its admin key, or its API key if it has no other key.'),
   timeout: Type.Optional(
     Type.Number({
       minimum: 0.1,
       maximum: 86400,
-      description: 'Seconds until it has to be ready, and for each step of the transfer (default 300).'
+      description: 'Seconds to wait until the other engine is ready, and for each step of the transfer (default 300).'
     })
   ),
   abort_all_requests: Type.Optional(Type.Boolean({ description: 'End running requests instead of waiting for them.' }))
@@ -179,7 +179,8 @@ function requireGroups ({ sending }: WeightsContext): SendGroups {
 function holdsNone (what: string): RefitError {
   return new RefitError(
     'UNSUPPORTED',
-    `this engine does not hold its weights in this process, and ${what} from here; ask the server that does`
+    `this engine does not hold its weights in this process, and ${what} from here; ` +
+      'send the request to the server that holds them'
   )
 }
 

@@ -21,7 +21,7 @@ export async function holdBody (
   const { 'content-length': announced } = headers
   const length = announced === undefined ? null : Number(announced)
   const tooLarge = (): RefitError =>
-    new RefitError('BODY_TOO_LARGE', `the body is larger than the ${limit} bytes that are taken here`)
+    new RefitError('BODY_TOO_LARGE', `the body is larger than the ${limit} bytes that this route accepts`)
   if (length !== null && length > limit) throw tooLarge()
   const memory = length === null || length < LARGE_BYTES ? null : Buffer.allocUnsafeSlow(length)
   const chunks: Buffer[] = []
@@ -44,7 +44,7 @@ export async function holdBody (
     let ended = false
     body.once('end', () => {
       ended = true
-      if (length !== null && size !== length) reject(broken(`content-length is ${length}, and ${size} bytes came`))
+      if (length !== null && size !== length) reject(broken(`content-length is ${length}, and ${size} bytes arrived`))
       else resolve(memory ?? Buffer.concat(chunks, size))
     })
     body.once('error', (error: Error & { statusCode?: number }) => {

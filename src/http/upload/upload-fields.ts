@@ -56,7 +56,7 @@ export class UploadForm {
     this.#seen.add(name)
     const early: readonly string[] = this.streams ? [...EARLY, ...EARLY_IN_STREAMS] : EARLY
     if (this.#begun && early.includes(name)) {
-      throw new RefitError('INVALID_REQUEST', `${name} comes after a file; it has to stand before them`, {
+      throw new RefitError('INVALID_REQUEST', `${name} comes after a file; send it before the files`, {
         param: name
       })
     }

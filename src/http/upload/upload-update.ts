@@ -19,8 +19,7 @@ export const UploadReport = Type.Object({
   files: Type.Integer(),
   bytes: Type.Integer({ description: 'Bytes of tensors.' }),
   staged: Type.String({
-    description:
-      'The place where the bytes waited for the write: "memory" or "disk"; "stream": they did not wait.'
+    description: 'The place where the bytes waited for the write: "memory" or "disk"; "stream": they did not wait.'
   }),
   receive_ms: Type.Number({
     description:
@@ -186,7 +185,7 @@ function lengthOf ({ headers }: FastifyRequest): number | null {
   if (encoding !== undefined && encoding !== 'identity') {
     throw new RefitError(
       'UNSUPPORTED',
-      `content-encoding ${JSON.stringify(encoding.slice(0, 100))} is not taken here: send the bytes as they are`,
+      `content-encoding ${JSON.stringify(encoding.slice(0, 100))} is not accepted here: send the bytes uncompressed`,
       { param: 'content-encoding' }
     )
   }

@@ -196,5 +196,5 @@ function tooSlow (stallMs: number, came: number): RefitError {
 }
 
 function givenUp (): RefitError {
-  return new RefitError('INTERNAL', 'nobody takes the rest of this upload')
+  return new RefitError('INTERNAL', 'the rest of this upload is not read any more')
 }

@@ -45,7 +45,7 @@ t.test('refusals of the engine are 409 or 503 with its message', async t => {
     status: 409,
     json: { code: 409, message: 'memory of weights is not released', error: { code: 'CONFLICT' } }
   })
-  engine.memoryFault = new RefitError('NO_MEMORY', 'memory of weights could not be had')
+  engine.memoryFault = new RefitError('NO_MEMORY', 'memory of weights could not be allocated')
   const full = await call(url + RESUME, {})
   t.match(full, { status: 503, json: { error: { code: 'NO_MEMORY' } } })
   t.equal(full.headers.get('retry-after'), '1')

@@ -223,7 +223,10 @@ t.test('invalid levels, modes and tags are refused, and nothing changes', async 
     /tags: expected "weights", "kv_cache" or "scheduling", got ""/
   )
   t.same(since(engine), [])
-  engine.memoryFault = new RefitError('NO_MEMORY', '12.0 MB are needed and 3.0 MB can be had for a copy of the weights')
+  engine.memoryFault = new RefitError(
+    'NO_MEMORY',
+    '12.0 MB are needed and 3.0 MB are available for a copy of the weights'
+  )
   const refused = await post(`${url}/sleep`)
   t.equal(refused.status, 503)
   t.match(refused.json.error, { code: 'NO_MEMORY', message: /12.0 MB are needed/ })
