@@ -13,7 +13,7 @@ const GROUP_NAME = 'weight_send_group'
 const MOST_PIECE_BYTES = 1 << 30
 const DEFAULT_PIECE_BYTES = 64 << 20
 
-const masterAddress = Type.String({ minLength: 1, description: "Where the group's stores are." })
+const masterAddress = Type.String({ minLength: 1, description: "The address of the group's stores." })
 const ports = Type.String({
   pattern: '^\\s*\\d{1,5}\\s*(,\\s*\\d{1,5}\\s*)*$',
   description:
@@ -77,8 +77,8 @@ export const PeerLoadBody = Type.Object({
     minLength: 1,
     maxLength: 2048,
     description:
-      'The engine that has the weights: http://host:port or https://host:port. This engine must reach it there. ' +
-      'See --allow-master.'
+      'The engine that has the weights: http://host:port or https://host:port. ' +
+      'This engine must be able to reach it there. See --allow-master.'
   }),
   api_key: nullable(Type.String(), 'Its admin key, or its API key if it has no other key.'),
   timeout: Type.Optional(
