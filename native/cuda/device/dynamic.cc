@@ -76,8 +76,8 @@ class Search {
   bool open(const std::string& file) {
     void* const handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (handle == nullptr) {
-      const char* const said = dlerror();
-      const std::string why = said == nullptr ? "cannot be opened" : said;
+      const char* const error = dlerror();
+      const std::string why = error == nullptr ? "cannot be opened" : error;
       // For most faults the loader's message begins with the file name.
       library.tried += (library.tried.empty() ? "" : "\n") + (why.rfind(file, 0) == 0 ? why : file + ": " + why);
       return false;

@@ -37,9 +37,9 @@ struct PeerGroup {
 // When a buffer may be overwritten: peers read it until they have ended this call, and this rank knows that only after
 // the next collective. So successive calls alternate between the sides. Two-shot also writes to the own buffer.
 //
-// `epoch`: the caller's number of the call; the same on all ranks, rising, above 0.
+// `epoch`: the caller's number of the call; the same on all ranks, ascending, above 0.
 void all_reduce(const PeerGroup& group, int side, bf16* out, int64_t count, uint64_t epoch, cudaStream_t stream);
-// All ranks' later kernels see everything that ranks launched before it, whoever's memory it wrote.
+// Later kernels of all ranks see everything that earlier kernels of all ranks wrote, in any rank's memory.
 void barrier(const PeerGroup& group, uint64_t epoch, cudaStream_t stream);
 
 // The two ways of all_reduce, for tests and benchmarks. One-shot: every rank reads all buffers. Two-shot: every rank

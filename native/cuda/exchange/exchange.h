@@ -29,7 +29,7 @@ class Exchange {
   virtual float* logits() const = 0;
   // Call it before a rank writes logits again: rank 0 has then read the block before.
   virtual void next_logits() = 0;
-  // Brings all ranks' columns of the first `rows` rows to rank 0.
+  // Copies all ranks' columns of the first `rows` rows to rank 0.
   virtual void gather_logits(int rows) = 0;
   // Returns when the stream has passed all its work. Throws CudaError, DeviceLost.
   virtual void wait() = 0;

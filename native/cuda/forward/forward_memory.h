@@ -55,7 +55,7 @@ struct RankBuffers {
 RankBuffers carve_buffers(const Layout& layout, const ForwardShape& shape, void* scratch, void* peer,
                           ForwardSizes& sizes);
 
-// Memory that grows on demand, between steps: on a GPU, or pinned on the host.
+// Memory that grows when needed, between steps: on a GPU, or pinned on the host.
 class Growing {
  public:
   enum class Where : uint8_t { kGpu, kHost };

@@ -155,7 +155,7 @@ void NcclComm::settle(int result, const char* doing) {
     if (seconds_since(began) > wait_.seconds) {
       throw NcclError(kNcclInProgress, who() + ", " + doing + ": not done after " + seconds_text(wait_.seconds) +
                                            " s; another rank has not come or cannot be reached (NCCL_DEBUG=INFO makes "
-                                           "NCCL tell more)");
+                                           "NCCL log more)");
     }
     // One of NCCL's threads makes a launch in about 100 us, so sleeping would take longer than the launch. Creating a
     // communicator takes much longer, so that wait sleeps.

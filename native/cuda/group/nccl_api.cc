@@ -15,7 +15,7 @@ constexpr const char* kSwitch = "REFIT_NCCL";
 constexpr int kOldest = 21400, kUnknown = 30000;
 
 // NCCL reads its environment when its first communicator is created. Multicast over NVLink (NVLS) takes memory and
-// time at the start and brings nothing for what ranks send each other here.
+// time at the start and does not make the transfers here faster.
 Library find_library() {
   setenv("NCCL_NVLS_ENABLE", "0", 0);
   return open_library({"libnccl.so.2"}, kSwitch);

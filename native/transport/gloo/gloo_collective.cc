@@ -152,8 +152,8 @@ bool Barrier::advance(Place& place) {
   const int before = (place.rank - place.distance + size) % size;
   Way* const from = way(place.rank, before);
   bool moved = false;
-  if (!place.told) {
-    place.told = moved = true;
+  if (!place.notified) {
+    place.notified = moved = true;
     if (to != nullptr) with_link(*to->link, [&] { to->link->pair.start(slot_, to->send); });
   }
   if (to != nullptr && !to->send.complete) return moved;
@@ -163,12 +163,12 @@ bool Barrier::advance(Place& place) {
     // A rank of this process: its progress shows whether it is in this round.
     const auto neighbour =
         std::find_if(places_.begin(), places_.end(), [&](const Place& other) { return other.rank == before; });
-    if (neighbour->distance < place.distance || (neighbour->distance == place.distance && !neighbour->told)) {
+    if (neighbour->distance < place.distance || (neighbour->distance == place.distance && !neighbour->notified)) {
       return moved;
     }
   }
   place.distance *= 2;
-  place.told = false;
+  place.notified = false;
   return true;
 }
 

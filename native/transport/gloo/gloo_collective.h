@@ -83,8 +83,8 @@ class Barrier : public Collective {
   };
   struct Place {
     int rank = 0;
-    int distance = 1;  // of its current round
-    bool told = false;
+    int distance = 1;       // of its current round
+    bool notified = false;  // in the current round, the next rank
   };
 
   bool advance(Place& place);

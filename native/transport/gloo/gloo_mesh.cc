@@ -99,7 +99,7 @@ void Mesh::meet(const std::vector<std::vector<uint8_t>>& peers) {
       link.host = others[rank].host;
       link.address = others[rank].socket;
       link.next_try = Clock::now();
-      // The number that tells the other side which rank this is.
+      // The number by which the other side identifies this rank.
       link.identifier = others[rank].lazy() ? ranks_[k] : others[rank].identifiers[static_cast<size_t>(ranks_[k])];
     }
   }
@@ -242,16 +242,16 @@ void Mesh::hear(uint32_t id) {
   Caller& caller = found->second;
   // Reads no byte after the number: the pair reads those.
   const ssize_t got =
-      ::recv(caller.fd.get(), caller.said + caller.bytes, sizeof caller.said - caller.bytes, MSG_DONTWAIT);
+      ::recv(caller.fd.get(), caller.number + caller.bytes, sizeof caller.number - caller.bytes, MSG_DONTWAIT);
   if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
   if (got <= 0) {
     callers_.erase(found);
     return;
   }
   caller.bytes += static_cast<size_t>(got);
-  if (caller.bytes < sizeof caller.said) return;
+  if (caller.bytes < sizeof caller.number) return;
   int64_t rank = -1;
-  std::memcpy(&rank, caller.said, sizeof rank);
+  std::memcpy(&rank, caller.number, sizeof rank);
   Fd fd = std::move(caller.fd);
   const int mine = ranks_[caller.listener];
   callers_.erase(found);

@@ -19,7 +19,7 @@ struct Link {
   int other = 0;
   bool connects = false;   // this side connects
   bool lazy = false;       // the other side connects when it has something to do
-  int64_t identifier = 0;  // the number that tells the other side which rank this is
+  int64_t identifier = 0;  // the number by which the other side identifies this rank
   Fd connecting;
   int tries = 0;
   std::chrono::steady_clock::time_point next_try;
@@ -69,7 +69,7 @@ class Mesh {
   struct Caller {
     Fd fd;
     size_t listener = 0;
-    uint8_t said[sizeof(int64_t)] = {};
+    uint8_t number[sizeof(int64_t)] = {};
     size_t bytes = 0;
   };
   enum class Kind : uint32_t { kWake, kListener, kCaller, kLink };

@@ -39,12 +39,12 @@ void Pair::open(uint64_t slot, Transfer* receive, Transfer* send) {
   if (has_failed()) throw PairFault{fault_};
   open_[tag] = {slot, receive, send};
   if (receive != nullptr) say(kRecvReady, slot, receive->bytes);
-  for (const auto& [said, opcode] : {std::pair{early.send, kSendReady}, {early.receive, kRecvReady}}) {
-    if (!said) continue;
+  for (const auto& [notified, opcode] : {std::pair{early.send, kSendReady}, {early.receive, kRecvReady}}) {
+    if (!notified) continue;
     Header header;
     header.opcode = opcode;
-    header.slot = said->slot;
-    header.length = said->length;
+    header.slot = notified->slot;
+    header.length = notified->length;
     notice(header);
   }
 }
@@ -130,7 +130,7 @@ void Pair::take_header(const Header& header) {
   if (!data) return notice(header);
   Open& open = find(header);
   if (open.receive == nullptr || open.receive->complete) {
-    throw PairFault{"sent bytes of " + slot_name(header.slot) + " that nobody had asked for"};
+    throw PairFault{"sent bytes of " + slot_name(header.slot) + " that no rank had requested"};
   }
   expect(*open.receive, header.slot, header.length);
   incoming_ = open.receive;
@@ -154,9 +154,9 @@ void Pair::notice(const Header& header) {
   const bool sends = header.opcode == kSendReady;
   if (static_cast<int32_t>(tag - next_tag_) >= 0) {
     if (early_.size() >= kMaxEarly) throw PairFault{"announces an implausible number of collectives"};
-    auto& said = sends ? early_[tag].send : early_[tag].receive;
-    if (said) throw PairFault{"announces " + slot_name(header.slot) + " twice"};
-    said = Notice{header.slot, header.length};
+    auto& known = sends ? early_[tag].send : early_[tag].receive;
+    if (known) throw PairFault{"announces " + slot_name(header.slot) + " twice"};
+    known = Notice{header.slot, header.length};
     return;
   }
   Open& open = find(header);

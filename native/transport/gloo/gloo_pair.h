@@ -54,7 +54,7 @@ class Pair {
   // True if a send has become complete.
   bool write();
   bool has_output() const { return connected() && !out_.empty(); }
-  // Whether epoll has been told to report when output can be written.
+  // True if epoll reports when output can be written.
   bool watched_output = false;
 
   void close(bool hard);

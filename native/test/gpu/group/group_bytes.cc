@@ -321,12 +321,12 @@ void test_ahead_aborted(bool is_waited_for) {
   CHECK(control->live == 3);
   std::thread aborting([&] {
     if (is_waited_for) sleep_ms(100);
-    group->abort("nobody wants it");
+    group->abort("no longer needed");
   });
   if (!is_waited_for) aborting.join();
-  expect(failure_of([&] { group->arrive(in(20)); }, GroupErrorKind::kBroken), {"nobody wants it"});
+  expect(failure_of([&] { group->arrive(in(20)); }, GroupErrorKind::kBroken), {"no longer needed"});
   CHECKF(control->live == 1, "%d communicators live", control->live);
-  expect(failure_of([&] { group->arrive(in(20)); }, GroupErrorKind::kBroken), {"failed before", "nobody wants it"});
+  expect(failure_of([&] { group->arrive(in(20)); }, GroupErrorKind::kBroken), {"failed before", "no longer needed"});
   if (is_waited_for) aborting.join();
   group->end();
   trainer.comm->abort();

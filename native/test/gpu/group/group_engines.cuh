@@ -98,7 +98,7 @@ void test_single_gpu() {
     CHECK(!"a group of two was joined by one");
   } catch (const GroupError& error) {
     CHECKF(error.kind == GroupErrorKind::kTimeout, "%s", error.what());
-    std::printf("nobody came: %s\n", error.what());
+    std::printf("no rank joined: %s\n", error.what());
   }
   CHECKF(since(waiting) < 15, "%.1f s", since(waiting));
 }
