@@ -21,7 +21,7 @@ const engine = await createEngine(folder, {
 
 const bytes = engine.info.weightBytes
 await run(engine, 1, 32, 8)
-// In turns, because the machine's speed drifts: engine, plain read, engine, plain read, ...
+// Alternates (engine, plain read, engine, plain read, ...), because the machine's speed drifts.
 const turns: { ms: number, gbs: number, read: number }[] = []
 while (turns.length < 7) {
   const ms = median(await run(engine, 1, 32, 36))
@@ -88,7 +88,7 @@ function request (prompt: number, tokens: number): GenerateRequest {
   const id = requests++
   return {
     rid: `bench-${id}`,
-    // Another prompt each time: the prefix cache must not help.
+    // A new prompt each time, so that the prefix cache has no hits.
     inputIds: Int32Array.from({ length: prompt }, (_, i) => (id * 7907 + i * 104729) % 32000),
     sampling: {
       maxNewTokens: tokens,

@@ -16,9 +16,9 @@ const base = randomModel(1)
 const next = randomModel(2)
 const files = (folder: string): string[] =>
   readdirSync(folder).filter(name => name.endsWith('.safetensors')).map(name => join(folder, name))
-machine('pread', THREADS, ...files(base), ...files(next)) // both in the page cache from here on
+machine('pread', THREADS, ...files(base), ...files(next)) // From here on both are in the page cache.
 
-// Loads take turns with plain reads, each into an engine of its own.
+// Loads alternate with plain reads. Each load makes an engine of its own.
 const loads: { gbs: number, pread: number }[] = []
 while (loads.length < 5) {
   const fresh = await createEngine(base, { threads: THREADS, maxTotalTokens: 4096 })
@@ -33,8 +33,8 @@ const sampler = setInterval(() => {
   peak = Math.max(peak, anonymousBytes())
 }, 5)
 
-// refit, Python and a plain read of the same file take turns, because the machine's speed drifts and each leaves the
-// caches to the next.
+// refit, Python and a plain read of the same file alternate, because the machine's speed drifts and each run changes
+// the caches for the next one.
 const python = await pythonUpdates(base, THREADS)
 const plain = await plainReads(files(base)[0]!, THREADS)
 const ROUNDS = 21
@@ -51,7 +51,7 @@ for (let round = -2; round < ROUNDS; round++) {
   await update.commit({ version: String(round), flushCache: true })
   await source.close()
   const ms = [performance.now() - start, await python.turn(folder)]
-  await setTimeout(50) // torch's threads spin for a while after their work
+  await setTimeout(50) // torch's threads spin for a while after their work.
   ms.push(await plain.turn(files(folder)[0]!))
   if (round < 0) continue // warms up
   for (const [i, all] of [updates, pythons, reads].entries()) all.push(ms[i]!)

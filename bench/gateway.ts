@@ -9,11 +9,11 @@ import { randomModel } from './lib/random-model.ts'
 import { report } from './lib/table.ts'
 import type { Figure } from './lib/table.ts'
 
-// The time that a gateway adds to a request and to an update, and that four engines take beyond one. Engines and
-// gateway are separate processes, as in use, and take turns. On one machine four engines share its cores and its
-// memory, so fan-out is measured twice: with stand-ins (lib/counting-engine.ts) whose work uses no processor, as on
-// machines and GPUs of their own, and with real engines, where only the same four calls without a gateway show the
-// gateway's part. usage: node dist/bench/gateway.js [--stand-ins]
+// The time that a gateway adds to a request and to an update, and the time that four engines add to that of one.
+// Engines and gateway are separate processes, as in production, and are measured in turn. On one machine four engines
+// use the same cores and memory, so fan-out is measured twice. With stand-ins (lib/counting-engine.ts) the work uses no
+// processor, as on machines and GPUs of their own. With real engines, the same four calls without a gateway are the
+// baseline for the gateway's part. usage: node dist/bench/gateway.js [--stand-ins]
 
 const UPDATE = '/update_weights_from_tensor'
 /** Milliseconds of a stand-in's work; a trainer's step takes longer. */

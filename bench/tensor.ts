@@ -168,7 +168,8 @@ async function sharedMemory (): Promise<Figure[]> {
 }
 
 /**
- * As torch shares one flat tensor: a header with a count that is high enough for all updates, followed by all weights.
+ * A flat tensor in shared memory as torch writes it: a header whose count is high enough for all updates, then all
+ * weights.
  */
 async function copyToSharedMemory (
   model: string,

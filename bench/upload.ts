@@ -30,7 +30,7 @@ const counting = (await createInterface({ input: counter.stdout! })[Symbol.async
 const sender = child('upload-sender', ['pipe', 'pipe', 'inherit'], files)
 const lines = createInterface({ input: sender.stdout! })[Symbol.asyncIterator]()
 
-/** One upload of the two files in turns: all of it, or its first tensors. */
+/** Uploads of the two files alternate. Each sends the whole file, or its first tensors. */
 async function send (target: string, kind: 'bytes' | 'form', tensors: number): Promise<{ ms: number, bytes: number }> {
   sender.stdin!.write(`${JSON.stringify({ url: target, kind, tensors, file: turn++ % 2 })}\n`)
   const { value, done } = await lines.next()
@@ -108,7 +108,7 @@ counter.kill()
 if (process.argv[2] === undefined) report('upload', figures)
 else console.table(figures)
 
-/** Both in turns. */
+/** Alternates between both. */
 async function compare (
   { name, kind, query, tensors }: typeof rows[number],
   other: string,
@@ -121,7 +121,7 @@ async function compare (
   let size = 0
   for (let round = -1; round < ROUNDS; round++) {
     const [mine, plain] = [await send(url + PATH + query, kind, tensors), await send(counting + other, kind, tensors)]
-    // In the first turn memory and code are cold.
+    // In the first round memory and code are cold.
     if (round < 0) continue
     ours.push(mine.ms)
     theirs.push(plain.ms)
@@ -145,7 +145,7 @@ function child (name: string, stdio: StdioOptions, args: readonly string[]): Chi
   ], { stdio })
 }
 
-/** Whether the server answers other requests meanwhile. */
+/** Measures whether the server replies to other requests meanwhile. */
 async function probe (signal: AbortSignal): Promise<void> {
   while (!signal.aborted) {
     const start = performance.now()
@@ -156,7 +156,7 @@ async function probe (signal: AbortSignal): Promise<void> {
   }
 }
 
-/** Without the files of the page cache and the shared pages of libraries. */
+/** Resident memory without files of the page cache and shared pages of libraries. */
 function resident (): number {
   return Number(/^RssAnon:\s+(\d+) kB/m.exec(readFileSync('/proc/self/status', 'utf8'))![1]) * 1024
 }

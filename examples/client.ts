@@ -4,7 +4,7 @@ import type { GenerateOutput } from 'refit'
 // A rollout client: generate, stream, replace the weights, pause. In another terminal: npm start
 //   node dist/examples/client.js [http://127.0.0.1:30000]
 
-// Keys, where the server has them: new RefitClient(url, { apiKey, adminApiKey })
+// If the server requires keys: new RefitClient(url, { apiKey, adminApiKey })
 const client = new RefitClient(process.argv[2] ?? 'http://127.0.0.1:30000')
 const sums = ['123+456=', '787+145=', '999+999=']
 const greedy = { temperature: 0, max_new_tokens: 8 }
@@ -16,7 +16,7 @@ async function answers (): Promise<string> {
 }
 console.log('base model:   ', await answers())
 
-// Each event holds everything so far. Leaving the loop early ends the request on the server.
+// Each event contains the whole output so far. Leaving the loop early ends the request on the server.
 for await (const { text, output_ids: ids } of client.stream({ text: '305+48=', sampling_params: greedy })) {
   console.log(`stream:        ${ids.length} tokens, ${JSON.stringify(text)}`)
 }

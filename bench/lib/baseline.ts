@@ -29,8 +29,8 @@ export function machine (...args: (string | number)[]): { bestGBs: number, media
 }
 
 /**
- * Versions of the libraries that the Python of the comparisons has; throws where one is missing. For the start of a
- * program: the comparisons come after minutes of work.
+ * Versions of the libraries in the Python of the comparisons. Throws if one is missing. Call it at the start of a
+ * program, because the comparisons run after minutes of work.
  */
 export function checkPython (): string {
   const name = python()
@@ -54,7 +54,7 @@ export function python (): string {
 }
 
 /**
- * A process that does the same work as refit once for each folder or file: `turn(path)` answers with its milliseconds.
+ * A process that does the same work as refit for a folder or file: `turn(path)` returns its milliseconds.
  */
 export interface Rival {
   turn: (path: string) => Promise<number>

@@ -2,9 +2,9 @@ import { createServer } from 'node:http'
 import type { ServerResponse } from 'node:http'
 import type { AddressInfo } from 'node:net'
 
-// A stand-in for an engine on a machine of its own, for bench/gateway.ts: describes itself as refit does, counts the
-// bytes of an update, and then waits for a time that uses no processor here, like copies on GPUs. usage: node
-// counting-engine.js MILLISECONDS
+// A stand-in for an engine on a machine of its own, for bench/gateway.ts. It describes itself as refit does, counts the
+// bytes of an update, and then waits without using a processor, like copies on GPUs.
+// usage: node counting-engine.js MILLISECONDS
 
 const WORK_MS = Number(process.argv[2])
 let version = 'default'

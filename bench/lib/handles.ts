@@ -84,7 +84,7 @@ export function sharedEntry (file: string, bytes: number, tensors: readonly Shar
   return pickler.base64()
 }
 
-/** A bucket without tensors, as slime sends it to ranks that it has none for. */
+/** A bucket without tensors, as slime sends it to ranks for which it has no tensors. */
 export function emptyBucketEntry (): string {
   const pickler = new Pickler()
   pickler.op('}(')
@@ -109,7 +109,7 @@ export function emptyBucketEntry (): string {
   return pickler.base64()
 }
 
-/** Protocol 4: names and repeated texts through the memo, as Python's pickler has them. */
+/** Protocol 4: names and repeated texts use the memo, as in Python's pickler. */
 class Pickler {
   readonly #parts: Buffer[] = [Buffer.from('\x80\x04', 'latin1')]
   readonly #known = new Map<string, number>()

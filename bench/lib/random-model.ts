@@ -84,7 +84,7 @@ function writeSafetensors (path: string, tensors: Shape[], seed: number): void {
   for (const [name, shape] of tensors) {
     let left = shape.reduce((a, b) => a * b, 1)
     const data = shape.length === 1 ? new Uint16Array(left).fill(0x3f80) : noise
-    // Each stretch starts at another place of the noise, so no two rows are equal.
+    // Each run of rows starts at another place of the noise, so no two rows are equal.
     for (let turn = name.length; left > 0; turn++) {
       const from = shape.length === 1 ? 0 : (turn * 7919) % 65536
       const part = data.subarray(from, Math.min(data.length, from + left))

@@ -13,7 +13,7 @@ export interface Figure {
   goal: number
 }
 
-/** Prints a table of figures and keeps it under bench/results/. `rivals`: versions of what was compared with. */
+/** Prints a table of figures and keeps it under bench/results/. `rivals`: the compared programs with versions. */
 export function report (name: string, figures: Figure[], rivals?: string): void {
   const head = `${new Date().toISOString().slice(0, 10)} · ${cpus()[0]?.model ?? 'unknown CPU'} x ${cpus().length} · ${
     native().isas()[0]

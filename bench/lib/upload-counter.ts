@@ -8,8 +8,8 @@ import multipart from '@fastify/multipart'
 import Fastify from 'fastify'
 import type { FastifyRequest } from 'fastify'
 
-// The comparison for uploads. Writes its address to its output. POST / only counts the bytes. A body that must be
-// complete before it is used must be stored: /hold and /disk do that as a usual handler would.
+// The baseline for uploads. It writes its address to its output. POST / only counts the bytes. /hold and /disk store
+// the body in memory or on disk, as a usual handler does that needs the complete body.
 
 const app = Fastify({ forceCloseConnections: true })
 await app.register(multipart)
@@ -37,7 +37,7 @@ async function count (request: FastifyRequest): Promise<number> {
   return seen
 }
 
-/** The chunks of what comes, of a form's file too. */
+/** The chunks of the body, or of a form's file. */
 async function keep (request: FastifyRequest): Promise<Buffer[]> {
   const chunks: Buffer[] = []
   for await (const stream of bodies(request)) for await (const chunk of stream) chunks.push(chunk as Buffer)

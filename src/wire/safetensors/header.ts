@@ -10,7 +10,7 @@ import { clip, JsonSyntaxError, StrictJson } from '../strict-json.ts'
 export const PREFIX_BYTES = 8
 /** The format's own limit. */
 export const MAX_HEADER_BYTES = 100_000_000
-/** Several times as many as the largest model has. A header of 100 MB could hold enough tensors to fill the memory. */
+/** Several times as many as the largest model has. A header of 100 MB could list enough tensors to use all memory. */
 export const MAX_TENSORS = 500_000
 /** Bytes of `__metadata__`, which is read at once. */
 const MAX_METADATA = 65_536
@@ -21,7 +21,7 @@ const SPACE = 0x20
 
 export interface SafetensorsTensor {
   name: string
-  /** The file's own name for it: BF16, F32, F8_E4M3, ... */
+  /** The format's name of the dtype: BF16, F32, F8_E4M3, ... */
   dtype: string
   shape: number[]
   /** Bytes from the start of the file; `end` is exclusive. */

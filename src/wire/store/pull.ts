@@ -1,6 +1,6 @@
 /**
  * Reads a message piece by piece: it yields how many bytes it needs next and receives exactly those, as a view that is
- * valid until the next yield. So no reader starts again when a message comes in parts.
+ * valid until the next yield. So no reader starts again when a message arrives in parts.
  */
 export type Pull<T> = Generator<number, T, Buffer>
 
@@ -8,8 +8,8 @@ const SMALLEST = 4096
 const KEPT = 64 * 1024
 
 /**
- * Bytes as they come from a socket, in one buffer that doubles when it is full, so bytes that come one at a time cost
- * no more than bytes that come together.
+ * Bytes as they arrive from a socket, in one buffer that doubles when it is full, so bytes that arrive one at a time
+ * cost no more than bytes that arrive together.
  */
 export class PullBuffer {
   #bytes = Buffer.alloc(0)

@@ -30,8 +30,8 @@ export function* checkReply (): Pull<boolean> {
 }
 
 /**
- * The reply to WAIT: true when the keys exist, false when the wait was cancelled. `isCanceled` returns whether
- * CANCEL_WAIT has been sent by now: its answer always comes, also after that of a wait that ended just before.
+ * The reply to WAIT: true when the keys exist, false when the wait was cancelled. `isCanceled` returns true once
+ * CANCEL_WAIT has been sent: its reply always arrives, also after the reply to a wait that ended just before.
  */
 export function* waitReply (isCanceled: () => boolean): Pull<boolean> {
   const byte = (yield 1)[0]!

@@ -21,7 +21,7 @@ export type StoreRequest =
   | { op: 'PING', nonce: number }
   | { op: 'LIST_KEYS' }
 
-/** One buffer: a server that reads for all clients on one thread must not be left with half a request. */
+/** One buffer, because a server that reads for all clients on one thread must not wait for the rest of a request. */
 export function encodeRequests (...requests: StoreRequest[]): Buffer {
   return Buffer.concat(requests.flatMap(request => [Buffer.of(OPCODES[request.op]), ...fields(request)]))
 }

@@ -66,7 +66,7 @@ export function collect (root: PickleValue, storages: StorageTable, own?: Readon
   }
 }
 
-/** Handles by GPU. Newer senders leave out the function; only the dict tells their arguments from other tuples. */
+/** Handles by GPU. Newer senders leave out the function; only the dict shows that their tuples are arguments. */
 function takeOffer (
   { keys, values }: PickleDict,
   storages: StorageTable,

@@ -23,7 +23,7 @@ export interface ExpandableHandle {
   type: 'expandable'
   version: number
   key: string
-  /** The sender's, as its own namespace numbers it. */
+  /** The sender's process id in its own PID namespace. */
   pid: number
   segmentBytes: number
   /** Descriptor numbers in the sender (then `fabric` is empty), or 64-byte fabric handles. */

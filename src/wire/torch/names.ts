@@ -83,7 +83,7 @@ refuse(SPARSE, [REDUCTIONS], ['rebuild_nested_tensor', 'rebuild_sparse_coo_tenso
 refuse(SPARSE, ['torch._utils'], ['_rebuild_sparse_tensor', '_rebuild_sparse_csr_tensor', '_rebuild_nested_tensor'])
 refuse('CUDA events are sent inside of tensor handles only', [REDUCTIONS], ['rebuild_event'])
 
-// Trainers vendor copies of these, so any module may have them.
+// Trainers have copies of these in modules of their own, so any module is accepted.
 const ANYWHERE: ReadonlyMap<string, readonly [PickleUse, role: string]> = new Map([
   ['_rebuild_cuda_tensor_modified', ['call', 'rebuild_cuda_tensor']],
   ['FlattenedTensorMetadata', ['class', 'FlattenedTensorMetadata']],

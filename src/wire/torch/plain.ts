@@ -71,7 +71,7 @@ export function readPlain (
   const reader = new PlainReader(storages, ranks, gpus)
   const value = reader.read(root, 0)
   const spares = takeSpares(storages)
-  // Storages of handles that are in no place of a tensor are given back too.
+  // Storages of handles that are not in the place of a tensor are released too.
   const used = new Set(storages.list)
   collect(root, storages)
   return {

@@ -38,7 +38,7 @@ export function isOffer (value: PickleValue | undefined): boolean {
 }
 
 /**
- * The storages that were offered on GPUs that no rank has: to be given back, and not to be opened. Takes them off the
+ * The storages that were offered on GPUs that no rank has: to be released, and not to be opened. Removes them from the
  * list of storages. Call it after the last tensor has been read.
  */
 export function takeSpares (storages: StorageTable): TensorStorage[] {

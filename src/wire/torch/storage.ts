@@ -39,7 +39,7 @@ export class StorageTable {
   readonly #handles = new Map<number | string, Map<string, IpcHandle>>()
   /** By counter file, then by slot. */
   readonly #counters = new Map<string, CounterFile>()
-  // Neighbouring tensors mostly lie in one segment and count in one file.
+  // Neighbouring tensors mostly lie in one segment and use one counter file.
   #last: { device: number | string, bytes: PickleBytes, handle: IpcHandle } | undefined
   #lastCounter: CounterFile | undefined
   #lastDevice: { text: string, device: number | string } | undefined
@@ -50,7 +50,7 @@ export class StorageTable {
 
   /**
    * Reads the 15 arguments of rebuild_cuda_tensor (torch 2.0 to 2.14; reductions.py). `gpu`: the UUID that is the
-   * handle's key; the index among the arguments is the sender's own. Throws TENSOR_PAYLOAD.
+   * handle's key, because the index among the arguments counts the sender's GPUs. Throws TENSOR_PAYLOAD.
    */
   cuda (args: PickleTuple, gpu?: string): CudaStorage | EmptyStorage {
     const bytes = toSize(args[8], 'storage_size_bytes')

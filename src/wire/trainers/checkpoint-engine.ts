@@ -14,8 +14,8 @@ import { bucketMeta, directHandle } from './verl-buckets.ts'
 // The messages of checkpoint-engine's parameter server to an engine's worker, as pickles (MoonshotAI/checkpoint-engine,
 // checkpoint_engine/worker.py and ps.py): first the handle of one flat buffer, then for each bucket a list of the
 // places of tensors in it, and None twice at the end. An exception may come at any time and ends the exchange. The
-// worker answers each message with nothing, or with an error's text. verl sends nearly the same messages to vLLM's
-// workers (verl-buckets.ts), but does not look at answers.
+// worker replies to each message with an empty message or an error's text. verl sends nearly the same messages to
+// vLLM's workers (verl-buckets.ts), but ignores the replies.
 
 /** A tensor in the buffer: whole and row-major. */
 export interface BufferPiece {

@@ -21,7 +21,7 @@ export type SocketType = 'REP' | 'REQ'
 export type ZmtpEvent =
   | { type: 'ready', socketType: string }
   | { type: 'message', frames: Buffer[] }
-  /** A heartbeat, to be answered with a PONG of the same context. */
+  /** A heartbeat. The reply is a PONG with the same context. */
   | { type: 'ping', context: Buffer }
 
 /** The first 64 bytes of a connection, from either side. */
