@@ -60,9 +60,10 @@ add_binding(refit_binding_plain ${binding_plain})
 foreach(plain refit_core_plain refit_binding_plain)
   target_compile_definitions(${plain} PRIVATE REFIT_WITHOUT_FAULT_POINTS)
 endforeach()
-# Half of the compile time of these sources is napi.h. A compiler cache cannot use precompiled headers.
+# Half of the compile time of these sources is napi.h, which napi_setup.h includes with the settings of the binding.
+# A compiler cache cannot use precompiled headers.
 if(NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  target_precompile_headers(refit_binding_plain PRIVATE <napi.h>)
+  target_precompile_headers(refit_binding_plain PRIVATE binding/napi_setup.h)
 endif()
 add_objects(refit_core ${core_with_faults})
 add_objects(refit_core_faults ${core_with_faults})

@@ -18,8 +18,14 @@ export async function devices (args: readonly string[]): Promise<void> {
     throw new RefitError('CONFIG', `${unknown}: unknown option; "refit devices" takes --json alone`, { param: unknown })
   }
   const found = await probeGpus()
-  process.stdout.write(args.length > 0 ? JSON.stringify(found, null, 2) + '\n' : describeDevices(found))
+  process.stdout.write(args.length > 0 ? devicesJson(found) : describeDevices(found))
   if (!found.gpus.some(({ error }) => error === undefined)) process.exitCode = 1
+}
+
+/** The JSON of `--json`, which lists the GPUs as `cards`. */
+function devicesJson (found: CudaGpus): string {
+  const fields = Object.entries(found).map(([name, value]) => [name === 'gpus' ? 'cards' : name, value])
+  return JSON.stringify(Object.fromEntries(fields), null, 2) + '\n'
 }
 
 /** Text for a terminal. */

@@ -109,12 +109,12 @@ t.test('a refusal before the opening names the reason, opens nothing and release
     [what: string, change: Parameters<typeof entry>[0], fields: object, message: RegExp, code: string]
   > = [
     [
-      'card that is not here',
+      'GPU that is not here',
       () => ({ device: gpuUuid(7) }),
       {},
       joinRegex(
-        /^tensor "model\.\S+": it lies on the card GPU-0{8}-\S+7, which refit does not see \(it sees 0:/,
-        / GPU-\S+0, 1: GPU-\S+1\): run both on the same cards/
+        /^tensor "model\.\S+": it lies on GPU-0{8}-\S+7, which refit does not see \(it sees 0:/,
+        / GPU-\S+0, 1: GPU-\S+1\): run both on the same GPUs/
       ),
       'TENSOR_PAYLOAD'
     ],
@@ -122,7 +122,7 @@ t.test('a refusal before the opening names the reason, opens nothing and release
       'number that is too high',
       () => ({ device: 2 }),
       {},
-      /its sender counts as 2, and refit does not count so far \(it sees 0: .*\): send the UUIDs of cards, not numbers/,
+      /its sender counts as 2, and refit does not count so far \(it sees 0: .*\): send the UUIDs of GPUs, not numbers/,
       'TENSOR_PAYLOAD'
     ],
     ['unknown name', () => ({ name: 'nobody' }), {}, /the model has no tensor "nobody"/, 'WEIGHTS_UNKNOWN_NAME'],

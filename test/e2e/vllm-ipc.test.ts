@@ -263,7 +263,7 @@ t.test('an announcement that differs from its handles is refused, and every refe
         ipc_handles_pickled: offerEntry(apart.tensors.map(tensor => ({ [gpuUuid(3)]: tensor, [gpuUuid(4)]: tensor })))
       }
     }),
-    { status: 400, body: { message: /offered on the cards .*must run on the same ones/ } }
+    { status: 400, body: { message: /offered on the GPUs .*must run on the same ones/ } }
   )
   t.equal(apart.sender.held, apart.sender.shares, 'those are of other engines')
 })

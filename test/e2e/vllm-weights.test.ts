@@ -166,7 +166,7 @@ t.test('other transfer backends are refused with the reason', async t => {
       [{ update_info: [{ path: '/a' }, { path: '/b' }] }, /it differs between workers/, 400],
       [
         { update_info: { names: [], dtype_names: [], shapes: [], ipc_handles_pickled: 'gARdlC4=' } },
-        /handles of memory on cards, and this engine computes on the CPU/,
+        /handles of memory on GPUs, and this engine computes on the CPU/,
         400
       ],
       [{ update_info: { path: '/etc' } }, /outside|allowed roots/, 400]

@@ -191,7 +191,7 @@ t.test('every refusal names its tensor and gives advice', async t => {
       segment.handle = new Uint8Array(64).fill(255)
     }],
     [
-      'a card that is not here',
+      'a GPU that is not here',
       /the sender's GPU GPU-x is not visible to this process: .*CUDA_VISIBLE_DEVICES/,
       segment => {
         segment.uuid = 'GPU-x'
@@ -227,7 +227,7 @@ t.test('every refusal names its tensor and gives advice', async t => {
   addon.closeCore(core)
   const cpu = addon.createCore(model.config)
   t.match(await addon.write(cpu, jobOf(1)), {
-    error: { message: /this engine runs on the CPU.*--device cuda/, tensor: 0 },
+    error: { message: /this engine runs on the CPU.*run the engine on GPUs/, tensor: 0 },
     segmentsOpened: 0
   })
   addon.closeCore(cpu)
