@@ -31,7 +31,7 @@ struct Avx2 {
   }
   static inline F widen(__m128i h) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16)); }
   static inline void store_low16(uint16_t* p, I x) {
-    // Each value is below 2^16: packing with unsigned saturation keeps it; the lanes then come together.
+    // Each value is below 2^16, so packing with unsigned saturation keeps it. The lanes are then joined.
     const I packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(x, x), 0x08);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
   }

@@ -46,7 +46,7 @@ std::string cure(int error, int32_t pid, int32_t fd) {
     case ENFILE:
       return "too many open files: raise the limit (ulimit -n)";
     default:
-      return "is the sender still there?";
+      return "check that the sender is still running";
   }
 }
 
