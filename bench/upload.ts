@@ -145,7 +145,7 @@ function child (name: string, stdio: StdioOptions, args: readonly string[]): Chi
   ], { stdio })
 }
 
-/** Measures whether the server replies to other requests meanwhile. */
+/** Sends requests until the signal, and records the slowest reply. */
 async function probe (signal: AbortSignal): Promise<void> {
   while (!signal.aborted) {
     const start = performance.now()

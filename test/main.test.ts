@@ -196,7 +196,7 @@ t.test('after SIGINT a waiting request is aborted when its grace has passed, and
   t.same(lines.map(({ msg }) => /^--model-root: .*\/(.*;)/.exec(msg)?.[1]).filter(Boolean), [
     'weights does not exist;',
     'config.json is no folder;'
-  ], 'roots that are none are told of at the start')
+  ], 'roots that are no folders are reported at the start')
   await post(`${url}/pause_generation`, { mode: 'in_place' })
   const waiting = post(`${url}/generate`, { input_ids: [1, 2, 3], rid: 'a' })
   await untilOneWaits(url)

@@ -90,7 +90,7 @@ t.test('a row passes if weights arrived and nothing failed, and in full if they 
   const own = { ...run(test('passed', ['gloo']), test('passed', ['NCCL'])), cards: '2x H200' }
   t.ok(isOwn(NCCL, [without, own]))
   t.match(summary([NCCL], [without, own]), /^1 of 1 rows pass, all of them .*\. No row fails\.$/)
-  t.notOk(isPassed(NCCL, run(test('passed'))), 'nothing was brought')
+  t.notOk(isPassed(NCCL, run(test('passed'))), 'no weights arrived')
   t.equal(cellOf(NCCL, run(test('passed'), test('skipped', ['NCCL']))), 'needs GPUs')
   const failed = { ...run(test('failed', ['NCCL'])), cards: '2x H200' }
   t.notOk(isOwn(NCCL, [own, failed]))

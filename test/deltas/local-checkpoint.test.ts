@@ -64,7 +64,7 @@ t.test('every version can be pulled from the base, from the previous version, an
     t.match(host.pull(4), { from: 1, version: 4, tensors: 8 })
     host.holds(t, 4)
     t.match(host.pull(4), { from: 4, version: 4, tensors: 0 }, 'nothing is left to do')
-    t.match(host.pull(2), { from: 4, version: 4, tensors: 0 }, 'a version that lies behind is no way back')
+    t.match(host.pull(2), { from: 4, version: 4, tensors: 0 }, 'an older version is no base for the pull')
     host.holds(t, 4)
     t.same(weightsOf(host.base, host.files), host.versions[0], 'the base is what it was')
     rmSync(host.root, { recursive: true })
@@ -255,7 +255,7 @@ t.test('only the files that are loaded are changed', async t => {
   const twice = make(t)
   writeFile(join(twice.base, 'other.safetensors'), twice.versions[0]!)
   twice.publish()
-  t.throws(() => twice.pull(1), code('CHECKPOINT_FORMAT', /is in .* as well/), 'nobody knows which one is loaded')
+  t.throws(() => twice.pull(1), code('CHECKPOINT_FORMAT', /is in .* as well/), 'it is undefined which one is loaded')
 })
 
 t.test('version 0 is the checkpoint that this server started with, not that of an earlier run', async t => {
@@ -283,10 +283,10 @@ t.test('version 0 is the checkpoint that this server started with, not that of a
   host.holds(t, 0)
   writeFileSync(join(host.local, 'mine.txt'), '')
   host.pull(0)
-  t.ok(existsSync(join(host.local, 'mine.txt')), 'and who comes second on a host finds the work done')
+  t.ok(existsSync(join(host.local, 'mine.txt')), 'the second pull on a host finds the work done')
 })
 
-t.test('a new run starts from the base, and so does a checkpoint that an earlier boot has written', t => {
+t.test('a new run, and a checkpoint that an earlier boot wrote, start from the base', t => {
   const host = make(t)
   host.publish()
   host.publish()

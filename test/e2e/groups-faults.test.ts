@@ -205,7 +205,7 @@ t.test(
       const silent = await server.joined({ port: 0, name: 'silent' }).catch(() => null)
       if (silent === null) return null
       const { sent } = await seen(server, async () => await server.post(UPDATE, silent.update(adder)))
-      t.match((await server.generate()).status, 200, 'the gate is not asked for before bytes have come')
+      t.match((await server.generate()).status, 200, 'the gate is not requested before bytes have arrived')
       return await sent
     }, reply => /receiving/.test(reply?.body.message))
     t.match(reply, { status: 504, body: { error: { code: 'GROUP_TIMEOUT', message: /receiving "model.*deadline/ } } })
@@ -240,7 +240,7 @@ t.test(
     t.match(body, { error: { code: 'WEIGHTS_TORN', message: /piece \d of \d\).*rank 0.*Torn: .*Repeat the update/ } })
     const { weights } = server.engine
     if (weights.state !== 'torn') return t.fail('nothing is torn')
-    t.ok(adder.slice(30).every(({ name }) => weights.tensors.includes(name)), 'what never came is torn')
+    t.ok(adder.slice(30).every(({ name }) => weights.tensors.includes(name)), 'tensors that never arrived are torn')
     t.notOk(weights.tensors.includes(adder[0]!.name))
     t.not(
       (await server.engine.checksums()).tensors.find(({ name }) => name === adder[0]!.name)!.checksum,

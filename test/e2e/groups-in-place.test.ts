@@ -241,7 +241,7 @@ t.test('staged and direct pieces in one update leave the sent weights', async t 
   const { status, body } = await post
   t.equal(status, 200)
   t.same(body.report.ignored, [extra])
-  t.equal(body.report.bytes_in_place, bytesOf(names), 'what nobody needs is a piece of its own, and staged')
+  t.equal(body.report.bytes_in_place, bytesOf(names), 'a tensor that no rank needs is a piece of its own, and staged')
   await checkVariant(t, one.server, one.table, 2)
 })
 
@@ -305,7 +305,7 @@ t.test('after a broken update of several pieces, those that had arrived are new'
   t.match(await brokenOff(w, names, 2), { status: 500, body: { error: { code: 'WEIGHTS_TORN' } } })
   const { weights } = w.server.engine
   if (weights.state !== 'torn') return t.fail('nothing is torn')
-  t.same(weights.tensors, names.slice(1).sort(), 'all but the first, which came whole')
+  t.same(weights.tensors, names.slice(1).sort(), 'all except the first, which arrived whole')
 })
 
 t.test('with everything staged, an update that breaks off changes nothing', async t => {

@@ -67,7 +67,7 @@ t.test(
     t.match(
       await third.post('/update_weights_from_disk', { model_path: modelFolder('adder-base'), weight_version: 'v8' }),
       { status: 200 },
-      'and takes updates like any other'
+      'and accepts updates like any other engine'
     )
     t.same(await third.sums(), await base.sums())
   }

@@ -173,7 +173,7 @@ t.test('requests that a pause retracted are held through release, resume and upd
   t.match(info, { num_retractions: 1, finish_reason: { type: 'length' } })
 })
 
-t.test('a copy of the weights brings the engine back without an update', async t => {
+t.test('with a copy of the weights the engine resumes without an update', async t => {
   const { ok, tokens, get } = await serve(t, { enableWeightsCpuBackup: true })
   const before = await tokens(PROMPT)
   const sums = (await ok('/weights_checker')).checksums
@@ -206,7 +206,7 @@ t.test('calls in a wrong order are 409 with the reason, and the engine continues
   t.match(await post('/weights_checker', {}), { status: 409, body: { success: false, message: /cannot be read/ } })
   t.match(await post('/weights_checker', { action: 'reset_tensors' }), { status: 409 })
   t.match(await post('/get_weights_by_name', { name: 'model.norm.weight' }), { status: 409 })
-  t.equal((await post('/update_weight_version', { new_version: 'x' })).status, 200, 'a label is no weight')
+  t.equal((await post('/update_weight_version', { new_version: 'x' })).status, 200, 'a label change writes no weight')
   t.equal((await get('/metrics')).status, 200)
   await ok('/resume_memory_occupation', { tags: ['weights'] })
   await update('a')

@@ -90,7 +90,7 @@ t.test(
       }
     }
     t.ok(outcomes.unchanged > 0 && outcomes.torn > 0 && outcomes.written > 0, JSON.stringify(outcomes))
-    t.ok(least < sendModel(t, table, 1).tensors.length, 'what had been written whole is not named')
+    t.ok(least < sendModel(t, table, 1).tensors.length, 'tensors that were written whole are not named')
   }
 )
 
@@ -200,7 +200,7 @@ t.test('a server that closes waits for the running write, and releases all refer
   await until(() => mapped() > 0)
   const closing = server.close()
   await new Promise(resolve => setTimeout(resolve, 800))
-  t.equal(sender.held, tensors.length, 'the connection is cut by now, and the memory is read still')
+  t.equal(sender.held, tensors.length, 'the connection is cut, and the memory is still being read')
   t.ok(mapped() > 0)
   gate.set()
   await closing

@@ -90,7 +90,7 @@ t.test('another generation is a conflict, and replaces the kept tensors if it co
   // The same memory again: handles that were open are opened again, or found.
   const again = first.tensors.map(tensor => ({ ...tensor, share: first.sender.share() }))
   await server.ok(PATH, { serialized_named_tensors: [cudaEntry(again)], keep: { name: 'pool', generation: 5 } })
-  t.equal(first.sender.held, again.length, 'those of the first are back')
+  t.equal(first.sender.held, again.length, 'the first references are released')
   await server.ok(PATH, { kept: { name: 'pool', generation: 5 } })
   await checkVariant(t, server, table, 1)
   // A second name keeps the same segments: they stay open until both names are released.

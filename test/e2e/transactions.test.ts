@@ -32,7 +32,7 @@ t.test(
     })
     const path = `/weight_transactions/${String(opened.id)}`
     t.match((await get('/metrics')).body, /^refit:weight_transaction_open\{.*\} 1$/m)
-    t.equal((await post('/generate', { text: '1+1=' })).status, 200, 'generation goes on until something is written')
+    t.equal((await post('/generate', { text: '1+1=' })).status, 200, 'generation continues until the first write')
     for (
       const [stranger, body] of [
         ['/update_weights_from_disk', { model_path: join(folder, 'trained') }],

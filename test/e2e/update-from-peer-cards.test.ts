@@ -109,7 +109,7 @@ for (const [from, to] of [[1, 1], [2, 2], [1, 2], [2, 1]] as const) {
       await until(() => clients[1]!.seen.size === 2)
       for (const { end } of clients) await end()
       for (const { names, stepped, connecting } of watched) {
-        t.equal(connecting, from === to ? from : 1, 'all links connect while the engine stands still once')
+        t.equal(connecting, from === to ? from : 1, 'all links connect in one stop of the engine')
         t.ok(names.has('ncclConnect') && names.has('endGroup'))
         t.same([...stepped], [])
       }

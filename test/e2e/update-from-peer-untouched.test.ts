@@ -161,5 +161,5 @@ t.test('a load ends at the timeout if the peer never reports what it sent', asyn
     status: 504,
     body: { message: /has sent all weights, but not replied with their checksums within 1 s/ }
   })
-  t.equal(one.engine.weights.state, 'torn', 'what came was compared with nothing')
+  t.equal(one.engine.weights.state, 'torn', 'the received bytes were not compared')
 })

@@ -120,7 +120,7 @@ t.test('a begin and an end without writes between them do not wait', async t => 
   while (server.engine.stats.running === 0) await sleep(1)
   t.match(await json(server, '/begin_weight_update'), { status: 200 })
   t.match(await json(server, '/end_weight_update'), { status: 200, body: { transaction: { outcome: 'old' } } })
-  t.equal(server.engine.stats.running, 1, 'it runs still')
+  t.equal(server.engine.stats.running, 1, 'the request is still running')
   server.engine.abortAll()
   await running
 })
@@ -141,7 +141,7 @@ t.test('the path of the loaded weights changes when their transaction ends', asy
   )
   t.equal(await path(), first, 'not before its end')
   const { body: ended } = await json(server, `/weight_transactions/${one.id}/abort`)
-  t.match([ended.outcome, await path()], ['new', join(adder, 'model.safetensors')], 'all had come')
+  t.match([ended.outcome, await path()], ['new', join(adder, 'model.safetensors')], 'all tensors had arrived')
   const { body: two } = await json(server, '/weight_transactions', { owner: 'a' })
   await json(server, '/update_weights_from_disk', { model_path: adder, transaction: two.id })
   await json(server, `/weight_transactions/${two.id}/commit`)

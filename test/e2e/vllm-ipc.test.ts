@@ -83,7 +83,7 @@ for (const isBare of [false, true]) {
         await checkVariant(t, server, table, variant)
         await checkIdle(t, server, mine[0]!.sender)
         t.equal(mine[1]!.sender.held, 0)
-        t.equal(other.held, other.shares, 'nobody touched those of another engine')
+        t.equal(other.held, other.shares, 'references for another engine are unchanged')
       }
     }
   )
@@ -191,7 +191,7 @@ t.test("SkyRL's chunks are packed into tensors of one dtype, with sizes in eleme
     status: 409,
     body: { error: { message: /skyrl_start_weight_update/ } }
   })
-  t.same(early.senders.map(({ held }) => held), [0, 0], 'what was refused unread is given back too')
+  t.same(early.senders.map(({ held }) => held), [0, 0], 'handles that were refused unread are released too')
   t.strictSame(await rpc('skyrl_start_weight_update', { is_checkpoint_format: true }), {
     status: 200,
     body: { results: [null, null] }
@@ -203,7 +203,7 @@ t.test("SkyRL's chunks are packed into tensors of one dtype, with sizes in eleme
       status: 200,
       body: { results: [null, null] }
     })
-    t.same(senders.map(({ held }) => held), [0, 0], 'given back before the reply')
+    t.same(senders.map(({ held }) => held), [0, 0], 'released before the reply')
   }
   const { info } = chunkOf(tensors.slice(0, 1))
   t.match(await rpc('update_weights_ipc', { update_info: { ...info, dtype_names: ['float32'] } }), {
@@ -217,7 +217,7 @@ t.test("SkyRL's chunks are packed into tensors of one dtype, with sizes in eleme
   t.match(
     await rpc('skyrl_finish_weight_update'),
     { status: 200 },
-    'all of the model has come, so that nothing is owed'
+    'the whole model has arrived, so nothing is pending'
   )
   await checkVariant(t, server, table, 2)
   await checkIdle(t, server)

@@ -224,7 +224,7 @@ t.test('init waits for all ranks until its deadline, and a later init makes the 
       await sending
       return [reply.status, update.status]
     }, ([, update]) => update === 200)
-    t.same(statuses, [200, 200], 'also while the group of before stands')
+    t.same(statuses, [200, 200], 'also while the previous group exists')
   }
 })
 

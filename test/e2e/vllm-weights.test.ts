@@ -90,7 +90,7 @@ t.test(
 
     await server.post('/start_weight_update')
     await update(server, trainer, base.slice(0, 10), {}, false)
-    t.match(await server.post('/start_weight_update'), { status: 200 }, 'a trainer that has come back')
+    t.match(await server.post('/start_weight_update'), { status: 200 }, 'a trainer that was restarted')
     t.match(await server.post('/finish_weight_update'), { status: 200 })
     t.match(
       await server.generate(),

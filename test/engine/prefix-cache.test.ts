@@ -42,7 +42,7 @@ t.test('only whole pages below the limit are matched', async (t) => {
   t.same(lookup(cache, [1, 2, 3, 4], 3), held.slice(0, 1))
   t.same(lookup(cache, [1, 2, 3, 9]), held.slice(0, 1))
   t.same(lookup(cache, [2, 1]), [])
-  t.same(lookup(cache, [3, 4]), [], 'a page is found only behind its own beginning')
+  t.same(lookup(cache, [3, 4]), [], 'a page is found only behind its own prefix')
 })
 
 t.test('salts share no entries, and an unused salt leaves no memory', async (t) => {

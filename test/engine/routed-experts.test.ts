@@ -109,7 +109,7 @@ t.test('memory for experts is sized next to the KV cache, and unfit models and m
   t.match(on, { core: { recordExperts: true }, experts: layout })
   const off = await sizeCore(MOE, table, { threads: 1 }, {} as never, noGpus)
   t.equal(off.experts, null)
-  t.notOk('recordExperts' in off.core, 'nobody else pays')
+  t.notOk('recordExperts' in off.core, 'no memory is used without the option')
   const dense = tinyArchitecture('Qwen3ForCausalLM')
   await t.rejects(
     sizeCore(dense, buildModelTable(dense, 1), { enableReturnRoutedExperts: true }, {} as never, noGpus),

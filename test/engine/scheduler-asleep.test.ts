@@ -140,5 +140,5 @@ t.test('a heartbeat shows the step under way and its requests to other threads',
   t.equal(theirs.step, null)
   ours.begin([{ id: 1 }, { id: 2 }, { id: 3 }, { id: 4 }])
   t.not(theirs.step, first)
-  t.same(theirs.ids, [1, 2, 3], 'no more than there is room for')
+  t.same(theirs.ids, [1, 2, 3], 'no more than the queue has room for')
 })

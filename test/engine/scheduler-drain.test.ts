@@ -72,7 +72,7 @@ t.test('a resume cancels a drain, an abort ends it, and a pause completes it', a
   t.equal(resumed.h.replies.get(1), false)
   const next = resumed.h.add(makeRequest([9, 8], LONG))
   resumed.h.drain()
-  t.equal(resumed.h.scheduler.stats().paused, null, 'and does not come back')
+  t.equal(resumed.h.scheduler.stats().paused, null, 'and the drain does not return')
   for (const id of [resumed.id, next]) resumed.h.verify(id)
   const aborted = begin()
   aborted.h.scheduler.abortAll()

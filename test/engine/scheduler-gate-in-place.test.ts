@@ -29,7 +29,7 @@ t.test('a shut in place waits behind another shut, and can be cancelled meanwhil
   h.scheduler.shut(1, false)
   h.scheduler.shut(2, false, true)
   h.scheduler.shut(3, false, true)
-  t.same([...h.replies], [], 'the first waits for what runs')
+  t.same([...h.replies], [], 'the first waits for running requests')
   h.scheduler.cancelShut(2)
   t.equal(h.replies.get(2), false)
   h.drain()

@@ -352,7 +352,7 @@ t.test('tokens in use are those in pages of running requests, not those only in 
   h.scheduler.flush(1)
   h.scheduler.abort(shared)
   h.scheduler.pause('retract')
-  t.equal(used()[0], 0, 'those who wait hold nothing')
+  t.equal(used()[0], 0, 'waiting requests hold no pages')
   h.scheduler.resume()
   h.drain()
   t.same(used(), [0, 0])

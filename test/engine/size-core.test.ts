@@ -65,7 +65,7 @@ t.test('GPUs: the KV cache has the room that the fullest one has next to weights
   t.same(
     native.requested.map(({ pages }) => pages),
     [1, plan.core.pages],
-    'what buffers take is asked with the pages that there will be'
+    'the size of buffers is computed with the final number of pages'
   )
   t.equal(plan.core.watchdogSeconds, undefined)
 })

@@ -106,7 +106,7 @@ t.test('a stop string ends the request with the token that completes it', async 
   const got = await run([[0], [2], [3], [1], [1]], LENGTH, { stop: ['STOP'] })
   t.same(got.events.map((e) => [e.text, e.tokens]), [['a', [0]], ['', [2]], ['', [3]]])
   t.same(got.finish, { type: 'stop', matched: 'STOP' })
-  t.ok(got.left, 'the request behind it is given up')
+  t.ok(got.left, "the engine's request is aborted")
 })
 
 t.test('tokens behind the match are cut from the same event, with their logprobs', async (t) => {

@@ -74,7 +74,7 @@ t.test(
     answer()
     t.equal(await reply, 200)
     await closed
-    t.pass('nobody cut the connection')
+    t.pass('the connection was not cut')
   }
 )
 

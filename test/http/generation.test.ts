@@ -49,12 +49,12 @@ t.test('a stop text that names a special token is found, although special tokens
   t.same(
     await generate([h, bos, i, i, h], { stop: '<bos>hi' }),
     ['hiih', 5, { type: 'length', length: 5 }],
-    'what was held back comes without it'
+    'held-back text is sent without the stop text'
   )
   t.same(
     await generate([h, i, bos, i, h], { stop: 'ii' }),
     ['h', 4, { type: 'stop', matched: 'ii' }],
-    'texts that name none match what is shown'
+    'stop texts without special tokens match the shown text'
   )
   t.same(await generate([h, i, bos, i], { stop: '<bos>', min_new_tokens: 4 }), ['hii', 4, {
     type: 'length',

@@ -89,8 +89,8 @@ t.test('a body that is too long is refused before or while it is read, and the s
   const socket = connect(Number(new URL(url).port), '127.0.0.1')
   socket.write('POST / HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 7000000\r\n\r\n{')
   const head = (await once(socket, 'data'))[0].toString()
-  t.match(head, /^HTTP\/1\.1 413 /, 'before it has come')
-  t.match(head, /^connection: close\r$/m, 'what is left of it is not waited for')
+  t.match(head, /^HTTP\/1\.1 413 /, 'before the body has arrived')
+  t.match(head, /^connection: close\r$/m, 'the reply does not wait for the rest of the body')
   await once(socket, 'close')
   const body = JSON.stringify({ text: long(7 << 20) })
   for (const sent of [body, Readable.toWeb(Readable.from([Buffer.from(body)])) as ReadableStream]) {

@@ -155,7 +155,7 @@ t.test('a sliding window that is not in effect is accepted', async t => {
   )
   t.ok(
     tinyArchitecture('Qwen2ForCausalLM', { ...window, layer_types: ['full_attention', 'full_attention'] }),
-    'layer_types says otherwise'
+    'layer_types has precedence'
   )
 })
 

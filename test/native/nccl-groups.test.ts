@@ -124,7 +124,7 @@ t.test('broadcasts that match the layout of the weights are received straight in
   )
   const places = addon.groupPlaces(to, parts, job.tensors, job.rects)
   const found = receiver.model.tensors.filter((_, tensor) => places[tensor]! >= 0)
-  t.same(found.map(({ name }) => name), ['ln1', 'ln2', 'norm'], 'what both ranks have whole')
+  t.same(found.map(({ name }) => name), ['ln1', 'ln2', 'norm'], 'tensors that both ranks have whole')
   await addon.stageGroup(from, bytes, 1)
   const before = await readAll(addon, receiver.core, receiver.model)
   const into = [...places.keys()].filter(part => places[part]! >= 0)
@@ -233,7 +233,7 @@ t.test('impossible groups are refused before anything is joined, and a missing p
   await addon.endGroup(group, false)
 })
 
-t.test('a failed write of a slot releases the slot, even if nobody awaits it', t => {
+t.test('a failed write of a slot releases the slot, even if the write is not awaited', t => {
   // The thread that awaits it is ending the group, and waits until no write reads its slots.
   const { config } = plainModel()
   const ran = runAlone(`

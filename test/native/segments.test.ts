@@ -304,7 +304,7 @@ t.test('malformed segments are refused before anything is queued', t => {
         })
       ), { message })
   }
-  t.equal(readdirSync('/proc/self/fd').length, before, 'descriptors that were taken are given back')
+  t.equal(readdirSync('/proc/self/fd').length, before, 'descriptors that were duplicated are closed')
   addon.closeCore(core)
   t.end()
 })

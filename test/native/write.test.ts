@@ -26,7 +26,7 @@ t.test('every dtype, split and offset arrives bit for bit on every rank, from a 
             const what = `${dtype} to ${stored}, ${ranks} ranks, gap ${gap}, ${from === undefined ? 'memory' : 'file'}`
             t.notOk(outcome.error, what)
             t.ok(outcome.states.every(state => state === TENSOR_WRITTEN))
-            t.equal(outcome.bytes, coded.bytes, 'each byte is taken once for all ranks')
+            t.equal(outcome.bytes, coded.bytes, 'each byte is read once for all ranks')
             t.ok(same(await readAll(addon, core, model), expectedParams(model, model.tensors, dtype, before)), what)
           }
         }

@@ -35,7 +35,7 @@ t.test('groups whose trainers are gone make room for others, and their failures 
     }
   }
   t.equal(groups.list.at(-1)!.name, 'run-69')
-  t.match(groups.list.at(-1)!.error, /trainer's store/, 'it is not said to be well')
+  t.match(groups.list.at(-1)!.error, /trainer's store/, 'the group is not reported as usable')
   t.ok(groups.list.length <= 64)
 })
 

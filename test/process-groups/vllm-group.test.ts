@@ -70,7 +70,7 @@ t.test('ranks are counted, the pickled id is read, and init waits for the commun
   t.match(groups.list, [{ state: 'connected' }])
   t.equal(server.workers, 2)
   await groups.init(fields)
-  t.equal(fake.made.length, 1, 'asked again, it is there')
+  t.equal(fake.made.length, 1, 'a repeated request finds the group')
   await groups.init(fields, { renew: true })
   t.equal(fake.made.length, 2, 'and made again on request')
   await t.rejects(groups.init({ ...fields, worldSize: 4 }), { code: 'CONFLICT' })

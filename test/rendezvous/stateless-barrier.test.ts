@@ -46,7 +46,7 @@ for (const kind of ['old', 'new'] as const) {
           isPassed = true
         })
         await new Promise(setImmediate)
-        t.notOk(isPassed, 'nobody passes before the client comes')
+        t.notOk(isPassed, 'no rank passes before the client arrives')
         await CLIENTS[kind](client, ranks + 1, round)
         await passing
         t.equal(await own.numKeys(), keys)

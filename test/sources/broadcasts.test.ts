@@ -27,7 +27,7 @@ t.test('a buffer that is just full takes one more tensor, which may be larger th
   t.same(cut([4, 4, 1], 8), [9])
   t.same(cut([100, 1, 1], 8), [100, 2])
   t.same(cut([0, 0, 5], 0), [5], 'empty tensors exceed nothing')
-  t.same(cut([5, 0], 0), [5, 0], 'and stand in a chunk of their own behind the last')
+  t.same(cut([5, 0], 0), [5, 0], 'and are a chunk of their own behind the last')
   t.same(cut([], 8), [])
 })
 

@@ -21,7 +21,7 @@ function sourceOf (released: () => void): TensorSource {
   })
 }
 
-t.test('a shutdown does not wait forever for a release whose mappings nobody closes', async t => {
+t.test('a shutdown has a deadline for a release whose mappings stay open', async t => {
   const asked: string[] = []
   const kept = new KeptTensors({
     closeMappings: async mapping => {
@@ -47,7 +47,7 @@ t.test('a shutdown does not wait forever for a release whose mappings nobody clo
   await sleep(50)
   t.same(asked, ['1'])
   t.notOk(isDone, 'a request waits as long as it takes')
-  t.equal(released, 0, 'what is mapped still is not given back')
+  t.equal(released, 0, 'memory that is still mapped is not released')
   await kept.close()
   t.same(await releasing, [{ name: 'pool', generation: 1 }])
   t.equal(released, 1)

@@ -78,7 +78,7 @@ t.test('buffered and spooled files are read back as one range with each tensor a
             )
             assert.ok(
               whole.subarray(piece.begin, end).equals(buffer.subarray(0, end - piece.begin)),
-              'it begins with what stood there'
+              'it begins with the previous bytes'
             )
             whole.set(buffer, piece.begin)
             end = piece.begin + piece.length

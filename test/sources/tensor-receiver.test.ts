@@ -151,7 +151,7 @@ t.test('a tensor in several matrices is cut at ranks and matrices, and is torn w
   const { state } = store
   if (state.state !== 'torn') return t.fail('torn')
   t.same(state.tensors.filter(name => !/^model\.layers\.0\.mlp\.experts\.\d+\.(gate|up)_proj\.weight$/.test(name)), [])
-  t.equal(state.tensors.length, 2 * experts, 'all that the tensor stands for')
+  t.equal(state.tensors.length, 2 * experts, 'every checkpoint tensor in the fused tensor')
   t.equal(cut.count(), 1)
   await write(store, receiver, [tensorEntry([permuted(sharedMemory(t, bytesOf(parts(1))))])])
   t.equal(store.state.state, 'current')

@@ -134,7 +134,7 @@ t.test('staging memory is bounded in sum, kept for the next upload, and freed', 
   staging.give(rest)
   t.same(staging.bytes, { live: 0, kept: (128 << 10) + rest.length })
   const large = staging.take(1 << 20)
-  t.same(staging.bytes, { live: 1 << 20, kept: 0 }, 'what is kept makes room')
+  t.same(staging.bytes, { live: 1 << 20, kept: 0 }, 'kept memory is freed for it')
   t.equal(one.length, 0, 'and its memory is gone at once')
   staging.give(large)
   await new Promise(resolve => setTimeout(resolve, 60))

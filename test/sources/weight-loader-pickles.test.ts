@@ -136,7 +136,7 @@ t.test('only classes that the loader names become records, and refused handles a
     await t.rejects(
       unpickle(packed, { classes: ['Request'] }),
       { code: 'PICKLE_REFUSED' },
-      'its references are given back already'
+      'its references are released already'
     )
     return []
   })

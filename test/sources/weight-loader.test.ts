@@ -96,7 +96,7 @@ t.test('single reads and the reads of a request are bounded, and end with the lo
     await t.rejects(
       read(sent!.view({ shape: [2], stride: [(17 << 20) - 1] })),
       { message: /span 17825792/ },
-      'what lies between counts'
+      'bytes in between count'
     )
     const most = sent!.slice(0, 0, 16 << 20)
     for (let i = 0; i < 4; i++) t.equal((await read(most)).length, 16 << 20)

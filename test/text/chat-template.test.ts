@@ -149,7 +149,7 @@ t.test('arguments of tool calls are objects, and text that is no JSON stays a st
   t.equal(
     (messages[0]!['tool_calls'] as { function: { arguments: string } }[])[0]!.function.arguments,
     '{"a": 5}',
-    'the caller keeps its own'
+    "the caller's messages are unchanged"
   )
 })
 

@@ -34,7 +34,7 @@ t.test('a full queue is a CONFLICT and an expired wait a DEADLINE, and both leav
     entered = true
   })
   await sleep(10)
-  t.notOk(entered, 'leaving twice lets nobody in twice')
+  t.notOk(entered, 'leaving twice admits one waiter')
   leaveNext()
   ;(await last)()
 })
@@ -51,7 +51,7 @@ t.test('holders with different names are inside together, and none overtakes a w
   const second = await enter('c')
   const waiting = [enter('bd'), enter('de'), enter('f'), enter('*'), enter('g')]
   await sleep(5)
-  t.same(order, ['ab', 'c', 'f'], 'de waits behind bd, and g behind the one that wants to be alone')
+  t.same(order, ['ab', 'c', 'f'], 'de waits behind bd, and g behind the exclusive holder')
   first()
   await sleep(5)
   t.same(order, ['ab', 'c', 'f', 'bd'])

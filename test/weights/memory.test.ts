@@ -81,7 +81,7 @@ t.test('weights with a copy in host memory come back as they were, torn parts in
   t.same(store.state, { state: 'asleep', tags: ['weights', 'kv_cache', 'cuda_graph'] })
   await store.resume()
   t.same(store.state, { state: 'current' })
-  t.equal(store.epoch, epoch, 'the same weights: what was cached for them holds')
+  t.equal(store.epoch, epoch, 'the weights are equal, so the cache stays valid')
   t.same(await store.checksums(), before)
 
   addon.armFault!({ point: 'copy', at: 3, action: 'fail' })

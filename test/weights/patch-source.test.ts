@@ -178,7 +178,7 @@ t.test('an invalid patch is refused before the gate shuts', async t => {
     ['WEIGHTS_MISMATCH', { ...good, tensors: [...good.tensors, ...good.tensors] }, /send each weight once/]
   ]
   for (const [code, source, message] of cases) await t.rejects(apply(store, source), { code, message })
-  t.equal(gates.shutCount, shut, 'nobody stood still for it')
+  t.equal(gates.shutCount, shut, 'the gate was not shut for it')
   t.equal(store.epoch, epoch)
   await holds(store, table, () => 1)
 })
@@ -193,7 +193,7 @@ t.test("bits of another dtype than the engine's are refused", async t => {
   })
 })
 
-t.test('a write that breaks off tears its tensors; a delta of them is refused, whole tensors cure them', async t => {
+t.test('a write that breaks off tears its tensors; deltas of them are refused, whole tensors heal them', async t => {
   const { store, table, close } = storeOf(addon, tinyArchitecture('Qwen3ForCausalLM'), 2)
   t.teardown(close)
   t.teardown(() => {

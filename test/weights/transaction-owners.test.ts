@@ -78,7 +78,7 @@ t.test('a transaction ends at its deadline even if it is busy; a scope ends only
   await t.rejects(
     store.transactions.commit(null),
     { code: 'TRANSACTION_ENDED', message: /nothing came for 10 s/ },
-    'the end is not told that all is well'
+    'the end does not report success'
   )
   await write(1, names)
   await holds(t, () => 1)

@@ -252,7 +252,7 @@ t.test('the store behaves as its model in every random program of updates and tr
           assert.equal(current!.secondsLeft, (model.open.until - model.now) / 1000)
         }
         if (isShut === 0) {
-          assert.equal(gates.last!.torn !== null, torn.length > 0, 'what the scheduler was told last')
+          assert.equal(gates.last!.torn !== null, torn.length > 0, 'the state that the scheduler got last')
           assert.ok(gates.last!.epoch === store.epoch)
         }
         if (store.lastCoverage !== null) {

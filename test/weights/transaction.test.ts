@@ -21,7 +21,7 @@ for (const architecture of ['LlamaForCausalLM', 'Qwen3MoeForCausalLM'] as const)
       secondsLeft: 60,
       outcome: null
     })
-    t.equal(shut(), 0, 'nothing stands still before a write')
+    t.equal(shut(), 0, 'the gate is not shut before a write')
     const report = await write(2, first, { transaction: id })
     t.equal(report.transaction, id)
     t.equal(report.missingCount, second.length)
@@ -103,7 +103,7 @@ t.test('a copy that fails at any tensor keeps the gate shut until it is repeated
     } else {
       const pending = store.transactions.current!.failed
       t.ok(pending.length > 0)
-      t.same(torn().filter(name => !pending.includes(name)), [], 'what is torn is owed')
+      t.same(torn().filter(name => !pending.includes(name)), [], 'torn tensors are pending')
       const refused = await store.transactions.commit(null).then(() => null, (error: RefitError) => error)
       t.match(refused, { code: 'TRANSACTION_INCOMPLETE', message: /were in a write that failed/ })
       t.equal(shut(), 1, 'nothing is generated')
@@ -249,6 +249,6 @@ t.test('an abort waits for the write under way, refuses the waiting ones, and te
   await t.rejects(writing, { code: 'TRANSACTION_ENDED', message: /was aborted: enough/ })
   t.match(await abort, { outcome: 'torn', torn: [...first].sort() })
   await after
-  t.same(torn(), [], 'an update that came meanwhile has waited for the end, and heals')
+  t.same(torn(), [], 'an update that arrived meanwhile waited for the end, and heals')
   await holds(t, () => 3)
 })

@@ -137,7 +137,7 @@ t.test('other types are refused before they are read, and other routes accept no
       json: { message: /send JSON with "content-type: application\/json"$/ }
     })
   }
-  t.equal((await call(url + PATH, {})).status, 400, 'JSON is checked as ever')
+  t.equal((await call(url + PATH, {})).status, 400, 'JSON is checked as before')
 })
 
 const LARGE = encodeSafetensors([{ name: 'b.bias', dtype: 'F32', shape: [500_000], data: Buffer.alloc(2_000_000, 1) }])

@@ -30,7 +30,7 @@ for (const stream of [false, true]) {
     t.equal(
       (await call(`${url}/generate`, { input_ids: [5], sampling_params: { max_new_tokens: 1 } })).status,
       200,
-      'and generation goes on'
+      'and generation continues'
     )
   })
 }

@@ -95,7 +95,7 @@ t.test(
     }
     t.match(await call(`${url}/health`), { status: 200, json: state })
     t.match(await call(`${url}/ready`), { status: 503, json: state })
-    t.match(await call(`${url}/health_generate`), { status: 200, json: state }, 'it stands still on purpose')
+    t.match(await call(`${url}/health_generate`), { status: 200, json: state }, 'the stop is intended')
     t.match((await call(`${url}/server_info`)).json, {
       status: 'not ready',
       weights: 'asleep',

@@ -19,7 +19,7 @@ t.test('pause accepts its mode in the query or in the body, or no mode', async t
   t.same(await modes('/pause'), ['pause abort', 'drop cache'], 'no body')
   t.same(await modes('/pause', {}), ['pause abort', 'drop cache'])
   t.same(await modes('/pause?mode=keep&clear_cache=false'), ['pause in_place'], 'SkyRL, prime-rl')
-  t.same(await modes('/pause?mode=keep'), ['pause in_place'], 'kept KV is no cache to drop')
+  t.same(await modes('/pause?mode=keep'), ['pause in_place'], 'kept KV is not dropped with the cache')
   t.same(await modes('/pause?mode=wait&clear_cache=false'), ['pause wait'])
   t.same(await modes('/pause', { mode: 'wait' }), ['pause wait', 'drop cache'])
   t.same(await modes('/pause', { wait_for_inflight_request: true }), ['pause wait', 'drop cache'], 'an older SkyRL')
@@ -98,7 +98,7 @@ t.test('requests are aborted all at once or by their ids', async t => {
   t.equal(engine.live, 2)
   t.same((await post(`${url}/abort_requests`, {})).json, { status: 'aborted', aborted: 2 })
   t.same([(await first).finish_reason, (await third).finish_reason], ['abort', 'abort'])
-  t.same((await post(`${url}/abort_requests`)).json, { status: 'aborted', aborted: 0 }, 'no body, nobody there')
+  t.same((await post(`${url}/abort_requests`)).json, { status: 'aborted', aborted: 0 }, 'no body, and no requests')
   t.equal((await post(`${url}/abort_requests`, { request_ids: [1] })).status, 400)
 })
 
@@ -131,7 +131,7 @@ t.test("an engine reports its size, version and liveness in vLLM's forms", async
   t.same((await post(`${url}/finish_session?session_id=a%2Fb`)).json, { status: 'ok' })
   t.same((await post(`${url}/finish_session`, {})).json, { status: 'ok' })
   engine.weights = { state: 'torn', tensors: ['a'], reason: 'r' }
-  t.equal((await call(`${url}/liveness`)).status, 200, 'torn is no reason to be started anew')
+  t.equal((await call(`${url}/liveness`)).status, 200, 'torn weights are no reason for a restart')
   engine.closed = true
   t.equal((await call(`${url}/liveness`)).status, 503)
 })

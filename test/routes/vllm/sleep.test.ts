@@ -42,7 +42,7 @@ t.test('weights can be woken and written before the KV cache', async t => {
   since(engine)
   t.match((await post(`${url}/wake_up?tags=weights`)).json, { tags: ['weights'], weights: 'asleep' })
   t.same(since(engine), ['resume ["weights"]'])
-  t.same((await call(`${url}/is_sleeping`)).json, { is_sleeping: true }, 'until all is awake')
+  t.same((await call(`${url}/is_sleeping`)).json, { is_sleeping: true }, 'until everything is awake')
   t.equal((await post(`${url}/inference/v1/generate`, { token_ids: [5] })).status, 503)
   t.match(
     (await post(`${url}/wake_up?tags=kv_cache`)).json,
@@ -169,7 +169,7 @@ t.test('mode keep holds requests, which are computed again after a full wake-up'
   await post(`${url}/sleep?mode=keep`)
   t.same(since(engine), ['pause retract', `release ${ALL}, keeping weights`])
   await post(`${url}/wake_up?tags=weights`)
-  t.same(since(engine), ['resume ["weights"]'], 'not before the cache is there')
+  t.same(since(engine), ['resume ["weights"]'], 'not before the cache is resumed')
   await post(`${url}/wake_up?tags=kv_cache`)
   t.same(since(engine), ['resume ["kv_cache","cuda_graph"]', 'resume'])
   await post(`${url}/sleep?mode=keep&tags=weights`)

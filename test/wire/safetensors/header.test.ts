@@ -201,7 +201,7 @@ const hostile: Array<[string, Buffer, RegExp]> = [
     /overlaps its neighbour by 4/
   ],
   [
-    'bytes at the end that nobody owns',
+    'bytes at the end that belong to no tensor',
     file(`{"t":${entry('U8', '[1]', '[0,1]')}}`, 2),
     /bytes follow that no tensor owns/
   ],

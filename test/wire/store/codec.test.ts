@@ -94,7 +94,7 @@ t.test('replies of torch are read', async t => {
     { values: [true], left: 0 },
     'a wait that ended just before it was cancelled'
   )
-  t.throws(() => read(waitReply(() => false), '01'), { code: 'STORE_PROTOCOL' }, 'nobody has cancelled')
+  t.throws(() => read(waitReply(() => false), '01'), { code: 'STORE_PROTOCOL' }, 'the wait was not cancelled')
   t.throws(() => read(waitReply(() => true), '00 00'), { code: 'STORE_PROTOCOL' })
   t.throws(() => read(checkReply(), '02'), { code: 'STORE_PROTOCOL' })
   t.throws(() => read(pingReply(1), '02000000'), { code: 'STORE_PROTOCOL' })

@@ -87,7 +87,7 @@ t.test('a body has one entry for all ranks, or at least one per rank', async t =
   t.equal(
     readTensorBody({ entries: [tensors, none, tensors], loadFormat: null, ranks: 3 }).storages.length,
     1,
-    'a share counts once, however often it is sent'
+    'a storage counts once, however often it is sent'
   )
   t.equal(read([tensors, 'not read'], null, 1).length, 1)
   for (const entries of [[], [tensors, tensors]]) {
@@ -140,7 +140,7 @@ t.test('a handle in two tensors is one storage, and two handles of one storage a
   t.equal(
     new Set(handles).size,
     2,
-    'segments are told apart by device and bytes: four spellings of one GPU, and another GPU'
+    'segments differ by device and bytes: four spellings of one GPU, and another GPU'
   )
 })
 
