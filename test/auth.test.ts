@@ -204,7 +204,7 @@ for (const [name, keys, normal, admin, adminOnly] of TABLE) {
     t.equal(
       closed.calls(),
       adminOnly.filter(status => status === 200).length,
-      'the admin-only route ran for no other caller'
+      'only admitted callers reach the admin-only route'
     )
   })
 }

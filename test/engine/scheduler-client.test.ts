@@ -119,7 +119,7 @@ t.test('events that crossed the threads are those that the scheduler gave', asyn
   ids.forEach((id, i) => {
     const expected = h.outcomes.get(id)!.events.map((event, j) => {
       const { times } = got[i]![j]!
-      t.same(times === undefined ? [] : Object.keys(times), j === 0 ? ['queueMs', 'prefillMs'] : [], 'times are sent once')
+      t.same(times === undefined ? [] : Object.keys(times), j === 0 ? ['queueMs', 'prefillMs'] : [], 'times come once')
       return { ...event, cachedTokens: got[i]![0]!.cachedTokens, ...times === undefined ? {} : { times } }
     })
     t.same(got[i], expected, requests[i]!.rid)
