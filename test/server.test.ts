@@ -104,7 +104,7 @@ t.test('invalid HTTP gets 400 and the server continues', async t => {
   t.equal((await call(`${url}/health`)).status, 200)
 })
 
-t.test('bodies may come chunked, slowly, and on a GET that does not need one', async t => {
+t.test('bodies may arrive chunked, slowly, and on a GET that does not need one', async t => {
   const { port } = await server(t)
   const socket = connect(port, '127.0.0.1')
   let reply = ''

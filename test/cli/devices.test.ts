@@ -74,7 +74,7 @@ t.test('if GPUs do not reach each other, the NCCL that would connect them is nam
   )
 })
 
-t.test('without GPUs the reason comes first', async t => {
+t.test('without GPUs the report begins with the reason', async t => {
   const none: CudaGpus = {
     driverCuda: '',
     runtimeCuda: '',

@@ -24,7 +24,7 @@ t.test('--help keeps its lines within the width', async t => {
   }
 })
 
-t.test('docs/configuration.md is what "npm run docs" writes', async t => {
+t.test('docs/configuration.md equals the output of "npm run docs"', async t => {
   t.equal(readFileSync(join(packageRoot, 'docs', 'configuration.md'), 'utf8'), configurationPage(DIALECT_NAMES))
 })
 

@@ -34,7 +34,7 @@ t.test('options that are not set have their defaults', async t => {
   t.same(warnings, [])
 })
 
-t.test('flags come before the environment, the environment before the file, the file before defaults', async t => {
+t.test('flags override the environment, which overrides the file, which overrides defaults', async t => {
   const file = join(t.testdir(), 'refit.json')
   writeFileSync(file, JSON.stringify({ port: 1, tp: 3, 'log-level': 'debug', 'max-running-requests': 7 }))
   const { config, sources } = loadConfig(['m', '--port', '3'], { REFIT_CONFIG: file, REFIT_PORT: '2', REFIT_TP: '2' })

@@ -75,7 +75,7 @@ t.test('every version can be fetched, an empty change included', async t => {
   t.same(weightsOf(host.base, host.files), host.versions[0], 'the base is what it was')
 })
 
-t.test('a missing version leaves the versions before it as they are', async t => {
+t.test('a missing version does not change the versions before it', async t => {
   const host = make(t)
   host.publish()
   host.publish()

@@ -302,7 +302,7 @@ t.test('a new run, and a checkpoint that an earlier boot wrote, start from the b
   t.end()
 })
 
-t.test('a folder with other files is left as it is', t => {
+t.test('a folder with other files is not changed', t => {
   const host = make(t)
   mkdirSync(host.local, { recursive: true })
   writeFileSync(join(host.local, 'model.safetensors'), 'precious')

@@ -163,7 +163,7 @@ t.test(
   }
 )
 
-t.test('after an update experts come from the new weights, not from the cache', async t => {
+t.test('after an update experts are those of the new weights, not of the cache', async t => {
   const root = mkdtempSync(join(tmpdir(), 'refit-experts-'))
   t.teardown(() => {
     rmSync(root, { recursive: true })

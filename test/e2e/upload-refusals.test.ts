@@ -22,7 +22,7 @@ async function json (server: UploadServer, path: string, body: object = {}): Pro
   return { status: reply.status, body: await reply.json() }
 }
 
-t.test('an upload for a foreign, ended or unknown transaction is refused before its body has come', async t => {
+t.test('an upload for a foreign, ended or unknown transaction is refused before its body has arrived', async t => {
   const server = await uploadServer(t)
   const file = server.file('adder')
   const before = await server.checksums()

@@ -162,7 +162,7 @@ t.test('a stalled body is refused after the deadline, and the server answers mea
   t.equal((await server.sendUntilTaken(file)).status, 200)
 })
 
-t.test('a server that was suspended reads what arrived meanwhile before it calls a sender stalled', async t => {
+t.test('a server that was suspended reads the bytes that arrived before it calls a sender stalled', async t => {
   const server = await uploadServer(t, { uploadTimeoutMs: 1000 })
   const file = server.file('adder')
   const { request, reply } = post(server.url + PATH, {

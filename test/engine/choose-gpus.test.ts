@@ -75,7 +75,7 @@ t.test('a GPU that cannot compute is refused only if a rank would use it', async
   })
 })
 
-t.test('ranks that may share GPUs take turns on them and divide their memory', async (t) => {
+t.test('ranks that may share GPUs are placed on them in turn and divide their memory', async (t) => {
   const chosen = chooseGpus(found([gpu(0), gpu(1)]), 1, 2, true)
   t.same(chosen.map(({ ordinal }) => ordinal), [1, 1])
   t.equal(fullest(chosen).freeBytes, Math.floor(gpu(1).freeBytes / 2))

@@ -59,7 +59,7 @@ t.test('a release without a pause waits for running requests; later requests wai
   t.equal(h.tokens(waiting).length, 12)
 })
 
-t.test('weights that came back empty fail waiting requests once no pause holds them', async (t) => {
+t.test('weights that were resumed empty fail waiting requests once no pause holds them', async (t) => {
   const h = new Harness()
   const id = h.add(makeRequest([1, 2, 3], LONG))
   h.scheduler.step()

@@ -221,7 +221,7 @@ t.test('a pause during the wait for running requests shuts the gate at once', as
   h.verify(id!)
 })
 
-t.test('torn weights fail running, waiting and new requests until an update cures them', async (t) => {
+t.test('torn weights fail running, waiting and new requests until an update heals them', async (t) => {
   const h = new Harness({ maxRunningRequests: 1 })
   const ids = started(h, 2)
   h.scheduler.pause('in_place')
@@ -241,7 +241,7 @@ t.test('torn weights fail running, waiting and new requests until an update cure
   t.equal(versions(h, healed), '222222222222')
 })
 
-t.test('an engine that starts torn takes no request before its first weights', async (t) => {
+t.test('an engine that starts torn accepts no request before its first weights', async (t) => {
   const h = new Harness({ torn: 'no weights yet' })
   t.equal(h.outcomes.get(h.add(makeRequest([1])))!.error!.code, 'ENGINE_TORN')
 })

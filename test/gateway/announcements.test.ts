@@ -28,7 +28,7 @@ function holdsOther ({ replies }: Engine): void {
   replies['/weights_checker'] = { success: true, per_engine_checksum: 'other' }
 }
 
-t.test('an engine that missed an announcement goes out of rotation when the update comes', async t => {
+t.test('an engine that missed an announcement leaves the rotation at the update', async t => {
   const { a, b, gateway } = await two(t)
   t.equal((await gateway.post('/nemo-rl/refit/prepare', { tensors: {} })).status, 200)
   b.replies[MANIFEST] = REFUSED
@@ -45,7 +45,7 @@ t.test('an engine that missed an announcement goes out of rotation when the upda
   t.notOk(flushed.body.engines, 'its reply does not count')
 })
 
-t.test('an engine that joins between announcement and update goes out of rotation when the update comes', async t => {
+t.test('an engine that joins between announcement and update leaves the rotation at the update', async t => {
   const a = await engineOf(t)
   const gateway = await gatewayTo(t, [a.url], { fill: false })
   await gateway.post('/nemo-rl/refit/prepare', { tensors: {} })

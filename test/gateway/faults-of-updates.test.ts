@@ -114,7 +114,7 @@ t.test('an engine that is drained during an update finishes the update first', a
   await gateway.until(b.url, 'gone')
 })
 
-t.test('a description of the fleet comes from the next engine if the first one died', async t => {
+t.test('the description of the fleet is requested from the next engine if the first one died', async t => {
   const [a, b] = [await scriptedEngine(t), await scriptedEngine(t)]
   const gateway = await gatewayTo(t, [a.url, b.url], { fill: false, healthMs: 60_000 })
   await a.kill()

@@ -94,7 +94,7 @@ t.test('the gateway checks its own keys, sends engines theirs, and guards unknow
   t.match((await keyless.get('/health')).body.errors, [{ message: /wants a key/ }])
 })
 
-t.test('the gateway refuses to send weights and says to name an engine', async t => {
+t.test('the gateway refuses to send weights, with the advice to name an engine', async t => {
   const engine = await recorder(t, 1)
   const gateway = await gatewayTo(t, [engine.url])
   const ask = async (method: string, path: string): Promise<{ status: number, message: string }> => {

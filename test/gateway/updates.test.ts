@@ -64,7 +64,7 @@ t.test('an upload is passed to all engines piece by piece, as bytes and as a for
   t.same(Object.values(gateway.states()), ['ready', 'ready', 'ready'], 'no weights have changed')
 })
 
-t.test('an engine that refuses an update is named, goes out of rotation, and catches up later', async t => {
+t.test('an engine that refuses an update is named, leaves the rotation, and catches up later', async t => {
   const [folder, other] = [modelFolder(t), modelFolder(t)]
   const good = await engineServer(t, folder)
   const odd = await engineServer(t, other)

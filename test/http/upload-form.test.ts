@@ -122,7 +122,7 @@ async function post (port: number, pieces: Buffer[]): Promise<{ status: number, 
   return { status: response.statusCode!, body: JSON.parse(text) }
 }
 
-t.test('fields and files of a form come one after another and whole, in any order and cut anywhere', async t => {
+t.test('fields and files of a form are read in sequence and whole, in any order, from any chunks', async t => {
   const { port, parts } = await reader(t)
   const bytes = fc.oneof(fc.constantFrom(0, 1, 16_384, 65_536, 200_000, 1_200_000), fc.nat(40_000))
   const part = fc.oneof(

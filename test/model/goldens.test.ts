@@ -28,7 +28,7 @@ t.test('the golden folder has every architecture', async t => {
 })
 
 for (const name of goldenNames) {
-  t.test(`the float64 oracle computes what transformers computes for ${name}`, async t => {
+  t.test(`the float64 oracle gives the same results as transformers for ${name}`, async t => {
     const { folder, cases, rope } = readGolden(name)
     const arch = await readArchitecture(folder)
     const weights = readWeights(folder)

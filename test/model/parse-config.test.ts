@@ -91,7 +91,7 @@ t.test('a published Qwen3-30B-A3B config, of transformers 4, is read', async t =
   t.ok(arch.sparseLayers.every(Boolean))
 })
 
-t.test('tied embeddings are off unless the file says so', async t => {
+t.test('tied embeddings are off unless the file sets them', async t => {
   for (const name of ARCHITECTURES) {
     t.equal(tinyArchitecture(name, { tie_word_embeddings: undefined }).tieWordEmbeddings, false, name)
   }

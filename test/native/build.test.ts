@@ -219,7 +219,7 @@ t.test('compute capabilities that refit has no kernels for are refused', {
   t.end()
 })
 
-t.test('the lock of a dead process is taken over', t => {
+t.test('a build replaces the lock of a dead process', t => {
   const root = t.testdir({ build: { 'native.lock': '999999999' } })
   writeFileSync(join(root, 'package.json'), '{"type":"module"}')
   for (const file of [SCRIPT, 'scripts/native']) cpSync(join(packageRoot, file), join(root, file), { recursive: true })

@@ -105,7 +105,7 @@ t.test('parameters are sent between cores of one layout, rank by rank, straight 
   t.strictSame(await readAll(addon, cores[1]!, model), expected)
 })
 
-t.test('bad arguments are refused before anything is sent', async t => {
+t.test('invalid arguments are refused before anything is sent', async t => {
   const [trainer, engine] = await connect([0], [1])
   await addon.stageGroup(engine!, 100, 2)
   const receive = (slot: any, parts: any, root: any, ms: any = MS) => () =>

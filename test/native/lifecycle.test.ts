@@ -275,7 +275,7 @@ t.test('memory, descriptors and threads stay flat over 300 writes', async t => {
   addon.closeCore(core)
 })
 
-t.test('cores come and go without leaving threads or memory', async t => {
+t.test('cores can be created and closed repeatedly without leaving threads or memory', async t => {
   const threads = (): number => readdirSync('/proc/self/task').length
   addon.closeCore(addon.createCore(model.config))
   const [before, rss] = [threads(), process.memoryUsage().rss]

@@ -44,7 +44,7 @@ t.test('a model-sized bucket has one slot, requests of several pieces and small 
   t.equal(group.state, 'connected')
 })
 
-t.test('nccl: no call that needs the gate comes before the gate is shut', async t => {
+t.test('nccl: no call that needs the gate is made before the gate is shut', async t => {
   const { fake, announce } = await joined(t, 'nccl')
   const stream = announce([10, 20], 5)
   fake.send(2)
@@ -115,7 +115,7 @@ t.test('nccl: receives that began ahead are awaited when they are dropped, and a
 })
 
 for (const backend of ['gloo', 'nccl'] as const) {
-  t.test(`${backend}: close receives and drops the pieces that nobody has taken`, async t => {
+  t.test(`${backend}: close receives and drops the pieces that were not read`, async t => {
     const { fake, groups, announce } = await joined(t, backend)
     const stream = announce([10, 20, 30], 5)
     let closed = false

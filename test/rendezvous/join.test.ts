@@ -154,7 +154,7 @@ t.test('an abort or the end of the server stops the search at once and leaves no
   await nothingOpen()
 })
 
-t.test("gloo addresses go under each rank's key and come back by rank", async t => {
+t.test("gloo addresses are stored under each rank's key and returned by rank", async t => {
   const { store } = await joined(t)
   const value = (rank: number, round = 0): Buffer => Buffer.from(`address of ${rank} in round ${round}`)
   const mine = { group: 'g', size: 4, ranks: [1, 3], addresses: [value(1), value(3)] }

@@ -21,7 +21,7 @@ t.test('a chunk ends after the tensor with which its bytes exceed the buffer, wh
   }))
 })
 
-t.test('a buffer that is just full takes one more tensor, which may be larger than it', async t => {
+t.test('a buffer that is exactly full gets one more tensor, which may be larger than the buffer', async t => {
   const cut = (bytes: number[], bufferBytes: number): unknown => cutBroadcasts(of(bytes), { bufferBytes }).sizes
   t.same(cut([4, 4, 9, 1], 8), [17, 1])
   t.same(cut([4, 4, 1], 8), [9])
@@ -38,7 +38,7 @@ t.test('a broadcast holds one tensor, or all of them', async t => {
   t.same(cutBroadcasts([], 'whole'), { sizes: [], spans: [] })
 })
 
-t.test('tensors lie without gaps in their broadcast, at odd bytes too, wherever that begins', async t => {
+t.test('tensors lie in their broadcast without gaps, at odd bytes too, whatever its first byte is', async t => {
   const tensors = measureTensors(['a', 'b', 'c', 'd'], ['uint8', 'bfloat16', 'bfloat16', 'float32'], [[3], [4], [1], [
     1
   ]])

@@ -159,7 +159,7 @@ t.test('ranks with different tensors have one call each', async t => {
   await source.close()
 })
 
-t.test('the example for SkyRL reads both of its requests, and reports what is wrong with others', async t => {
+t.test('the example for SkyRL reads both of its requests, and reports the errors of others', async t => {
   const { default: skyrl } = await import(pathToFileURL(join(packageRoot, 'examples/loaders/skyrl.mjs')).href) as {
     default: WeightLoader
   }

@@ -25,7 +25,7 @@ async function withTemplates (config: unknown, files: Record<string, string> = {
   return (await loadTokenizer(dir))!
 }
 
-t.test('a template renders what transformers renders', async t => {
+t.test('a template renders the same text as in transformers', async t => {
   const tokenizer = (await loadTokenizer(FOLDER))!
   const { chats } = JSON.parse(await readFile(join(FOLDER, 'golden.json'), 'utf8'))
   t.ok(chats.length >= 7)

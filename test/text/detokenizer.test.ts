@@ -90,7 +90,7 @@ for (const name of ['qwen-like', 'llama2-like', 'metaspace-like']) {
   })
 }
 
-t.test('an unfinished character at the end is U+FFFD at the flush, once, and the stream can go on', async t => {
+t.test('the flush returns an unfinished character as one U+FFFD, and the stream can continue', async t => {
   const tokenizer = await open('qwen-like')
   const ids = tokenizer.encode('ok🦑', { addSpecialTokens: false })
   const detokenizer = tokenizer.detokenizer()

@@ -30,7 +30,7 @@ function setup (t: Test, options: Partial<WeightStoreOptions> = {}) {
   return { ...made, names, write }
 }
 
-t.test('released weights come back torn at their addresses, and an update restores them', async t => {
+t.test('released weights are resumed torn at the same addresses, and an update restores them', async t => {
   const { store, gates, names, write } = setup(t)
   await write(1)
   const before = await store.checksums()
@@ -72,7 +72,7 @@ t.test('released weights come back torn at their addresses, and an update restor
   t.equal(gates.shutCount, gates.openCount)
 })
 
-t.test('weights with a copy in host memory come back as they were, torn parts included', async t => {
+t.test('weights with a copy in host memory are resumed unchanged, torn parts included', async t => {
   const { store, names, write } = setup(t, { keepWeights: true })
   await write(1)
   const before = await store.checksums()

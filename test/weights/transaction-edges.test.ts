@@ -78,7 +78,7 @@ t.test('streams with different tensors are written at once; one with the same te
   await holds(t, name => names.indexOf(name) < 2 ? 3 : 2)
 })
 
-t.test('an abort and a deadline do not wait for bytes that never come, and list the torn tensors', async t => {
+t.test('an abort and a deadline do not wait for bytes that never arrive, and list the torn tensors', async t => {
   const { store, table, clock, first, second, names, send, write, torn, shut } = await setup(t)
   for (const scope of [false, true]) {
     const { id } = await store.transactions.open({ owner: 'trainer', scope, deadlineMs: 5000 })

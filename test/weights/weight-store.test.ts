@@ -149,7 +149,7 @@ t.test('a source that changes while it is written tears all its tensors', async 
   t.match(store.state, { state: 'torn', tensors: names.slice(2, 5).sort() })
 })
 
-t.test('a copy that fails at any tensor tears the rest, leaves the label, and a repeat cures it', async t => {
+t.test('a copy that fails at any tensor tears the rest and keeps the label, and a repeat heals it', async t => {
   const { store, table, gates, close } = storeOf(addon, tinyArchitecture('LlamaForCausalLM'), 2)
   t.teardown(() => {
     addon.armFault!(null)

@@ -256,7 +256,7 @@ t.test('torn weights answer 503 with the reason, some of the tensors and the rem
   t.equal(reply.headers.get('retry-after'), '1')
 })
 
-t.test('request ids that are taken are refused, also inside one batch', async t => {
+t.test('request ids that are in use are refused, also inside one batch', async t => {
   const engine = new FakeEngine({ stepMs: 5 })
   const { url } = await routeApp(t, { engine })
   const pending = call(`${url}/generate`, { input_ids: [5], rid: 'same', sampling_params: { max_new_tokens: 500 } })

@@ -212,7 +212,7 @@ t.test('opcodes in an order that no pickler writes are malformed', async t => {
   }
 })
 
-t.test('POP takes a MARK off, and values that were popped are gone', async t => {
+t.test('POP removes a MARK, and popped values are dropped', async t => {
   t.equal(read('K\x01K\x020.'), 1)
   t.equal(read('K\x01(0.'), 1)
   t.equal(read('K\x01(K\x02K\x031.'), 1)

@@ -58,7 +58,7 @@ t.test('the parser reads the output of the encoder', async t => {
   )
 })
 
-t.test('tensors come in the order of their bytes, whatever the order of the JSON', async t => {
+t.test('tensors are listed in the order of their bytes, whatever the order of the JSON', async t => {
   const { tensors } = parse(
     file(
       `{"z":${entry('U8', '[2]', '[4,6]')},"a":${entry('F32', '[1]', '[0,4]')},"e":${entry('F32', '[0,3]', '[4,4]')}}`,

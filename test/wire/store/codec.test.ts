@@ -101,7 +101,7 @@ t.test('replies of torch are read', async t => {
   t.throws(() => read(numberReply(), 'ffffffffffffff7f'), { code: 'STORE_PROTOCOL' })
 })
 
-t.test('any requests are read as they were written, in whatever pieces they come', async t => {
+t.test('any requests are read as they were written, from pieces of any size', async t => {
   fc.assert(
     fc.property(
       fc.array(request, { minLength: 1, maxLength: 6 }),
@@ -121,7 +121,7 @@ t.test('any requests are read as they were written, in whatever pieces they come
   t.pass()
 })
 
-t.test('any replies are read as they were written, in whatever pieces they come', async t => {
+t.test('any replies are read as they were written, from pieces of any size', async t => {
   fc.assert(
     fc.property(
       fc.array(value, { maxLength: 8 }),
@@ -231,7 +231,7 @@ t.test('a wrong handshake and an unknown opcode are refused', async t => {
   }
 })
 
-t.test('bytes pushed in pieces of any size are taken in pieces of any size, in order', async t => {
+t.test('bytes that are pushed in pieces of any size can be read in pieces of any size, in order', async t => {
   const steps = fc.array(fc.record({ push: fc.boolean(), size: fc.integer({ min: 0, max: 9000 }) }), { maxLength: 40 })
   fc.assert(
     fc.property(steps, steps => {
@@ -260,7 +260,7 @@ t.test('bytes pushed in pieces of any size are taken in pieces of any size, in o
   t.pass()
 })
 
-t.test('a big value that comes byte by byte takes time in proportion to its size', async t => {
+t.test('reading a big value byte by byte takes time in proportion to its size', async t => {
   const bytes = valueAnswer(Buffer.alloc(1 << 20, 7))
   t.strictSame(readAll(bytes, [1], [() => valueReply()]).values, [Buffer.alloc(1 << 20, 7)])
 })

@@ -1,7 +1,7 @@
 import t from 'tap'
 import { encodeNpy } from '../../../src/wire/trainers/npy.ts'
 
-t.test('a .npy file is what numpy.save writes', async t => {
+t.test('a .npy file equals the output of numpy.save', async t => {
   // np.save(f, np.arange(6, dtype=np.uint8).reshape(1, 3, 2)), in hexadecimal.
   const saved = Buffer.concat([
     Buffer.from('\x93NUMPY\x01\x00\x76\x00', 'latin1'),

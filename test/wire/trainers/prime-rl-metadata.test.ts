@@ -13,7 +13,7 @@ const RECORDED = Buffer.from(
   'hex'
 )
 
-t.test('names, dtypes and shapes come in the order in which they are sent', async t => {
+t.test('names, dtypes and shapes are read in the order in which they are sent', async t => {
   t.same(readStateDictMetadata(RECORDED), {
     names: ['a.weight', 'b', 'c'],
     dtypes: ['bfloat16', 'bfloat16', 'float32'],
