@@ -1,4 +1,4 @@
-import importX from 'eslint-plugin-import-x'
+import imports from 'eslint-plugin-import'
 import neostandard, { plugins } from 'neostandard'
 
 // dprint formats the code (npm run format). These rules check the direction of imports, lengths and correctness.
@@ -107,9 +107,9 @@ export default [
   }),
   {
     files: ['src/**/*.ts', 'routes/**/*.ts'],
-    plugins: { 'import-x': importX },
+    plugins: { import: imports },
     rules: {
-      'import-x/no-restricted-paths': ['error', { basePath: import.meta.dirname, zones }],
+      'import/no-restricted-paths': ['error', { basePath: import.meta.dirname, zones }],
       'max-lines-per-function': ['error', { max: 80 }]
     }
   },

@@ -48,7 +48,7 @@ function aFileOf (folder: string): string {
 }
 
 t.test('the lint rules refuse every import that the layers do not list, and no other', async t => {
-  const rule = 'import-x/no-restricted-paths'
+  const rule = 'import/no-restricted-paths'
   for (const [folder, allowed] of Object.entries(LAYERS)) {
     const others = Object.keys(LAYERS).filter(other => other !== folder)
     const wanted = others

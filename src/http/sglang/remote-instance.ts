@@ -76,8 +76,7 @@ export const PeerLoadBody = Type.Object({
   url: Type.String({
     minLength: 1,
     maxLength: 2048,
-    description:
-      'The engine that has the weights: http://host:port or https://host:port. ' +
+    description: 'The engine that has the weights: http://host:port or https://host:port. ' +
       'This engine must be able to reach it there. See --allow-master.'
   }),
   api_key: nullable(Type.String(), 'Its admin key, or its API key if it has no other key.'),
