@@ -227,5 +227,5 @@ t.test('the metric of the weight version is the number at the end of the label',
     const { text } = await call(`${url}/metrics`)
     t.match(text, `refit:weight_version{model_name="fake"} ${value}\n`, label)
   }
-  t.match((await call(`${url}/metrics`)).text, /^# HELP refit:weight_version .*digits.*NaN where it ends with none$/m)
+  t.match((await call(`${url}/metrics`)).text, /^# HELP refit:weight_version .*digits.*NaN if there are none$/m)
 })
