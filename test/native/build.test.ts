@@ -112,7 +112,9 @@ function smallTree (t: Test): { root: string, write: (file: string, text: string
     writeFileSync(join(root, file), text)
   }
   write('package.json', '{"type":"module"}')
-  for (const file of [...BUILD_FILES, 'native/binding/exports.map', 'native/core/fault.h']) {
+  for (
+    const file of [...BUILD_FILES, 'native/binding/exports.map', 'native/binding/napi_setup.h', 'native/core/fault.h']
+  ) {
     cpSync(join(packageRoot, file), join(root, file), { recursive: true })
   }
   symlinkSync(join(packageRoot, 'node_modules'), join(root, 'node_modules'))
