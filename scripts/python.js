@@ -7,8 +7,9 @@ import { join } from 'node:path'
  */
 export function pythonWith (libraries, script) {
   const python = process.env.REFIT_PYTHON ?? join(process.cwd(), 'build', 'venv', 'bin', 'python')
-  const probe =
-    "import importlib.util as u, sys; sys.exit(', '.join(name for name in sys.argv[1:] if u.find_spec(name) is None) or 0)"
+  // sys.exit(0) succeeds, and sys.exit('') would not.
+  const probe = 'import importlib.util as u, sys; ' +
+    "sys.exit(', '.join(name for name in sys.argv[1:] if u.find_spec(name) is None) or 0)"
   const { status, stderr, error } = spawnSync(python, ['-c', probe, ...libraries], { encoding: 'utf8' })
   if (status === 0) return python
   console.error(
