@@ -128,7 +128,9 @@ void PickleMachine::persistent() {
   if (!persistent_name_) {
     const PickleMeaning meaning = find_name_("pickle", "persistent_load");
     if (!meaning.known || meaning.use != PickleUse::kCall) refused(describe_opcode(kPersistentId));
-    persistent_name_ = find("pickle", "persistent_load");
+    // find() would look the name up a second time, and the caller numbers names by its calls.
+    names_.push_back({"pickle", "persistent_load", meaning.use, meaning.role});
+    persistent_name_ = names_.size() - 1;
   }
   below_top(1);
   count_object();

@@ -172,7 +172,7 @@ def test_openrlhf_handles_are_read_up_to_the_missing_gpu(model, engine, actor_of
             name, dtype=weight.dtype, shape=weight.shape, ipc_handles=handles, empty_cache=False
         )
     )
-    assert "handles of memory on cards" in text, text
+    assert "handles of memory on GPUs" in text, text
 
 
 @pytest.mark.cards(1)

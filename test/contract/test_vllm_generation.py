@@ -141,7 +141,7 @@ def test_a_resume_ends_a_wait_with_an_error(steered):
     try:
         assert paused.result() == {"status": "paused"}
     except Refused as error:
-        assert error.status == 409 and "given up" in error.body
+        assert error.status == 409 and "was cancelled" in error.body
     else:
         raise Over
     assert read(running.result())[1] == "length"

@@ -278,3 +278,15 @@ t.test('names of Object.prototype are not in the set of allowed names', async t 
   t.equal(torchNames('os; import', '_rebuild_cuda_tensor_modified'), undefined)
   t.ok(torchNames('a.b', '_rebuild_cuda_tensor_modified') instanceof PickleName)
 })
+
+t.test('a name behind a persistent id is the name that the pickle has there', async t => {
+  const load = new PickleName('pickle', 'persistent_load', 'call', 'storage')
+  const names = [load, new PickleName('m', 'first', 'any', 'any'), new PickleName('m', 'second', 'any', 'any')]
+  const find = (module: string, name: string): PickleName | undefined =>
+    names.find(known => known.module === module && known.name === name)
+  // BINPERSID of a tuple with the first name, then the second name, as torch.save writes two storages.
+  const pickle = assemble(PROTO4, 'cm\nfirst\n', '\x85', 'Q', 'cm\nsecond\n', '\x86', '.')
+  const [id, second] = readPickle(pickle, find) as PickleValue[]
+  t.same([(id as PickleObject).name, (id as PickleObject).args], [load, [[names[1]]]])
+  t.equal(second, names[2])
+})
