@@ -158,7 +158,7 @@ def test_a_wrong_payload_is_refused_and_ends_the_sync_until_the_next_prepare(tra
             trainer.store.put(key, stored)
         with pytest.raises(Failed, match=f"40[0-9]: .*{words}"):
             trainer.post("s3-manifest", dict(bucket=BUCKET, region=REGION, key=key, checksum=digest(body)) | fields)
-        with pytest.raises(Failed, match="400: .*have not come"):
+        with pytest.raises(Failed, match="400: .*have not arrived"):
             trainer.post("flush", {})
         with pytest.raises(Failed, match="409: .*prepare again"):
             trainer.send(changes[:2])
