@@ -36,7 +36,7 @@ const commands = {
       ranks: 1,
       threads: 1,
       dtype: 'bfloat16',
-      arch: {
+      recipe: {
         hiddenSize: 16,
         layers: 1,
         heads: 1,
@@ -44,6 +44,12 @@ const commands = {
         headDim: 16,
         vocabSize: ROWS,
         rmsNormEps: 1e-6,
+        normPlacement: 'pre',
+        qkNorm: 'none',
+        roundOnce: false,
+        qkvBias: false,
+        oBias: false,
+        tieWordEmbeddings: true,
         ropeInvFreq: new Float64Array(8),
         ropeScale: 1,
         sparseLayers: new Uint8Array(1),
@@ -61,7 +67,7 @@ const commands = {
         ['layers.0.down', 16, 16],
         ['norm', 16, 1]
       ]
-        .map(([name, rows, cols]) => ({ name, rows, cols })),
+        .map(([name, rows, cols]) => ({ name, rows, cols, dtype: 'bfloat16' })),
       pages: 2,
       pageSize: 16
     })
