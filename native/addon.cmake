@@ -49,6 +49,7 @@ split_by_faults(binding_with_faults binding_plain ${REFIT_BINDING_SOURCES})
 
 function(add_objects target)
   add_library(${target} OBJECT EXCLUDE_FROM_ALL ${ARGN})
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${REFIT_UNITY})
 endfunction()
 function(add_binding target)
   add_objects(${target} ${ARGN})

@@ -29,8 +29,6 @@
 namespace refit::binding {
 namespace {
 
-int handle_of(const Napi::CallbackInfo& info) { return static_cast<int>(to_integer(info[0], "handle", 0, 0x7fffffff)); }
-
 Napi::Value isas(const Napi::CallbackInfo& info) {
   const std::vector<std::string> names = cpu::isas();
   Napi::Array out = Napi::Array::New(info.Env(), names.size());
@@ -61,11 +59,11 @@ Napi::Value create_core(const Napi::CallbackInfo& info) {
   });
 }
 
-void close_core(const Napi::CallbackInfo& info) { remove_core(handle_of(info))->close(); }
+void close_core(const Napi::CallbackInfo& info) { remove_core(core_handle_of(info))->close(); }
 
 Napi::Value core_info(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
-  const auto core = find_core(handle_of(info));
+  const auto core = core_of(info);
   const DeviceInfo device = core->device().info();
   const int params = static_cast<int>(core->config().params.size());
   std::vector<uint64_t> addresses;
@@ -139,6 +137,7 @@ Napi::Object init(Napi::Env env, Napi::Object exports) {
   add("torchHash", torch_hash);
   add("unpackZstd", unpack_zstd);
   add("lockFile", lock_file);
+  add("hasWriter", has_writer);
   add("applyDeltas", apply_deltas);
   add("dropFileReferences", drop_file_references);
   add("dropCudaReferences", drop_cuda_references);

@@ -5,8 +5,6 @@
 namespace refit::binding {
 namespace {
 
-constexpr int64_t kMaxInt = 0x7fffffff;
-
 int integer(const Napi::Object& object, const std::string& path, const char* name, int64_t min, int64_t max) {
   return static_cast<int>(to_integer(object.Get(name), path + name, min, max));
 }
@@ -46,6 +44,9 @@ void read_field(const Napi::Value& value, const std::string& name, NormPlacement
 void read_field(const Napi::Value& value, const std::string& name, QkNorm& out) {
   read_name(value, name, {"none", "head", "projection"}, out);
 }
+void read_field(const Napi::Value& value, const std::string& name, Activation& out) {
+  read_name(value, name, {"silu", "gelu_pytorch_tanh"}, out);
+}
 
 ModelRecipe parse_recipe(const Napi::Object& object) {
   ModelRecipe recipe;
@@ -57,9 +58,13 @@ ModelRecipe parse_recipe(const Napi::Object& object) {
 
 DType parse_dtype(const Napi::Value& value, const std::string& path) {
   const std::string name = to_string(value, path);
-  if (name == "bfloat16") return DType::kBFloat16;
-  if (name == "float32") return DType::kFloat32;
-  throw Napi::RangeError::New(value.Env(), path + ": expected \"bfloat16\" or \"float32\", got \"" + name + '"');
+  std::string expected;
+  for (const Format& format : kFormats) {
+    if (!format.held) continue;
+    if (name == format.name) return format.dtype;
+    expected += (expected.empty() ? "\"" : " or \"") + std::string(format.name) + '"';
+  }
+  throw Napi::RangeError::New(value.Env(), path + ": expected " + expected + ", got \"" + name + '"');
 }
 
 // Reads the fields that only CUDA has. All may be absent.

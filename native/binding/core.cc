@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "binding/fields.h"
 #include "core/library/cuda_library.h"
 
 namespace refit::binding {
@@ -65,6 +66,12 @@ std::shared_ptr<Core> find_core(int handle) {
   if (found == all.cores.end()) unknown(handle);
   return found->second;
 }
+
+int core_handle_of(const Napi::CallbackInfo& info) {
+  return static_cast<int>(to_integer(info[0], "handle", 0, kMaxInt));
+}
+
+std::shared_ptr<Core> core_of(const Napi::CallbackInfo& info) { return find_core(core_handle_of(info)); }
 
 std::shared_ptr<Core> remove_core(int handle) {
   Registry& all = registry();

@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "binding/job_thread.h"
+#include "binding/napi_setup.h"
 #include "core/device.h"
 
 namespace refit::binding {
@@ -43,6 +44,9 @@ class Core {
 // The registry. Any thread. `find` and `remove` throw std::invalid_argument for an unknown or closed handle.
 int register_core(std::shared_ptr<Core> core);
 std::shared_ptr<Core> find_core(int handle);
+// The handle of a core that is the first argument, and its core.
+int core_handle_of(const Napi::CallbackInfo& info);
+std::shared_ptr<Core> core_of(const Napi::CallbackInfo& info);
 std::shared_ptr<Core> remove_core(int handle);
 
 }  // namespace refit::binding

@@ -12,6 +12,7 @@ namespace refit::binding {
 
 // 2^53 - 1: the largest integer that a JavaScript number holds exactly.
 constexpr int64_t kMaxSafe = (int64_t{1} << 53) - 1;
+constexpr int64_t kMaxInt = 0x7fffffff;
 
 // For messages: `"text"`, `12.5`, `undefined`, `[object Array]`.
 std::string describe(const Napi::Value& value);
@@ -34,6 +35,11 @@ template <>
 struct TypedArrayOf<uint16_t> {
   static constexpr napi_typedarray_type kType = napi_uint16_array;
   static constexpr const char* kName = "Uint16Array";
+};
+template <>
+struct TypedArrayOf<uint32_t> {
+  static constexpr napi_typedarray_type kType = napi_uint32_array;
+  static constexpr const char* kName = "Uint32Array";
 };
 template <>
 struct TypedArrayOf<int32_t> {

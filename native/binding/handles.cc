@@ -25,7 +25,7 @@ struct Joined {
   void end() { ends.push_back(static_cast<int32_t>(bytes.size())); }
 };
 
-Napi::Object to_object(Napi::Env env, const HandleList& list) {
+Napi::Object list_object(Napi::Env env, const HandleList& list) {
   Napi::Object out = Napi::Object::New(env);
   out.Set("names", latin1(env, list.names));
   out.Set("nameEnds", from_vector(env, list.name_ends));
@@ -92,7 +92,7 @@ Napi::Value read_handles(const Napi::CallbackInfo& info) {
   };
   const std::optional<HandleList> list = read_handle_list(pickles, find_role);
   if (!list) return env.Null();
-  return to_object(env, *list);
+  return list_object(env, *list);
 }
 
 }  // namespace refit::binding

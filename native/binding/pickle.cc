@@ -47,7 +47,7 @@ Napi::Value pairs_of_ints(Napi::Env env, const std::vector<PickleValue>& values)
   return array;
 }
 
-Napi::Object to_object(Napi::Env env, PickleTree tree) {
+Napi::Object tree_object(Napi::Env env, PickleTree tree) {
   tree.values.push_back(tree.root);
   Napi::Object out = Napi::Object::New(env);
   out.Set("objects", from_vector(env, tree.objects));
@@ -56,7 +56,7 @@ Napi::Object to_object(Napi::Env env, PickleTree tree) {
   return out;
 }
 
-Napi::Object to_object(Napi::Env env, const PickleError& error) {
+Napi::Object error_object(Napi::Env env, const PickleError& error) {
   Napi::Object out = Napi::Object::New(env);
   out.Set("kind", static_cast<double>(error.kind));
   out.Set("at", static_cast<double>(error.at));
@@ -81,9 +81,9 @@ Napi::Value read_pickle(const Napi::CallbackInfo& info) {
     machine.run();
     tree = to_tree(machine);
   } catch (const PickleError& error) {
-    return to_object(env, error);
+    return error_object(env, error);
   }
-  return to_object(env, std::move(tree));
+  return tree_object(env, std::move(tree));
 }
 
 }  // namespace refit::binding

@@ -26,10 +26,21 @@ Napi::Object numbers(Napi::Env env, std::initializer_list<std::pair<const char*,
   return out;
 }
 
+Napi::Array dtypes(Napi::Env env) {
+  Napi::Array out = Napi::Array::New(env, kDTypes);
+  for (uint32_t i = 0; i < kDTypes; i++) {
+    Napi::Object format = Napi::Object::New(env);
+    format.Set("name", kFormats[i].name);
+    format.Set("bytes", static_cast<double>(kFormats[i].bytes));
+    format.Set("held", kFormats[i].held);
+    out.Set(i, format);
+  }
+  return out;
+}
+
 }  // namespace
 
 Napi::Object layouts(Napi::Env env) {
-  using enum DType;
   using enum TensorState;
   using enum Positions;
   Napi::Object out = Napi::Object::New(env);
@@ -37,10 +48,7 @@ Napi::Object layouts(Napi::Env env) {
   out.Set("rect", names(env, RectRow::kNames));
   out.Set("delta", names(env, DeltaRow::kNames));
   out.Set("part", names(env, PartRow::kNames));
-  out.Set("dtypes", numbers<DType>(env, {{"bfloat16", kBFloat16}, {"float16", kFloat16}, {"float32", kFloat32}}));
-  out.Set("elementBytes",
-          numbers<size_t>(
-              env, {{"bfloat16", size_of(kBFloat16)}, {"float16", size_of(kFloat16)}, {"float32", size_of(kFloat32)}}));
+  out.Set("dtypes", dtypes(env));
   out.Set("tensorStates",
           numbers<TensorState>(env, {{"untouched", kUntouched}, {"partial", kPartial}, {"written", kWritten}}));
   out.Set("memoryTags", numbers<MemoryTag>(

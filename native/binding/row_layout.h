@@ -30,7 +30,8 @@ struct PartRow {
   static constexpr std::array kNames{"offset", "bytes"};
 };
 
-// All these names, and the numbers of dtypes, states, memory tags, encodings of positions and rows of a step.
+// All these names, the dtypes in order, and the numbers of states, memory tags, encodings of positions and rows of a
+// step.
 Napi::Object layouts(Napi::Env env);
 
 }  // namespace refit::binding

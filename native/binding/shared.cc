@@ -8,8 +8,6 @@
 namespace refit::binding {
 namespace {
 
-constexpr int64_t kMaxInt = 0x7fffffff;
-
 int fd_of(const Napi::CallbackInfo& info) { return static_cast<int>(to_integer(info[0], "fd", 0, kMaxInt)); }
 
 }  // namespace

@@ -37,6 +37,7 @@ StepBatch parse_batch(const Napi::Object& object) {
   batch.bias_values = field<float>(object, "biasValues");
   batch.id_offsets = field<int32_t>(object, "idOffsets");
   batch.ids = field<int32_t>(object, "ids");
+  batch.masks = field<uint32_t>(object, "masks");
 
   const Napi::Env env = object.Env();
   const size_t sequences = batch.start_pos.size();
@@ -72,6 +73,9 @@ Napi::Value step(const Napi::CallbackInfo& info) {
   out.Set("topLogprobs", from_vector(env, result.top_logprobs));
   out.Set("idLogprobs", from_vector(env, result.id_logprobs));
   out.Set("experts", from_vector(env, result.experts));
+  out.Set("keptCounts", from_vector(env, result.kept_counts));
+  out.Set("keptLogprobs", from_vector(env, result.kept_logprobs));
+  out.Set("keptIds", from_vector(env, result.kept_ids));
   return out;
 }
 

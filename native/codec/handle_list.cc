@@ -34,16 +34,8 @@ HandleRole role_of(const PickleMachine& machine, PickleValue value) {
 }
 
 std::optional<DType> dtype_of(HandleRole role) {
-  switch (role) {
-    case HandleRole::kBfloat16:
-      return DType::kBFloat16;
-    case HandleRole::kFloat16:
-      return DType::kFloat16;
-    case HandleRole::kFloat32:
-      return DType::kFloat32;
-    default:
-      return std::nullopt;
-  }
+  if (role < HandleRole::kDType) return std::nullopt;
+  return static_cast<DType>(static_cast<uint8_t>(role) - static_cast<uint8_t>(HandleRole::kDType));
 }
 
 // Indices of texts in the order of their first use. Consecutive tensors mostly have the same text. This is a tree and

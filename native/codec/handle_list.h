@@ -25,11 +25,14 @@ enum class HandleRole : uint8_t {
   // The others are values.
   kTensorClass,
   kStorageClass,
-  kBfloat16,
-  kFloat16,
-  kFloat32
+  // The first dtype; the others follow in the order of DType.
+  kDType
 };
-constexpr int kHandleRoles = 8;
+constexpr int kHandleRoles = static_cast<int>(HandleRole::kDType) + static_cast<int>(kDTypes);
+
+constexpr HandleRole role_of(DType dtype) {
+  return static_cast<HandleRole>(static_cast<uint8_t>(HandleRole::kDType) + static_cast<uint8_t>(dtype));
+}
 
 using FindRole = std::function<HandleRole(std::string_view module, std::string_view name)>;
 

@@ -15,7 +15,7 @@ constexpr uint8_t kProto = 0x80, kStop = '.';
 constexpr int kLowestProtocol = 2, kHighestProtocol = 5;
 constexpr size_t kMaxLongBytes = 32;
 // The largest integer that a JavaScript number holds exactly.
-constexpr int64_t kMaxSafe = (int64_t{1} << 53) - 1;
+constexpr int64_t kMaxInteger = (int64_t{1} << 53) - 1;
 // Object 0 is the empty tuple.
 constexpr int64_t kEmptyTuple = 0;
 
@@ -369,7 +369,7 @@ void PickleMachine::integer(uint64_t length) {
     std::memcpy(&bits, pickle_.data() + operand_, length);
     const auto unused = static_cast<int>(64 - 8 * length);
     const int64_t value = length == 0 ? 0 : static_cast<int64_t>(bits << unused) >> unused;
-    if (value <= kMaxSafe && value >= -kMaxSafe) return push({Type::kInt, value});
+    if (value <= kMaxInteger && value >= -kMaxInteger) return push({Type::kInt, value});
   }
   push({Type::kLong, static_cast<int64_t>(256 * operand_ + length)});
 }

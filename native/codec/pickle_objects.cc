@@ -10,7 +10,7 @@ namespace {
 
 using Type = PickleType;
 
-constexpr size_t kMaxName = 256;
+constexpr size_t kMaxGlobal = 256;
 constexpr uint8_t kPersistentId = 'Q';
 
 std::string spelled(const PickleName& name) { return std::string(name.module) + "." + std::string(name.name); }
@@ -86,8 +86,8 @@ std::string_view PickleMachine::line() {
   const auto end = std::find(rest.begin(), rest.end(), '\n');
   if (end == rest.end()) cut_off();
   const auto size = static_cast<size_t>(end - rest.begin());
-  if (size > kMaxName) {
-    malformed("a name of " + std::to_string(size) + " bytes (at most " + std::to_string(kMaxName) + ")");
+  if (size > kMaxGlobal) {
+    malformed("a name of " + std::to_string(size) + " bytes (at most " + std::to_string(kMaxGlobal) + ")");
   }
   if (!is_utf8(rest.first(size))) malformed("a string is not UTF-8");
   at_ += size + 1;
@@ -99,10 +99,10 @@ void PickleMachine::stack_global() {
   if (name.type() != Type::kText || module.type() != Type::kText) malformed("STACK_GLOBAL without two strings");
   // The length is limited because thousands of names may use a text that occurs once in the pickle.
   const size_t longest = std::max(object(name).size, object(module).size);
-  if (longest > kMaxName) {
+  if (longest > kMaxGlobal) {
     const size_t length = std::max(utf16_length(as_bytes(text(name))), utf16_length(as_bytes(text(module))));
-    if (length > kMaxName) {
-      malformed("a name of " + std::to_string(length) + " characters (at most " + std::to_string(kMaxName) + ")");
+    if (length > kMaxGlobal) {
+      malformed("a name of " + std::to_string(length) + " characters (at most " + std::to_string(kMaxGlobal) + ")");
     }
   }
   global(text(module), text(name));

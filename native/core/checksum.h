@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "core/dtype.h"
-#include "core/philox.h"
+#include "core/host_device.h"
 
 namespace refit {
 

@@ -1,40 +1,105 @@
-// Storage dtypes and their conversions. The numbers are those of DTYPES in src/native/addon.ts.
+// The formats that weights are stored, sent and held in, and their conversions. A new format is an enumerator, a row of
+// kFormats and a branch of float_bits. src/native/dtypes.ts has the same formats in the same order; a test compares
+// them. Device code includes this file too.
 #pragma once
+#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "core/host_device.h"
 
 namespace refit {
 
-enum class DType : uint8_t { kBFloat16 = 0, kFloat16 = 1, kFloat32 = 2 };
+enum class DType : uint8_t { kBFloat16, kFloat16, kFloat32 };
 
-constexpr size_t size_of(DType t) { return t == DType::kFloat32 ? 4 : 2; }
+struct Format {
+  DType dtype;
+  const char* name;
+  size_t bytes;
+  // Engines hold parameters in it. Every format converts to each of these.
+  bool held;
+};
 
-constexpr const char* name_of(DType t) {
-  return t == DType::kFloat32 ? "float32" : t == DType::kFloat16 ? "float16" : "bfloat16";
+constexpr std::array kFormats{
+    Format{DType::kBFloat16, "bfloat16", 2, true},
+    Format{DType::kFloat16, "float16", 2, false},
+    Format{DType::kFloat32, "float32", 4, true},
+};
+constexpr size_t kDTypes = kFormats.size();
+
+constexpr const Format& format_of(DType t) { return kFormats[static_cast<size_t>(t)]; }
+constexpr size_t size_of(DType t) { return format_of(t).bytes; }
+constexpr const char* name_of(DType t) { return format_of(t).name; }
+
+static_assert(
+    [] {
+      for (size_t i = 0; i < kDTypes; i++) {
+        if (static_cast<size_t>(kFormats[i].dtype) != i) return false;
+      }
+      return true;
+    }(),
+    "rows are in the order of DType");
+
+// An unsigned integer of the size of an element.
+template <DType kType>
+using Bits =
+    std::conditional_t<size_of(kType) == 1, uint8_t, std::conditional_t<size_of(kType) == 2, uint16_t, uint32_t>>;
+
+// Calls use.operator()<kType>() with the dtype as a constant.
+template <typename Use>
+void with_dtype(DType t, Use&& use) {
+  [&]<size_t... kAt>(std::index_sequence<kAt...>) {
+    ((static_cast<size_t>(t) == kAt ? use.template operator()<static_cast<DType>(kAt)>() : void()), ...);
+  }
+  (std::make_index_sequence<kDTypes>());
 }
 
-inline float bf16_to_float(uint16_t b) { return std::bit_cast<float>(static_cast<uint32_t>(b) << 16); }
+// IEEE 754 binary16, subnormals included; NaN keeps its payload. It has no branch, so that loops over it vectorise.
+REFIT_HOST_DEVICE inline uint32_t fp16_to_float_bits(uint32_t h) {
+  const uint32_t magnitude = (h & 0x7fffu) << 13;
+  // A subnormal m * 2^-24: put m under the exponent of 2^-14 and take the hidden one away again. This is exact, and no
+  // subnormal reaches the FPU, where it would be slow.
+  const float hidden = __builtin_bit_cast(float, 113u << 23);
+  const float subnormal = __builtin_bit_cast(float, magnitude + (113u << 23)) - hidden;
+  uint32_t bits = (h & 0x7c00u) == 0 ? __builtin_bit_cast(uint32_t, subnormal) : magnitude + (112u << 23);
+  bits = (h & 0x7c00u) == 0x7c00u ? (magnitude | 0x7f800000u) : bits;
+  return bits | (h & 0x8000u) << 16;
+}
+
+// The bits of the float with the value of an element.
+template <DType kType>
+REFIT_HOST_DEVICE inline uint32_t float_bits(uint32_t element) {
+  if constexpr (kType == DType::kBFloat16) {
+    return element << 16;
+  } else if constexpr (kType == DType::kFloat16) {
+    return fp16_to_float_bits(element);
+  } else {
+    static_assert(kType == DType::kFloat32);
+    return element;
+  }
+}
 
 // Round to nearest even; NaN stays NaN (quieted).
-inline uint16_t float_to_bf16(float f) {
-  const uint32_t u = std::bit_cast<uint32_t>(f);
-  if ((u & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((u >> 16) | 0x40u);
-  return static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+REFIT_HOST_DEVICE inline uint32_t float_bits_to_bf16(uint32_t u) {
+  const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  return (u & 0x7fffffffu) > 0x7f800000u ? (u >> 16) | 0x40u : rounded;
 }
+
+inline float bf16_to_float(uint16_t b) { return std::bit_cast<float>(float_bits<DType::kBFloat16>(b)); }
+
+inline uint16_t float_to_bf16(float f) { return static_cast<uint16_t>(float_bits_to_bf16(std::bit_cast<uint32_t>(f))); }
 
 inline float round_bf16(float f) { return bf16_to_float(float_to_bf16(f)); }
 
-// IEEE 754 binary16, subnormals included.
-inline float fp16_to_float(uint16_t h) {
-  const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16;
-  const uint32_t exp = (h >> 10) & 0x1fu;
-  const uint32_t man = h & 0x3ffu;
-  if (exp == 0x1f) return std::bit_cast<float>(sign | 0x7f800000u | (man << 13));
-  if (exp != 0) return std::bit_cast<float>(sign | ((exp + 112u) << 23) | (man << 13));
-  const float f = static_cast<float>(man) * 0x1p-24f;
-  return sign != 0 ? -f : f;
+// The value of an element.
+inline float to_float(DType t, uint32_t element) {
+  uint32_t bits = 0;
+  with_dtype(t, [&]<DType kType>() { bits = float_bits<kType>(element); });
+  return std::bit_cast<float>(bits);
 }
 
 }  // namespace refit

@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <chrono>
 #include <thread>
 
@@ -24,5 +25,18 @@ bool look_for(std::chrono::microseconds most, Ready ready) {
   }
   return true;
 }
+
+// Sleeps between two tests of a condition: 20 us at first, twice as long each time, at most 500 us.
+class Backoff {
+ public:
+  void sleep() {
+    std::this_thread::sleep_for(next_);
+    next_ = std::min(next_ * 2, kLongest);
+  }
+
+ private:
+  static constexpr std::chrono::microseconds kLongest{500};
+  std::chrono::microseconds next_{20};
+};
 
 }  // namespace refit

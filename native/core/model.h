@@ -41,6 +41,9 @@ enum class NormPlacement : uint8_t { kPre, kPost };
 // RMSNorm of q and k before RoPE: none; on each head; on the whole projection, across the heads of all ranks.
 enum class QkNorm : uint8_t { kNone, kHead, kProjection };
 
+// The activation of gated MLPs: act(gate) * up. kGeluTanh is GELU's approximation by tanh.
+enum class Activation : uint8_t { kSilu, kGeluTanh };
+
 // The computation of a forward pass. The fields are those of ModelRecipe in src/native/recipe.ts, which documents them.
 // The addon reads the list for_each_field (below).
 struct ModelRecipe {
@@ -53,6 +56,7 @@ struct ModelRecipe {
   float rms_eps = 1e-6f;
   NormPlacement norm_placement = NormPlacement::kPre;
   QkNorm qk_norm = QkNorm::kNone;
+  Activation activation = Activation::kSilu;
   // bf16 activations are rounded once at the end of a norm and of RoPE, not after each of their operations.
   bool round_once = false;
   bool qkv_bias = false;
@@ -79,6 +83,7 @@ void for_each_field(Recipe& recipe, Visit&& visit) {
   visit("rmsNormEps", recipe.rms_eps);
   visit("normPlacement", recipe.norm_placement);
   visit("qkNorm", recipe.qk_norm);
+  visit("activation", recipe.activation);
   visit("roundOnce", recipe.round_once);
   visit("qkvBias", recipe.qkv_bias);
   visit("oBias", recipe.o_bias);

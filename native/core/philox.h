@@ -5,11 +5,7 @@
 #pragma once
 #include <cstdint>
 
-#ifdef __CUDACC__
-#define REFIT_HOST_DEVICE __host__ __device__
-#else
-#define REFIT_HOST_DEVICE
-#endif
+#include "core/host_device.h"
 
 namespace refit {
 

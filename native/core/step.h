@@ -1,16 +1,20 @@
 // One forward step: StepBatch, whose fields are views that the binding makes, and the result. src/native/step.ts
 // documents the fields.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
 
 namespace refit {
 
-constexpr int kRowInts = 6;
+constexpr int kRowInts = 7;
 constexpr int kRowFloats = 6;
 constexpr int kRowWantLogprob = 1;
 constexpr int kRowRawLogprob = 2;
+constexpr int kRowWantKept = 4;
+// A larger kept set is counted, but its ids are not reported.
+constexpr int kMostKept = 8192;
 
 struct StepBatch {
   std::span<const int32_t> tokens;
@@ -28,10 +32,14 @@ struct StepBatch {
   std::span<const float> bias_values;
   std::span<const int32_t> id_offsets;
   std::span<const int32_t> ids;
+  std::span<const uint32_t> masks;
 
   int sequences() const { return static_cast<int>(start_pos.size()); }
   int rows() const { return static_cast<int>(row_seeds.size()); }
 };
+
+// Words of one mask of allowed tokens.
+constexpr size_t mask_words(int vocab) { return (static_cast<size_t>(vocab) + 31) / 32; }
 
 struct StepResult {
   std::vector<int32_t> tokens;
@@ -41,6 +49,23 @@ struct StepResult {
   std::vector<float> id_logprobs;
   // With CoreConfig::record_experts [T, sparse layers, experts per token]: the experts of each token, best first.
   std::vector<uint16_t> experts;
+  // Per row, empty if no row has kRowWantKept: the size of the kept set, and the token's logprob within it.
+  std::vector<int32_t> kept_counts;
+  std::vector<float> kept_logprobs;
+  // Flat, best first: the kept sets of at most kMostKept tokens.
+  std::vector<int32_t> kept_ids;
 };
+
+inline bool wants_kept(const StepBatch& batch, int row) {
+  const int32_t* ints = batch.row_ints.data() + static_cast<size_t>(row) * kRowInts;
+  return (ints[4] & kRowWantKept) != 0 && ints[1] < 0;
+}
+
+// Most ids of a row's kept set that are reported.
+inline int kept_room(const StepBatch& batch, int row, int vocab) {
+  if (!wants_kept(batch, row)) return 0;
+  const int top_k = batch.row_ints[static_cast<size_t>(row) * kRowInts + 2];
+  return std::min({top_k > 0 ? top_k : vocab, vocab, kMostKept});
+}
 
 }  // namespace refit

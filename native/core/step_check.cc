@@ -76,7 +76,7 @@ void check_sequences(const StepBatch& b, const BatchLimits& limits) {
   }
 }
 
-void check_row(const StepBatch& b, const BatchLimits& limits, int row) {
+void check_row(const StepBatch& b, const BatchLimits& limits, int masks, int row) {
   const int32_t* ints = b.row_ints.data() + static_cast<size_t>(row) * kRowInts;
   const float* floats = b.row_floats.data() + static_cast<size_t>(row) * kRowFloats;
   const int history = b.history_offsets[row + 1] - b.history_offsets[row];
@@ -85,8 +85,10 @@ void check_row(const StepBatch& b, const BatchLimits& limits, int row) {
   check_range(row, "target", ints[1], ints[1] >= -1 && ints[1] < limits.vocab, "-1 or a token of the vocabulary");
   check_range(row, "top_k", ints[2], ints[2] >= 0, "0 (off) or more");
   check_range(row, "top logprobs", ints[3], ints[3] >= 0 && ints[3] <= limits.vocab, "0 to the size of the vocabulary");
-  check_range(row, "flags", ints[4], (ints[4] & ~(kRowWantLogprob | kRowRawLogprob)) == 0, "known flags");
+  check_range(row, "flags", ints[4], (ints[4] & ~(kRowWantLogprob | kRowRawLogprob | kRowWantKept)) == 0,
+              "known flags");
   check_range(row, "historyPrompt", ints[5], ints[5] >= 0 && ints[5] <= history, "0 to the length of its history");
+  check_range(row, "mask", ints[6], ints[6] >= -1 && ints[6] < masks, "-1 or the index of a mask");
   check_range(row, "temperature", floats[0], floats[0] >= 0 && std::isfinite(floats[0]), "0 or more, finite");
   check_range(row, "top_p", floats[1], floats[1] >= 0 && floats[1] <= 1, "0 to 1");
   check_range(row, "min_p", floats[2], floats[2] >= 0 && floats[2] <= 1, "0 to 1");
@@ -112,7 +114,11 @@ void check_batch(const StepBatch& b, const BatchLimits& limits) {
   check_ids("history", b.history, limits.vocab, "vocabulary");
   check_ids("biasTokens", b.bias_tokens, limits.vocab, "vocabulary");
   check_ids("ids", b.ids, limits.vocab, "vocabulary");
-  for (size_t row = 0; row < rows; ++row) check_row(b, limits, static_cast<int>(row));
+  const size_t words = mask_words(limits.vocab);
+  if (b.masks.size() % words != 0)
+    fail("masks has " + std::to_string(b.masks.size()) + " words, expected a multiple of " + std::to_string(words));
+  const int masks = static_cast<int>(b.masks.size() / words);
+  for (size_t row = 0; row < rows; ++row) check_row(b, limits, masks, static_cast<int>(row));
 }
 
 }  // namespace refit

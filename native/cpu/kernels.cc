@@ -20,8 +20,8 @@ void dispatch(Pool& pool, const float* x, int64_t ldx, const void* w, DType dtyp
 
 template <const GemmOps& Bf16, const GemmOps& F32>
 Kernels table(const char* name, const VectorOps& v) {
-  return {name,         dispatch<Bf16, F32>, v.dot,       v.dot_bf16, v.axpy,    v.axpy_bf16, v.sum_squares,
-          v.round_bf16, v.to_bf16,           v.from_bf16, v.silu_mul, v.exp_sum, v.max};
+  return {name,         dispatch<Bf16, F32>, v.dot,       v.dot_bf16, v.axpy,          v.axpy_bf16, v.sum_squares,
+          v.round_bf16, v.to_bf16,           v.from_bf16, v.silu_mul, v.gelu_tanh_mul, v.exp_sum,   v.max};
 }
 
 // Best first.

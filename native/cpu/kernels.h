@@ -32,8 +32,9 @@ struct Kernels {
   void (*round_bf16)(float* x, int64_t n);
   void (*to_bf16)(const float* x, uint16_t* y, int64_t n);
   void (*from_bf16)(const uint16_t* x, float* y, int64_t n);
-  // out = silu(gate) * up, element-wise.
+  // out = silu(gate) * up, element-wise; the same with GELU's approximation by tanh.
   void (*silu_mul)(const float* gate, const float* up, float* out, int64_t n);
+  void (*gelu_tanh_mul)(const float* gate, const float* up, float* out, int64_t n);
   // x[i] = exp(x[i] - max); returns the sum, in fixed order.
   float (*exp_sum)(float* x, float max, int64_t n);
   float (*max)(const float* x, int64_t n);

@@ -65,6 +65,31 @@ void a_rectangle_sums_its_elements(DType dtype) {
   }
 }
 
+// A task takes whole rows, and the last one of a rectangle takes fewer than the others.
+void rectangles_of_many_rows_are_summed_to_their_last_row() {
+  CoreConfig c;
+  c.params = {{"whole", 1100, 301}, {"slice", 3000, 512}, {"vector", 700001, 1}};
+  Store store(c);
+  Pool pool(2);
+  store.scramble(5, pool);
+  const std::vector<Rect> rects = {
+      {0, 0, 0, 0, 0, 1100, 301, 0, 0}, {1, 0, 1, 3, 7, 2999, 300, 1, 5}, {2, 0, 2, 0, 0, 700001, 1, 0, 0}};
+  const std::vector<int64_t> cols = {301, 400, 1};
+  const std::vector<uint64_t> sums = store.checksum(rects, cols, pool);
+  for (size_t i = 0; i < rects.size(); i++) {
+    const Rect& rect = rects[i];
+    uint64_t expected = 0;
+    for (int64_t r = 0; r < rect.rows; r++) {
+      for (int64_t k = 0; k < rect.cols; k++) {
+        const auto index = static_cast<uint64_t>((rect.src_row + r) * cols[rect.tensor] + rect.src_col + k);
+        const int64_t at = (rect.dst_row + r) * c.params[rect.param].cols + rect.dst_col + k;
+        expected += reference(index, bits_at(store, 0, rect.param, at));
+      }
+    }
+    CHECKF(sums[i] == expected, "rect %zu", i);
+  }
+}
+
 void every_length_and_start_agree_with_the_definition() {
   std::vector<uint32_t> data(300);
   for (size_t i = 0; i < data.size(); i++) data[i] = static_cast<uint32_t>(noise(i));
@@ -136,6 +161,7 @@ int main() {
   CHECK(splitmix64_mix(3 * kGolden) == 0x06C45D188009454Fu);
   a_rectangle_sums_its_elements(DType::kBFloat16);
   a_rectangle_sums_its_elements(DType::kFloat32);
+  rectangles_of_many_rows_are_summed_to_their_last_row();
   every_length_and_start_agree_with_the_definition();
   one_bit_or_two_exchanged_elements_change_it();
   small_changes_of_one_group_never_cancel();

@@ -112,6 +112,9 @@ void an_xor_patch_applied_twice_restores_the_bits() {
   apply_patch(one.patch, 0, 4, DType::kBFloat16, reinterpret_cast<uint8_t*>(held.data()));
   CHECK(held == before);
   CHECK(has(refusal({one.patch}, 4, DType::kFloat32), "another dtype"));
+  // The same width does not make the bits the same.
+  one.patch.dtype = DType::kFloat16;
+  CHECK(has(refusal({one.patch}, 4, DType::kBFloat16), "another dtype"));
 }
 
 void wrong_patches_are_refused() {

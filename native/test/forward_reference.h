@@ -24,6 +24,7 @@ struct Variant {
   double rope_scale = 1.0;
   // OLMo 2: norms after attention and MLP, norms of the whole projections (qk_norm is true), and one rounding.
   bool olmo2 = false;
+  Activation activation = Activation::kSilu;
 };
 
 struct Matrix {
@@ -83,6 +84,7 @@ struct TestModel {
     for (int l = 0; l < v.layers; ++l) recipe.sparse_layers[l] = sparse(l);
     recipe.norm_placement = v.olmo2 ? NormPlacement::kPost : NormPlacement::kPre;
     recipe.qk_norm = !v.qk_norm ? QkNorm::kNone : v.olmo2 ? QkNorm::kProjection : QkNorm::kHead;
+    recipe.activation = v.activation;
     recipe.round_once = v.olmo2, recipe.qkv_bias = v.qkv_bias, recipe.o_bias = v.o_bias, recipe.tied_head = v.tied;
     recipe.experts = v.experts, recipe.experts_per_token = v.experts_per_token, recipe.norm_topk_prob = v.norm_topk;
   }
@@ -198,10 +200,15 @@ struct TestModel {
     }
   }
 
+  double activated(double g) const {
+    if (v.activation == Activation::kSilu) return g / (1 + std::exp(-g));
+    return g / 2 * (1 + std::tanh(std::sqrt(2 / M_PI) * (g + 0.044715 * g * g * g)));
+  }
+
   Vec gated(const Matrix& w13, const Matrix& w2, int64_t r13, int64_t r2, int64_t inter, const Vec& x) const {
     const Vec gu = linear(w13, x, r13, 2 * inter);
     Vec act(inter);
-    for (int64_t i = 0; i < inter; ++i) act[i] = gu[i] / (1 + std::exp(-gu[i])) * gu[inter + i];
+    for (int64_t i = 0; i < inter; ++i) act[i] = activated(gu[i]) * gu[inter + i];
     return linear(w2, act, r2, v.hidden);
   }
 
@@ -298,6 +305,8 @@ struct BatchBuilder {
   std::vector<int32_t> tokens, seq_offsets{0}, start_pos, page_offsets{0}, pages, row_ints, history_offsets{0}, history,
       bias_offsets{0}, bias_tokens, id_offsets{0}, ids;
   std::vector<float> row_floats, bias_values;
+  std::vector<uint32_t> masks;
+  int mask_count = 0;
   std::vector<uint64_t> row_seeds;
 
   // Returns the index of the first token.
@@ -317,9 +326,12 @@ struct BatchBuilder {
     std::vector<int32_t> history = {};
     std::vector<std::pair<int32_t, float>> bias = {};
     std::vector<int32_t> ids = {};
+    std::vector<uint32_t> mask = {};  // empty: all tokens are allowed
   };
   void row(const Row& r) {
-    row_ints.insert(row_ints.end(), {r.token, r.target, r.top_k, r.top, r.flags, r.history_prompt});
+    row_ints.insert(row_ints.end(),
+                    {r.token, r.target, r.top_k, r.top, r.flags, r.history_prompt, r.mask.empty() ? -1 : mask_count++});
+    masks.insert(masks.end(), r.mask.begin(), r.mask.end());
     row_floats.insert(row_floats.end(), {r.temperature, r.top_p, r.min_p, r.frequency, r.presence, r.repetition});
     row_seeds.push_back(r.seed);
     history.insert(history.end(), r.history.begin(), r.history.end());
@@ -331,7 +343,7 @@ struct BatchBuilder {
   }
   StepBatch view() const {
     return {tokens,          seq_offsets, start_pos,    page_offsets, pages,       row_ints,   row_floats, row_seeds,
-            history_offsets, history,     bias_offsets, bias_tokens,  bias_values, id_offsets, ids};
+            history_offsets, history,     bias_offsets, bias_tokens,  bias_values, id_offsets, ids,        masks};
   }
   StepResult run(Device& device) const {
     StepResult result;

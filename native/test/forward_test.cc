@@ -22,6 +22,10 @@ const std::vector<Variant> kVariants = {
     {"qwen3 moe, no renorm", 32, 2, 4, 4, 16, 64, 90, false, false, true, true, 5, 3, 24, false, {1, 1}},
     {"olmo2", 64, 2, 8, 2, 16, 96, 101, false, false, true, false, 0, 0, 0, true, {}, 1.0, true},
     {"olmo2, biases, one kv head", 48, 2, 4, 1, 12, 80, 64, true, true, true, true, 0, 0, 0, true, {}, 1.0, true},
+    {"gelu", 64,    2, 4, 2, 16,   96, 101, false, false,
+     false,  false, 0, 0, 0, true, {}, 1.0, false, Activation::kGeluTanh},
+    {"gelu moe", 64,    2, 4, 2,  16,   96,     90,  false, false,
+     true,       false, 8, 2, 32, true, {1, 1}, 1.0, false, Activation::kGeluTanh},
 };
 
 using Logprobs = std::vector<std::vector<float>>;
@@ -193,6 +197,22 @@ void test_recording() {
   CHECK(b.run(*model.device(1, 1, "", 4, 16)).experts.empty());
 }
 
+// Among experts with equal weights, those with the lowest indices are chosen.
+void test_expert_ties() {
+  TestModel model(kVariants[5], DType::kFloat32, 1);
+  for (const char* router : {"layers.0.router", "layers.2.router"}) {
+    for (float& weight : model.weights.at(router).x) weight = 0;
+  }
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    model.dtype = dtype;
+    BatchBuilder b;
+    b.sequence({1, 2, 3}, 0, {0});
+    const auto experts = b.run(*model.device(1, 1, "", 4, 16)).experts;
+    CHECK(experts.size() == 3u * 2 * 2);
+    for (size_t i = 0; i < experts.size(); ++i) CHECKF(experts[i] == i % 2, "choice %zu: expert %d", i, experts[i]);
+  }
+}
+
 // A later token with an infinite value must not change an earlier one.
 void test_causal() {
   Variant v = kVariants[0];
@@ -255,18 +275,21 @@ void test_refusals() {
   refused("pages[0] = -1", [](BatchBuilder& b) { b.pages[0] = -1; });
   refused("page 1 would be written twice, for sequences 0 and 1", [](BatchBuilder& b) { b.pages[0] = 1; });
   refused("row 0: token index = 4", [](BatchBuilder& b) { b.row_ints[0] = 4; });
-  refused("row 1: target = 101", [](BatchBuilder& b) { b.row_ints[7] = 101; });
-  refused("row 1: target = -2", [](BatchBuilder& b) { b.row_ints[7] = -2; });
+  refused("row 1: target = 101", [](BatchBuilder& b) { b.row_ints[8] = 101; });
+  refused("row 1: target = -2", [](BatchBuilder& b) { b.row_ints[8] = -2; });
   refused("row 0: top_k = -1", [](BatchBuilder& b) { b.row_ints[2] = -1; });
   refused("row 0: top logprobs = 102", [](BatchBuilder& b) { b.row_ints[3] = 102; });
-  refused("row 0: flags = 4", [](BatchBuilder& b) { b.row_ints[4] = 4; });
-  refused("row 1: historyPrompt = 3", [](BatchBuilder& b) { b.row_ints[11] = 3; });
+  refused("row 0: flags = 8", [](BatchBuilder& b) { b.row_ints[4] = 8; });
+  refused("row 1: historyPrompt = 3", [](BatchBuilder& b) { b.row_ints[12] = 3; });
+  refused("row 0: mask = 0", [](BatchBuilder& b) { b.row_ints[6] = 0; });
+  refused("row 1: mask = -2", [](BatchBuilder& b) { b.row_ints[13] = -2; });
+  refused("masks has 3 words, expected a multiple of 4", [](BatchBuilder& b) { b.masks.resize(3); });
   refused("row 0: temperature", [](BatchBuilder& b) { b.row_floats[0] = std::nanf(""); });
   refused("row 0: temperature", [](BatchBuilder& b) { b.row_floats[0] = -1; });
   refused("row 0: top_p", [](BatchBuilder& b) { b.row_floats[1] = 1.5f; });
   refused("row 0: min_p", [](BatchBuilder& b) { b.row_floats[2] = -0.1f; });
   refused("row 0: repetition penalty", [](BatchBuilder& b) { b.row_floats[5] = 0; });
-  refused("rowInts has 11 entries, expected 12", [](BatchBuilder& b) { b.row_ints.pop_back(); });
+  refused("rowInts has 13 entries, expected 14", [](BatchBuilder& b) { b.row_ints.pop_back(); });
   refused("rowFloats has 11 entries", [](BatchBuilder& b) { b.row_floats.pop_back(); });
   refused("historyOffsets", [](BatchBuilder& b) { b.history_offsets.back() = 9; });
   refused("history[0] = 101", [](BatchBuilder& b) { b.history[0] = 101; });
@@ -322,6 +345,7 @@ int main() {
     test_invariants(v, "", DType::kFloat32, 4, 128);
   }
   test_recording();
+  test_expert_ties();
   test_causal();
   test_refusals();
   test_bad_configuration();

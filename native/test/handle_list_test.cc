@@ -22,8 +22,8 @@ HandleRole role_of(std::string_view module, std::string_view name) {
   if (name == "Size") return HandleRole::kTuple;
   if (name == "Tensor") return HandleRole::kTensorClass;
   if (name == "Storage") return HandleRole::kStorageClass;
-  if (module == "torch" && name == "bfloat16") return HandleRole::kBfloat16;
-  if (module == "torch" && name == "float32") return HandleRole::kFloat32;
+  if (module == "torch" && name == "bfloat16") return refit::role_of(DType::kBFloat16);
+  if (module == "torch" && name == "float32") return refit::role_of(DType::kFloat32);
   return HandleRole::kUnknown;
 }
 
@@ -69,33 +69,53 @@ struct Sent {
 
 Sent sent(int index) { return {index % 7 + 1, index % 5 + 1, index % 3, index / 4, index, index % 2 == 1}; }
 
-Bytes pickle_of(int first, int count) {
+// The numbers of a tensor as torch pickles them.
+struct Fields {
+  uint64_t rows, cols, row_step, col_step, start, bytes, offset, slot;
+  int segment, event;
+  bool is_float;
+};
+
+void add_tensor(Bytes& out, const std::string& called, const Fields& f) {
+  begin_tensor(out, called);
+  add(out, "(");
+  number(out, f.rows);
+  number(out, f.cols);
+  add(out, "t\x85R(");
+  number(out, f.row_step);
+  number(out, f.col_step);
+  add(out, "t");
+  number(out, f.start);
+  name(out, "torch", "Storage");
+  name(out, "torch", f.is_float ? "float32" : "bfloat16");
+  add(out, {"K\x03", 2});
+  bytes(out, std::string(64, static_cast<char>(f.segment)));
+  number(out, f.bytes);
+  number(out, f.offset);
+  add(out, "\x89");
+  bytes(out, "/counter");
+  number(out, f.slot);
+  bytes(out, std::string(64, static_cast<char>(f.event)));
+  add(out, "\x88tR\x86");
+}
+
+Bytes pickle_with(const std::vector<Fields>& tensors, int first = 0) {
   Bytes out;
   add(out, {"\x80\x04](", 4});
-  for (int index = first; index < first + count; index++) {
-    const auto [rows, cols, start, segment, slot, is_float] = sent(index);
-    begin_tensor(out, "layer." + std::to_string(index));
-    add(out, "(");
-    number(out, static_cast<uint64_t>(rows));
-    number(out, static_cast<uint64_t>(cols));
-    add(out, "t\x85R(");
-    number(out, static_cast<uint64_t>(cols));
-    add(out, {"K\x01t", 3});
-    number(out, static_cast<uint64_t>(start));
-    name(out, "torch", "Storage");
-    name(out, "torch", is_float ? "float32" : "bfloat16");
-    add(out, {"K\x03", 2});
-    bytes(out, std::string(64, static_cast<char>(segment)));
-    number(out, 1000);
-    number(out, static_cast<uint64_t>(1000 * index));
-    add(out, "\x89");
-    bytes(out, "/counter");
-    number(out, static_cast<uint64_t>(slot));
-    bytes(out, std::string(64, static_cast<char>(index % 2)));
-    add(out, "\x88tR\x86");
-  }
+  for (size_t i = 0; i < tensors.size(); i++) add_tensor(out, "layer." + std::to_string(first + i), tensors[i]);
   add(out, "e.");
   return out;
+}
+
+Bytes pickle_of(int first, int count) {
+  std::vector<Fields> tensors;
+  for (int index = first; index < first + count; index++) {
+    const auto [rows, cols, start, segment, slot, is_float] = sent(index);
+    const auto width = static_cast<uint64_t>(cols);
+    tensors.push_back({static_cast<uint64_t>(rows), width, width, 1, static_cast<uint64_t>(start), 1000,
+                       static_cast<uint64_t>(1000 * index), static_cast<uint64_t>(slot), segment, index % 2, is_float});
+  }
+  return pickle_with(tensors, first);
 }
 
 std::optional<HandleList> read(const std::vector<Bytes>& pickles) {
@@ -137,6 +157,40 @@ void a_list_is_read_whole() {
     CHECK(found.events.size() == std::min<size_t>(2, static_cast<size_t>(count + more) - 4 * segment));
   }
   CHECK(list->segment_list[0].end == 4000);
+}
+
+// Such lists are read by src/wire/torch, which names the mistake or knows the form.
+void lists_of_another_form_are_declined() {
+  // 4 x 8 elements of 2 bytes, which fill the storage from its third element on.
+  const Fields good = {4, 8, 8, 1, 2, 68, 512, 5, 0, 0, false};
+  const auto declined = [&](const char* what, auto change) {
+    Fields other = good;
+    other.slot = 6;
+    change(other);
+    CHECKF(!read({pickle_with({good, other})}), "%s", what);
+  };
+  CHECK(read({pickle_with({good})}));
+  Fields same = good;
+  CHECK(read({pickle_with({good, same})}));
+  declined("one element behind the storage", [](Fields& f) { f.start++; });
+  declined("a storage that is one byte short", [](Fields& f) { f.bytes--; });
+  declined("a wider dtype", [](Fields& f) { f.is_float = true; });
+  declined("gaps between two rows", [](Fields& f) { f = {2, 8, 9, 1, 0, 68, 512, 6, 0, 0, false}; });
+  declined("gaps between many rows", [](Fields& f) { f = {3, 8, 9, 1, 0, 68, 512, 6, 0, 0, false}; });
+  declined("gaps between two columns", [](Fields& f) { f = {4, 2, 4, 2, 0, 68, 512, 6, 0, 0, false}; });
+  declined("an expanded tensor", [](Fields& f) { f.row_step = 0; });
+  declined("no elements", [](Fields& f) { f.rows = 0; });
+  declined("a slot behind the counter file", [](Fields& f) { f.slot = 10'000; });
+  declined("an end beyond 2^53", [](Fields& f) { f.offset = (uint64_t{1} << 53) - 60; });
+  declined("a slot of two segments", [](Fields& f) { f = {4, 8, 8, 1, 2, 68, 512, 5, 1, 0, false}; });
+  declined("a slot of two offsets", [](Fields& f) { f = {4, 8, 8, 1, 2, 68, 514, 5, 0, 0, false}; });
+  declined("a slot of two sizes", [](Fields& f) { f = {4, 8, 8, 1, 2, 70, 512, 5, 0, 0, false}; });
+  // Two pickles have a reference each, and one slot counts one.
+  CHECK(!read({pickle_with({good}), pickle_with({same})}));
+  CHECK(!read({}));
+  CHECK(!read({pickle_with({})}));
+  // The distance of an axis with one element is not used.
+  CHECK(read({pickle_with({{1, 8, 77, 1, 0, 68, 512, 5, 0, 0, false}, {8, 1, 1, 77, 0, 68, 512, 6, 0, 0, false}})}));
 }
 
 void a_pickle_that_is_cut_off_is_refused() {
@@ -218,6 +272,7 @@ void a_value_of_many_tensors_is_stored_once() {
 
 int main() {
   a_list_is_read_whole();
+  lists_of_another_form_are_declined();
   a_pickle_that_is_cut_off_is_refused();
   a_list_with_any_byte_changed_is_read_safely();
   for (uint64_t seed = 0; seed < 5000; seed++) pieces_of_lists_do_no_harm(seed);

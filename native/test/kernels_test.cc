@@ -205,27 +205,40 @@ void exponentials(const Kernels& k) {
   CHECK(masked[0] == 1.0f && masked[1] == 0.0f && masked[4] == 0.0f);
 }
 
-void silu(const Kernels& k) {
+using ActivateMul = void (*)(const float*, const float*, float*, int64_t);
+
+// `wanted` gives the activation in double, and the bound of its relative error.
+template <class Wanted>
+void activation(const Kernels& k, const char* name, ActivateMul activate_mul, Wanted wanted) {
   std::vector<float> gate;
   for (float g = -120.0f; g < 120.0f; g += 0.0173f) gate.push_back(g);
   for (float g : {0.0f, -0.0f, 1e-30f, -1e-30f, 1e4f, -1e4f, 1e30f, -1e30f, 3.4e38f, -3.4e38f, kInf}) gate.push_back(g);
   const std::vector<float> up(gate.size(), 1.5f);
   std::vector<float> out(gate.size());
-  k.silu_mul(gate.data(), up.data(), out.data(), static_cast<int64_t>(gate.size()));
+  activate_mul(gate.data(), up.data(), out.data(), static_cast<int64_t>(gate.size()));
   for (size_t i = 0; i < gate.size(); i++) {
-    const double g = gate[i];
-    const double want = g < -700 ? 0.0 : g / (1 + std::exp(-g)) * 1.5;
+    const auto [value, error] = wanted(static_cast<double>(gate[i]));
+    const double want = value * 1.5;
     CHECKF(std::isinf(static_cast<float>(want)) ? out[i] == static_cast<float>(want)
-                                                : std::fabs(out[i] - want) <= 8e-7 * std::fabs(want) + 4e-43,
-           "%s silu(%.9g) * 1.5 = %.9g, not %.9g", k.name, g, static_cast<double>(out[i]), want);
+                                                : std::fabs(out[i] - want) <= error * std::fabs(want) + 4e-43,
+           "%s %s(%.9g) * 1.5 = %.9g, not %.9g", k.name, name, static_cast<double>(gate[i]),
+           static_cast<double>(out[i]), want);
   }
   float nan_gate[2] = {kNan, 1.0f}, nan_up[2] = {1.0f, kNan}, nan_out[2];
-  k.silu_mul(nan_gate, nan_up, nan_out, 2);
+  activate_mul(nan_gate, nan_up, nan_out, 2);
   CHECK(std::isnan(nan_out[0]) && std::isnan(nan_out[1]));
   std::shuffle(gate.begin(), gate.end(), rng);
   gate.resize(1000);
-  map_is_positionless(k, "silu_mul", gate,
-                      [&](const float* p, float* o, int64_t m) { k.silu_mul(p, up.data(), o, m); });
+  map_is_positionless(k, name, gate, [&](const float* p, float* o, int64_t m) { activate_mul(p, up.data(), o, m); });
+}
+
+void activations(const Kernels& k) {
+  activation(k, "silu", k.silu_mul, [](double g) { return std::pair(g < -700 ? 0.0 : g / (1 + std::exp(-g)), 8e-7); });
+  activation(k, "gelu_tanh", k.gelu_tanh_mul, [](double g) {
+    const double t = 2 * std::sqrt(2 / M_PI) * (g + 0.044715 * g * g * g);
+    // e^t has the error of t, which is |t| times that of a float.
+    return std::pair(t < -700 ? 0.0 : g / (1 + std::exp(-t)), 8e-7 + (t < 0 ? -t * 3e-7 : 0.0));
+  });
 }
 
 void names() {
@@ -247,7 +260,7 @@ int main(int argc, char** argv) {
     axpy(k);
     conversions(k);
     exponentials(k);
-    silu(k);
+    activations(k);
   }
   return test::finish("kernels_test");
 }

@@ -4,6 +4,7 @@
 enable_testing()
 
 file(GLOB_RECURSE test_sources CONFIGURE_DEPENDS test/*_test.cc)
+list(FILTER test_sources EXCLUDE REGEX "/test/gpu/")
 if(REFIT_SANITIZE STREQUAL "thread")
   list(FILTER test_sources INCLUDE REGEX "/(gloo|ipc|pool|store|write)(_[a-z_]+)?_test\\.cc$")
 endif()
@@ -13,6 +14,10 @@ endif()
 
 add_library(refit_core_faults OBJECT EXCLUDE_FROM_ALL ${REFIT_CORE_SOURCES})
 target_compile_definitions(refit_core_faults PRIVATE REFIT_FAULTS)
+# The build for the thread sanitizer compiles each source by itself, so that a missing #include is found.
+if(REFIT_UNITY AND NOT REFIT_SANITIZE STREQUAL "thread")
+  set_target_properties(refit_core_faults PROPERTIES UNITY_BUILD ON)
+endif()
 set(objects $<TARGET_OBJECTS:refit_core_faults>)
 if(NOT REFIT_SANITIZE STREQUAL "thread")
   list(APPEND objects $<TARGET_OBJECTS:refit_kernels>)

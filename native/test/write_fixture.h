@@ -30,9 +30,7 @@ uint32_t coded(int tensor, int64_t index, DType dtype) {
 // Converts one element from dtype to dtype with core/dtype.h.
 uint32_t converted(uint32_t bits, DType from, DType to) {
   if (from == to) return bits;
-  const float value = from == DType::kFloat32    ? std::bit_cast<float>(bits)
-                      : from == DType::kBFloat16 ? bf16_to_float(static_cast<uint16_t>(bits))
-                                                 : fp16_to_float(static_cast<uint16_t>(bits));
+  const float value = to_float(from, bits);
   return to == DType::kFloat32 ? std::bit_cast<uint32_t>(value) : float_to_bf16(value);
 }
 

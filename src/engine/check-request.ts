@@ -1,6 +1,6 @@
 import { RefitError } from '../errors.ts'
-import { checkSampling } from './check-sampling.ts'
-import type { GenerateRequest } from '../contract/rollout-engine.ts'
+import { checkSampling, GREEDY_TEMPERATURE } from './check-sampling.ts'
+import type { GenerateRequest, ScoredRows } from '../contract/rollout-engine.ts'
 
 export interface RequestLimits {
   vocabSize: number
@@ -14,6 +14,9 @@ export interface RequestLimits {
 /** Each score becomes an object on its way to the client: about 60 bytes until the reply is sent. */
 const MAX_SCORES = 1 << 22
 
+/** Scores in typed arrays take 4 bytes each, and 4 for their ids. */
+const MAX_MATRIX = 1 << 24
+
 /** Rows of a step store it as int32. */
 const MAX_TOP_K = 2 ** 31 - 1
 
@@ -26,6 +29,8 @@ export function checkRequest (request: GenerateRequest, limits: RequestLimits): 
   checkIds(inputIds, limits.vocabSize, 'input_ids')
   checkIds(sampling.logitBias.map(([id]) => id), limits.vocabSize, 'logit_bias')
   checkSampling(sampling)
+  checkIds(sampling.allowedTokenIds ?? [], limits.vocabSize, 'allowed_token_ids')
+  for (const word of sampling.badWords ?? []) checkIds(word, limits.vocabSize, 'bad_words')
   if (!(Number.isInteger(sampling.topK) && sampling.topK >= 0 && sampling.topK <= MAX_TOP_K)) {
     throw new RefitError('INVALID_REQUEST', `top_k is ${sampling.topK}; expected 0 (off) or a number of tokens`, {
       param: 'top_k'
@@ -59,8 +64,43 @@ export function checkRequest (request: GenerateRequest, limits: RequestLimits): 
       )
     }
   }
+  if (request.scores !== undefined) checkScores(request.scores, inputIds.length, limits.vocabSize)
+  const { temperature, topK, topP, minP } = sampling
+  if (request.kept === true && !(temperature < GREEDY_TEMPERATURE || topK > 0 || topP < 1 || minP > 0)) {
+    throw new RefitError(
+      'INVALID_REQUEST',
+      'sampling mask: without top_k, top_p and min_p every token of the vocabulary is kept; set one of them, or ' +
+        'request no mask',
+      { param: 'top_k' }
+    )
+  }
   if (expertsFrom !== undefined) checkExperts(expertsFrom, inputIds.length, limits.recorded ?? 0)
   checkFit(inputIds.length, sampling.maxNewTokens, limits)
+}
+
+function checkScores ({ from, width, ids }: ScoredRows, prompt: number, vocabSize: number): void {
+  const refuse = (message: string): never => {
+    throw new RefitError('INVALID_REQUEST', `ids to score: ${message}`, { param: 'prompt_logprob_token_ids' })
+  }
+  if (!(Number.isInteger(from) && from >= 1 && from < prompt)) {
+    refuse(`the first position is ${from}; expected 1 to ${prompt - 1}, the last of the prompt`)
+  }
+  if (!(width >= 1) || ids.length !== (prompt - from) * width) {
+    refuse(`got ${ids.length} for ${prompt - from} positions of ${width}`)
+  }
+  if (ids.length > MAX_MATRIX) refuse(`got ${ids.length}; at most ${MAX_MATRIX} are scored for one request`)
+  let padded = false
+  for (let i = 0; i < ids.length; i++) {
+    const id = ids[i]!
+    if (i % width === 0) padded = false
+    if (id === -1) padded = true
+    else if (id < 0 || id >= vocabSize || padded) {
+      refuse(
+        `row ${Math.floor(i / width)} has ${id} at ${i % width}; expected a token id from 0 to ${vocabSize - 1}, ` +
+          'or -1 at the end of a short row'
+      )
+    }
+  }
 }
 
 function checkExperts (from: number, prompt: number, recorded: number): void {

@@ -1,4 +1,6 @@
+import type { DataParallel } from '../contract/rollout-engine.ts'
 import type { RefitError } from '../errors.ts'
+import type { Vocabulary } from '../text/vocabulary.ts'
 
 /**
  * Options of an engine. Everything has a default; names and meanings are those of the command line
@@ -17,6 +19,8 @@ export interface EngineOptions {
   dtype?: 'auto' | 'bfloat16' | 'float32'
   /** Tensor-parallel ranks; default 1. */
   tp?: number
+  /** The place of this engine among those behind one address; default none. */
+  dataParallel?: DataParallel
   /** Threads that compute; default one per available core. */
   threads?: number
   /** Forces a kernel set; default the best that this CPU has. */
@@ -39,6 +43,11 @@ export interface EngineOptions {
   pageSize?: number
   /** Seed that derives the seeds of requests without one; default a random one. */
   randomSeed?: bigint | number
+  /**
+   * Texts of the tokens (`Tokenizer.vocabulary`), which requests with a grammar need (docs/structured-output.md);
+   * default none.
+   */
+  vocabulary?: Vocabulary
   /** Longest that a weight update waits for running requests and for updates before it (default 300 s). */
   updateDeadlineMs?: number
   /**

@@ -1,6 +1,8 @@
 import type { ErrorCode } from '../errors.ts'
 import type { EventBatch, EventDetail } from './messages.ts'
-import type { TokenEvent } from '../contract/rollout-engine.ts'
+import type { Scored, TokenEvent } from '../contract/rollout-engine.ts'
+import { packInput, ScoreList } from './score-table.ts'
+import type { InputTables } from './score-table.ts'
 import type { SchedulerStats } from './scheduling/scheduler.ts'
 
 /**
@@ -9,6 +11,7 @@ import type { SchedulerStats } from './scheduling/scheduler.ts'
  */
 export class EventPacker {
   #batch = emptyColumns()
+  #scores = new ScoreList()
   /** Retractions last reported for each request that has any. */
   readonly #retractions = new Map<number, number>()
   readonly #begun = new Set<number>()
@@ -39,15 +42,24 @@ export class EventPacker {
     const [top] = event.top
     const [ids] = event.ids
     if (top !== undefined && top.length > 0) {
-      detail.top = top
+      detail.top = this.#add(top)
       special = true
     }
     if (ids !== undefined && ids.length > 0) {
-      detail.ids = ids
+      detail.ids = this.#add(ids)
       special = true
     }
     if (event.input !== null) {
-      detail.input = event.input
+      detail.input = packInput(event.input as InputTables)
+      special = true
+    }
+    const [kept] = event.kept ?? []
+    if (kept !== undefined) {
+      detail.kept = kept
+      special = true
+    }
+    if (event.scores !== undefined) {
+      detail.scores = event.scores
       special = true
     }
     if (event.experts !== undefined) detail.experts = event.experts
@@ -70,9 +82,16 @@ export class EventPacker {
   }
 
   take (stats: SchedulerStats): EventBatch {
-    const batch = { ...this.#batch, stats }
+    const scores = this.#scores.length === 0 ? null : this.#scores.columns()
+    const batch = { ...this.#batch, scores, stats }
     this.#batch = emptyColumns()
+    this.#scores = new ScoreList()
     return batch
+  }
+
+  #add (row: Scored[]): number {
+    for (const score of row) this.#scores.push(score)
+    return row.length
   }
 
   #forget (id: number): void {
@@ -81,6 +100,6 @@ export class EventPacker {
   }
 }
 
-function emptyColumns (): Omit<EventBatch, 'stats'> {
+function emptyColumns (): Omit<EventBatch, 'scores' | 'stats'> {
   return { version: '', ids: [], tokens: [], logprobs: null, details: [], errors: [] }
 }

@@ -1,5 +1,6 @@
 import type { EventBatch, EventDetail } from './messages.ts'
-import type { TokenEvent } from '../contract/rollout-engine.ts'
+import type { Scored, TokenEvent } from '../contract/rollout-engine.ts'
+import { unpackInput } from './score-table.ts'
 
 /** State of a request on the main thread, to complete its events. */
 export class EventUnpacker {
@@ -12,8 +13,8 @@ export class EventUnpacker {
     this.#wantsLogprobs = wantsLogprobs
   }
 
-  /** The event at `index` of a batch. `detail` is its entry there, if it has one. */
-  event (batch: EventBatch, index: number, detail: EventDetail | undefined): TokenEvent {
+  /** The event at `index` of a batch. `detail` is its entry there, if it has one; its scores begin at `from`. */
+  event (batch: EventBatch, index: number, detail: EventDetail | undefined, from = 0): TokenEvent {
     const token = batch.tokens[index]!
     if (detail?.start !== undefined) this.#start = detail.start
     if (detail?.retractions !== undefined) this.#retractions = detail.retractions
@@ -22,18 +23,24 @@ export class EventUnpacker {
     return {
       tokens: token >= 0 ? [token] : [],
       logprobs: scored ? [[batch.logprobs?.[index] ?? NaN, token]] : [],
-      top: scored ? [detail?.top ?? []] : [],
-      ids: scored ? [detail?.ids ?? []] : [],
-      input: detail?.input ?? null,
+      top: scored ? [scoresOf(batch, from, detail?.top)] : [],
+      ids: scored ? [scoresOf(batch, from + (detail?.top ?? 0), detail?.ids)] : [],
+      input: detail?.input === undefined ? null : unpackInput(detail.input),
       weightVersion: detail?.version ?? batch.version,
       promptTokens: this.#start.promptTokens,
       cachedTokens: this.#start.cachedTokens,
       completionTokens: this.#completionTokens,
       retractions: this.#retractions,
       seed: this.#start.seed,
+      ...detail?.scores === undefined ? {} : { scores: detail.scores },
+      ...detail?.kept === undefined ? {} : { kept: [detail.kept] },
       ...detail?.times === undefined ? {} : { times: detail.times },
       ...detail?.experts === undefined ? {} : { experts: detail.experts },
       finish: detail?.finish ?? null
     }
   }
+}
+
+function scoresOf ({ scores }: EventBatch, from: number, count = 0): Scored[] {
+  return Array.from({ length: count }, (_, i) => [scores!.logprobs[from + i]!, scores!.ids[from + i]!])
 }

@@ -1,6 +1,6 @@
 // Lists over typed arrays that keep their memory from step to step.
 
-type Numbers = Int32Array | Float32Array
+type Numbers = Int32Array | Float32Array | Float64Array | Uint32Array
 
 class Growable<T extends Numbers> {
   data: T
@@ -47,6 +47,18 @@ export type FloatList = Growable<Float32Array>
 
 export function intList (): IntList {
   return new Growable((capacity) => new Int32Array(capacity))
+}
+
+export type WordList = Growable<Uint32Array>
+
+export function wordList (): WordList {
+  return new Growable((capacity) => new Uint32Array(capacity))
+}
+
+export type DoubleList = Growable<Float64Array>
+
+export function doubleList (): DoubleList {
+  return new Growable((capacity) => new Float64Array(capacity))
 }
 
 export function floatList (): FloatList {

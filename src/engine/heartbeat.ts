@@ -1,8 +1,10 @@
-// Int32 fields: number of steps begun, number of steps ended, requests in the last step, their numbers.
+// Int32 fields: number of steps begun, number of steps ended, requests in the last step, load of the events that the
+// main thread has delivered, numbers of the requests.
 const BEGUN = 0
 const ENDED = 1
 const COUNT = 2
-const IDS = 3
+const DELIVERED = 3
+const IDS = 4
 
 /**
  * The scheduler thread's current step, in memory shared with the main thread. The main thread notices a step that does
@@ -32,6 +34,16 @@ export class Heartbeat {
 
   end (): void {
     Atomics.add(this.#fields, ENDED, 1)
+  }
+
+  /** Main thread: it has delivered events of this load. The sum wraps around. */
+  delivered (load: number): void {
+    Atomics.add(this.#fields, DELIVERED, load)
+  }
+
+  /** Scheduler's thread: the load of events that it has sent and that are not delivered, of those sent in all. */
+  undelivered (sent: number): number {
+    return (sent - Atomics.load(this.#fields, DELIVERED)) | 0
   }
 
   /** Any thread: number of the step under way (it wraps around), null between steps. */

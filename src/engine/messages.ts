@@ -1,13 +1,8 @@
 import type { CoreConfig } from '../native/core-config.ts'
 import type { ErrorCode } from '../errors.ts'
-import type {
-  FinishReason,
-  GenerateRequest,
-  InputLogprobs,
-  PauseMode,
-  Scored,
-  StartTimes
-} from '../contract/rollout-engine.ts'
+import type { FinishReason, GenerateRequest, KeptSet, PauseMode, StartTimes } from '../contract/rollout-engine.ts'
+import type { Vocabulary } from '../text/vocabulary.ts'
+import type { Columns, PackedInput } from './score-table.ts'
 import type { SchedulerOptions } from './step-device.ts'
 import type { SchedulerStats } from './scheduling/scheduler.ts'
 import type { GateOpening } from '../contract/gate.ts'
@@ -18,7 +13,12 @@ import type { GateOpening } from '../contract/gate.ts'
 /** Data that the worker starts with. */
 export interface StartData {
   core: CoreConfig
-  scheduler: Omit<SchedulerOptions, 'device' | 'sink' | 'heartbeat' | 'now' | 'drawSeed' | 'pages' | 'pageSize'>
+  scheduler: Omit<
+    SchedulerOptions,
+    'device' | 'sink' | 'heartbeat' | 'now' | 'drawSeed' | 'pages' | 'pageSize' | 'grammars'
+  >
+  /** Texts of the tokens, for grammars; null for an engine without grammars. */
+  vocabulary: Vocabulary | null
   /** Source of the seeds of requests without one; null for random seeds. */
   randomSeed: bigint | null
 }
@@ -68,6 +68,8 @@ export interface EventBatch {
   /** Logprobs of events with a token and logprobs requested; null if no event of the batch has any. */
   logprobs: (number | null)[] | null
   details: EventDetail[]
+  /** The scores of all details in order, for each `top`, then `ids`. */
+  scores: Columns | null
   errors: { id: number, code: ErrorCode, message: string }[]
   stats: SchedulerStats
 }
@@ -82,9 +84,17 @@ export interface EventDetail {
   times?: StartTimes
   /** Only if it differs from that of the previous event. */
   retractions?: number
-  top?: Scored[]
-  ids?: Scored[]
-  input?: InputLogprobs
+  /** Number of scores. */
+  top?: number
+  ids?: number
+  kept?: KeptSet
+  input?: PackedInput
+  scores?: Float32Array
   experts?: Uint16Array
   finish?: FinishReason
+}
+
+/** A measure of the work that a batch makes for the main thread. */
+export function loadOf ({ ids, scores, details }: EventBatch): number {
+  return 1 + ids.length + ((scores?.ids.length ?? 0) >> 4) + details.length
 }

@@ -4,6 +4,7 @@ import type { ErrorCode } from '../errors.ts'
 import type { Gate, GateKeeper } from '../contract/gate.ts'
 import { EventUnpacker } from './event-unpacker.ts'
 import { Heartbeat } from './heartbeat.ts'
+import { loadOf } from './messages.ts'
 import type { EventBatch, FromWorker, StartData, ToWorker, WorkerData } from './messages.ts'
 import { RateMeter } from './rate-meter.ts'
 import type { EngineStats, GenerateRequest, PauseMode, TokenEvent } from '../contract/rollout-engine.ts'
@@ -316,16 +317,21 @@ export class SchedulerClient implements GateKeeper {
 
   #deliver (batch: EventBatch): void {
     this.#stats = batch.stats
+    // After the readers of these events have run.
+    setImmediate(() => this.#heartbeat.delivered(loadOf(batch)))
     let tokens = 0
     let next = 0
+    let scores = 0
     for (let i = 0; i < batch.ids.length; i++) {
       const detail = batch.details[next]?.at === i ? batch.details[next++] : undefined
       if (batch.tokens[i]! >= 0) tokens++
       if (detail?.finish !== undefined) this.#idleTracker.ended(batch.ids[i]!)
       const live = this.#live.get(batch.ids[i]!)
+      const from = scores
+      scores += (detail?.top ?? 0) + (detail?.ids ?? 0)
       // A reader that left early gets no more events.
       if (live === undefined) continue
-      const event = live.unpacker.event(batch, i, detail)
+      const event = live.unpacker.event(batch, i, detail, from)
       if (event.finish !== null) this.#forget(live.id)
       live.stream.push(event)
     }

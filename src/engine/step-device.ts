@@ -1,5 +1,6 @@
 import type { StepBatch, StepResult } from '../native/step.ts'
 import type { ErrorCode } from '../errors.ts'
+import type { Grammars } from '../grammars/grammars.ts'
 import type { Heartbeat } from './heartbeat.ts'
 import type { TokenEvent } from '../contract/rollout-engine.ts'
 
@@ -46,6 +47,8 @@ export interface SchedulerOptions {
   maxBatchTokens: number
   /** Number of experts that the device records for each token, over all layers; default none. */
   recorded?: number
+  /** Compiles the grammars of requests; absent: requests with one are refused. */
+  grammars?: Grammars
   /** At the start: epoch and label of the weights, and why they cannot be used yet. */
   epoch: number
   version: string

@@ -1,6 +1,8 @@
 import { receiveMessageOnPort } from 'node:worker_threads'
 import type { MessagePort } from 'node:worker_threads'
 import { EventPacker } from './event-packer.ts'
+import type { Heartbeat } from './heartbeat.ts'
+import { loadOf } from './messages.ts'
 import type { FromWorker, ToWorker } from './messages.ts'
 import { LostDevice } from './lost-device.ts'
 import { Scheduler } from './scheduling/scheduler.ts'
@@ -8,6 +10,11 @@ import type { SchedulerOptions } from './step-device.ts'
 
 /** Longest time of steps without a turn of the event loop. Finalizers free memory in such a turn. */
 const TURN_MS = 20
+/**
+ * Load of events that wait for the main thread (loadOf) from which on no step begins: it reads all waiting messages at
+ * once, and answers nobody meanwhile.
+ */
+const MOST_UNDELIVERED = 16 * 1024
 
 /**
  * Drives a scheduler from a message port. While there is work it steps and polls the port in between; otherwise, or
@@ -22,13 +29,21 @@ export class WorkerLoop {
   #replies: FromWorker[] = []
   #scheduled = false
   #closed = false
+  /** Load of the batches sent so far; it wraps around. */
+  #sent = 0
+  readonly #heartbeat: Heartbeat
   /** Something in the stats has changed since the last message. */
   #changed = false
 
   /** `onClose` is called once, after the main thread has closed it and all requests have failed. */
-  constructor (port: MessagePort, options: Omit<SchedulerOptions, 'sink'>, onClose: () => void) {
+  constructor (
+    port: MessagePort,
+    options: Omit<SchedulerOptions, 'heartbeat' | 'sink'> & { heartbeat: Heartbeat },
+    onClose: () => void
+  ) {
     this.#port = port
     this.#onClose = onClose
+    this.#heartbeat = options.heartbeat
     this.#scheduler = new Scheduler({
       ...options,
       sink: {
@@ -57,6 +72,13 @@ export class WorkerLoop {
     while (!this.#closed) {
       for (let received; (received = receiveMessageOnPort(this.#port)) !== undefined && !this.#closed;) {
         this.#handle(received.message as ToWorker)
+      }
+      if (this.#heartbeat.undelivered(this.#sent) > MOST_UNDELIVERED) {
+        this.#scheduled = true
+        setTimeout(() => {
+          this.#turn()
+        }, 1)
+        return
       }
       const worked = this.#step()
       if (worked) this.#changed = true
@@ -138,6 +160,7 @@ export class WorkerLoop {
   #send (): void {
     if (this.#changed) {
       const batch = this.#packer.take(this.#scheduler.stats())
+      this.#sent = (this.#sent + loadOf(batch)) | 0
       // These arrays take megabytes and this thread does not use them any more, so they are transferred, not copied.
       const moved = batch.details.flatMap(({ experts }) => experts === undefined ? [] : [experts.buffer as ArrayBuffer])
       this.#port.postMessage({ type: 'batch', ...batch } satisfies FromWorker, moved)

@@ -1,6 +1,7 @@
 import { parentPort, workerData } from 'node:worker_threads'
 import { errorMessage, RefitError } from '../errors.ts'
 import { native } from '../native/load-addon.ts'
+import { Grammars } from '../grammars/grammars.ts'
 import { Heartbeat } from './heartbeat.ts'
 import type { FromWorker, WorkerData } from './messages.ts'
 import { seedSource } from './seed-source.ts'
@@ -10,7 +11,7 @@ import { WorkerLoop } from './worker-loop.ts'
 // handle.
 
 const port = parentPort!
-const { core: config, scheduler, heartbeat, randomSeed } = workerData as WorkerData
+const { core: config, scheduler, heartbeat, randomSeed, vocabulary } = workerData as WorkerData
 
 function post (message: FromWorker): void {
   port.postMessage(message)
@@ -21,6 +22,7 @@ function start (): void {
   const core = addon.createCore(config)
   const loop = new WorkerLoop(port, {
     ...scheduler,
+    ...vocabulary === null ? {} : { grammars: new Grammars({ ...scheduler, vocabulary }) },
     pages: config.pages,
     pageSize: config.pageSize,
     heartbeat: new Heartbeat(heartbeat),

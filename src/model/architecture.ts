@@ -1,5 +1,5 @@
 import type { NativeParam } from '../native/core-config.ts'
-import type { DType } from '../native/dtypes.ts'
+import type { DType, HeldDType } from '../native/dtypes.ts'
 import type { ModelRecipe } from '../native/recipe.ts'
 import type { ArchitectureName } from './families.ts'
 
@@ -23,12 +23,6 @@ export interface Architecture extends ModelRecipe {
   /** End-of-sequence ids of generation_config.json, else of config.json. */
   eosTokenIds: number[]
 }
-
-/**
- * Dtypes that an engine holds parameters in; checkpoints may have others (`DType`) and are converted as they are
- * written.
- */
-export type HeldDType = NativeParam['dtype']
 
 /**
  * A rectangle of a checkpoint tensor and its place, in elements; tensors are seen as [rows, cols] (see `TensorEntry`).

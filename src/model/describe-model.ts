@@ -20,6 +20,7 @@ export function describeModel (arch: Architecture): ModelDescription {
     qkv_bias: arch.qkvBias,
     o_bias: arch.oBias,
     qk_norm: arch.qkNorm !== 'none',
+    hidden_act: arch.activation,
     rope: digest([...arch.ropeInvFreq, arch.ropeScale]),
     num_experts: arch.experts,
     num_experts_per_tok: arch.expertsPerToken,

@@ -1,4 +1,5 @@
-import type { Architecture, HeldDType, ModelTable } from './architecture.ts'
+import type { HeldDType } from '../native/dtypes.ts'
+import type { Architecture, ModelTable } from './architecture.ts'
 import { paramTable } from './param-table.ts'
 import { rankSizes } from './rank-sizes.ts'
 import { canonicalName, isBuffer } from './tensor-names.ts'

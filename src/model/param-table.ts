@@ -1,4 +1,5 @@
-import type { Architecture, HeldDType, Param } from './architecture.ts'
+import type { HeldDType } from '../native/dtypes.ts'
+import type { Architecture, Param } from './architecture.ts'
 import type { RankSizes } from './rank-sizes.ts'
 
 /**

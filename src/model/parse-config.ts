@@ -1,4 +1,6 @@
+import { isDType, listDTypes } from '../native/dtypes.ts'
 import type { DType } from '../native/dtypes.ts'
+import type { Activation } from '../native/recipe.ts'
 import type { Architecture } from './architecture.ts'
 import { parseAttention } from './attention-config.ts'
 import { ConfigFields, configError, isObject, show } from './config-fields.ts'
@@ -10,7 +12,12 @@ import { parseRope } from './rope.ts'
 import { parseTokenIds } from './token-ids.ts'
 import { refuseUnsupported } from './unsupported.ts'
 
-const DTYPES: readonly DType[] = ['bfloat16', 'float16', 'float32']
+/** Spellings of `hidden_act`. */
+const ACTIVATIONS: ReadonlyMap<string, Activation> = new Map([
+  ['silu', 'silu'],
+  ['swish', 'silu'],
+  ['gelu_pytorch_tanh', 'gelu_pytorch_tanh']
+])
 
 /**
  * config.json, as transformers 4 or 5 writes it, and generation_config.json (may be absent), both parsed.
@@ -39,6 +46,7 @@ export function parseModelConfig (config: unknown, generationConfig?: unknown): 
     rmsNormEps: fields.number('rms_norm_eps', 0, family.rmsNormEps),
     normPlacement: family.normPlacement,
     qkNorm: family.qkNorm,
+    activation: parseActivation(fields),
     roundOnce: family.roundOnce,
     tieWordEmbeddings: fields.boolean('tie_word_embeddings', false),
     contextLength,
@@ -70,10 +78,16 @@ function architectureName (fields: ConfigFields): ArchitectureName {
   return name
 }
 
+function parseActivation (fields: ConfigFields): Activation {
+  const name = fields.string('hidden_act') ?? 'silu'
+  const activation = ACTIVATIONS.get(name)
+  if (activation !== undefined) return activation
+  throw fields.error('hidden_act', `${show(name)} is not supported; refit knows ${[...ACTIVATIONS.keys()].join(', ')}`)
+}
+
 function parseDtype (fields: ConfigFields): DType {
   const field = fields.get('dtype') === undefined ? 'torch_dtype' : 'dtype'
   const name = (fields.string(field) ?? 'bfloat16').replace(/^torch\./, '')
-  const dtype = DTYPES.find(known => known === name)
-  if (dtype === undefined) throw fields.error(field, `${show(name)} is not supported; refit reads ${DTYPES.join(', ')}`)
-  return dtype
+  if (!isDType(name)) throw fields.error(field, `${show(name)} is not supported; refit reads ${listDTypes()}`)
+  return name
 }

@@ -13,14 +13,10 @@ export function refuseUnsupported (fields: ConfigFields, family: Family, layers:
     const field = fields.get('quantization_config') === undefined ? 'compression_config' : 'quantization_config'
     throw fields.error(
       field,
-      `quantised checkpoints (${show(method)}) are not supported; serve the bfloat16, float16 or float32 one`
+      `quantised checkpoints (${show(method)}) are not supported; serve the one that is not quantised`
     )
   }
   if (fields.boolean('mlp_bias', false)) throw fields.error('mlp_bias', 'biases in the MLP are not supported')
-  const act = fields.string('hidden_act') ?? 'silu'
-  if (act !== 'silu' && act !== 'swish') {
-    throw fields.error('hidden_act', `${show(act)} is not supported; refit knows silu`)
-  }
   refuseLayerTypes(fields)
   if (family.slidingWindow === 'use_sliding_window') refuseSwitchedWindow(fields, layers, contextLength)
   else refuseDefaultWindow(fields, family.slidingWindow, contextLength)

@@ -39,8 +39,8 @@ export interface NativeLayouts {
   rect: string[]
   delta: string[]
   part: string[]
-  dtypes: Record<string, number>
-  elementBytes: Record<string, number>
+  /** In the order of their numbers. */
+  dtypes: Array<{ name: string, bytes: number, held: boolean }>
   tensorStates: Record<string, number>
   memoryTags: Record<string, number>
   positions: Record<string, number>
@@ -146,6 +146,11 @@ export interface NativeAddon extends NativeGroups, NativeDeltas, NativeHandles, 
    * the lock.
    */
   lockFile: (fd: number) => boolean
+  /**
+   * Any thread. True if a process has the file open or mapped for writing. False also if that cannot be known: on a
+   * network file system, and for a file of another user. `fd` is open for reading only.
+   */
+  hasWriter: (fd: number) => boolean
   /**
    * Any thread except the main one. Changes tensors in place in files; see native/codec/tensor_delta.h. `table` has a
    * row of DELTA_FIELDS for each tensor. Returns the checksums of the new bytes: XXH3 with 128 bits, or Adler-32.

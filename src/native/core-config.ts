@@ -1,3 +1,4 @@
+import type { HeldDType } from './dtypes.ts'
 import type { ModelRecipe } from './recipe.ts'
 
 // A core's configuration: the model, its parameters, its devices and its pages.
@@ -7,7 +8,7 @@ export interface NativeParam {
   name: string
   rows: number
   cols: number
-  dtype: 'bfloat16' | 'float32'
+  dtype: HeldDType
 }
 
 export interface CoreConfig {
@@ -36,7 +37,7 @@ export interface CoreConfig {
    * Dtype of activations and of the KV cache; CUDA supports only bfloat16. A parameter has a dtype of its own
    * (`NativeParam.dtype`).
    */
-  dtype: 'bfloat16' | 'float32'
+  dtype: HeldDType
   /** Forces a kernel set (`scalar`, `avx2`, `avx512`, `avx512bf16`); default the best that this CPU has. */
   isa?: string
   recipe: ModelRecipe

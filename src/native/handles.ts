@@ -1,17 +1,18 @@
 // The part of the addon that reads lists of tensor handles; see src/native/addon.ts.
 
-/** The meaning of a global name in a pickle to `readHandles`. */
+/**
+ * The meaning of a global name in a pickle to `readHandles`. The role of a dtype is `dtype` plus its number in DTYPES.
+ */
 export const HANDLE_ROLES = {
   unknown: 0,
   rebuild: 1,
   tuple: 2,
   tensorClass: 3,
   storageClass: 4,
-  bfloat16: 5,
-  float16: 6,
-  float32: 7
+  dtype: 5
 } as const
-export type HandleRole = typeof HANDLE_ROLES[keyof typeof HANDLE_ROLES]
+/** A number of HANDLE_ROLES, or of a dtype. */
+export type HandleRole = number
 
 /**
  * Tensors in columns, each a row-major part of a source. Columns of typed arrays pass between threads without copying.

@@ -9,6 +9,9 @@ export type NormPlacement = 'pre' | 'post'
  */
 export type QkNorm = 'none' | 'head' | 'projection'
 
+/** Activation of gated MLPs, under the names of `hidden_act`. */
+export type Activation = 'silu' | 'gelu_pytorch_tanh'
+
 /**
  * The sizes and flags of a model that a forward pass computes. It crosses the addon once, as part of `CoreConfig`, and
  * the CPU and CUDA read the same struct (ModelRecipe of native/core/model.h). A test compares the two lists of fields.
@@ -25,6 +28,7 @@ export interface ModelRecipe {
   rmsNormEps: number
   normPlacement: NormPlacement
   qkNorm: QkNorm
+  activation: Activation
   /**
    * Rounding of bfloat16 activations inside a norm or RoPE. False: after every operation (Llama's modules). True: once,
    * at the end, with everything before it in float32 (OLMo 2's modules).

@@ -33,15 +33,26 @@ export interface StepBatch {
   /** Per row: token ids whose logprobs are requested. */
   idOffsets: Int32Array
   ids: Int32Array
+  /**
+   * [M * maskWords(vocabulary)] bit masks of allowed tokens: bit i % 32 of word i / 32 is set if token i is allowed. A
+   * row names its mask in `rowInts`; rows may share one.
+   */
+  masks: Uint32Array
+}
+
+/** Words of one mask. */
+export function maskWords (vocabSize: number): number {
+  return Math.ceil(vocabSize / 32)
 }
 
 /**
  * Fields of one row in `rowInts`:
  * 0 index into `tokens` of the token whose logits are used · 1 target token to score, or -1 to sample · 2 top_k (0 =
  * off) · 3 number of top logprobs requested · 4 flags (1 = logprobs, 2 = raw logprobs: before penalties, bias and
- * temperature) · 5 historyPrompt: how many of its history tokens are prompt.
+ * temperature, 4 = the kept set) · 5 historyPrompt: how many of its history tokens are prompt · 6 index of its mask, or
+ * -1 if all tokens are allowed. The logit of a token that is not allowed counts as -Infinity after penalties and bias.
  */
-export const ROW_INTS = 6
+export const ROW_INTS = 7
 
 /**
  * Fields of one row in `rowFloats`: 0 temperature (0 = greedy) · 1 top_p · 2 min_p · 3 frequency penalty · 4 presence
@@ -51,6 +62,10 @@ export const ROW_FLOATS = 6
 
 export const ROW_WANT_LOGPROB = 1
 export const ROW_RAW_LOGPROB = 2
+export const ROW_WANT_KEPT = 4
+
+/** A larger kept set is counted, but its ids are not reported. */
+export const MOST_KEPT = 8192
 
 export interface StepResult {
   /** [R] the sampled token, or the target. */
@@ -67,4 +82,12 @@ export interface StepResult {
    * id. Otherwise empty.
    */
   experts: Uint16Array
+  /**
+   * [R] if any row has ROW_WANT_KEPT, otherwise empty: how many tokens top_k, top_p and min_p kept (0 for other rows),
+   * and the sampled token's logprob among them.
+   */
+  keptCounts: Int32Array
+  keptLogprobs: Float32Array
+  /** Flat, row after row, best first: the kept sets of at most MOST_KEPT tokens. */
+  keptIds: Int32Array
 }

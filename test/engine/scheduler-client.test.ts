@@ -33,6 +33,7 @@ const DATA: StartData & Held = {
       rmsNormEps: 1e-6,
       normPlacement: 'pre',
       qkNorm: 'none',
+      activation: 'silu',
       roundOnce: false,
       qkvBias: false,
       oBias: false,
@@ -56,6 +57,7 @@ const DATA: StartData & Held = {
     version: '0',
     torn: null
   },
+  vocabulary: null,
   randomSeed: null,
   mayBegin
 }
@@ -231,6 +233,27 @@ t.test('the gate shuts after running requests, fails with DEADLINE, and opens wi
   })
   client.relabel('newer')
   t.equal((await collect(client.generate(request('c', [1], { maxNewTokens: 1 }))))[0]!.weightVersion, 'newer')
+})
+
+t.test('a gate that was waited for keeps the next one waiting, although nothing runs any more', async (t) => {
+  const events = client.generate(request('a', [1, 2], { maxNewTokens: 8000, ignoreEos: true }))
+  await events.next()
+  const gate = await client.shut({ abort: true, deadlineMs: 60_000 })
+  await collect(events)
+  let shut = 0
+  const opening = { epoch: 1, version: '0', flushCache: false, torn: null, asleep: null }
+  const others = [1, 2].map(async () => {
+    const next = await client.shut({ abort: false, deadlineMs: 60_000 })
+    shut++
+    return next
+  })
+  // The worker has replied to a later call, so it has read the requests for the gate.
+  for (let i = 0; i < 3; i++) await client.dropCache(false)
+  t.equal(shut, 0)
+  await gate.open(opening)
+  await (await others[0]!).open(opening)
+  await (await others[1]!).open(opening)
+  t.equal((await collect(client.generate(request('b', [1], { maxNewTokens: 2, ignoreEos: true })))).length, 2)
 })
 
 t.test('torn weights reach readers as ENGINE_TORN, and a later gate heals', async (t) => {

@@ -1,5 +1,6 @@
 import t from 'tap'
 import { generateText } from '../../src/engine/text-generation.ts'
+import { StopPatterns } from '../../src/engine/stop-patterns.ts'
 import type { TextEvent, TextStopOptions } from '../../src/engine/text-generation.ts'
 import type { FinishReason, GenerateRequest, TokenEvent } from '../../src/contract/rollout-engine.ts'
 import { makeRequest } from '../helpers/scheduler-harness.ts'
@@ -162,4 +163,57 @@ t.test('leaving the loop early aborts the request', async (t) => {
   t.notOk(engine.left)
   await stream.return()
   t.ok(engine.left)
+})
+
+t.test('a pattern ends the request with the token that completes a match, which stays in the text', async (t) => {
+  const patterns = new StopPatterns(['T+O', 'b+a'])
+  const got = await run([[0], [2], [3], [1]], LENGTH, { patterns })
+  t.same(got.events.map((e) => [e.text, e.tokens]), [['a', [0]], ['ST', [2]], ['OP', [3]]])
+  t.same(got.finish, { type: 'stop', matched: 'T+O' })
+  t.ok(got.left, "the engine's request is aborted")
+  t.same((await run([[0], [1, 0, 1]], LENGTH, { patterns })).tokens, [0, 1, 0], 'tokens behind the match are cut')
+})
+
+t.test('a pattern at the beginning or the end of the text matches there alone', async (t) => {
+  const ends = async (pattern: string, ...steps: number[][]): Promise<number[]> =>
+    (await run(steps, LENGTH, { patterns: new StopPatterns([pattern]) })).tokens
+  t.same(await ends('^a?b', [0], [1], [1]), [0, 1])
+  t.same(await ends('^b', [0], [1], [1]), [0, 1, 1])
+  t.same(await ends('O$', [7], [3], [0]), [7, 3, 0])
+  t.same(await ends('[OP]+x?$', [7], [0], [3], [0]), [7])
+  t.same(await ends('a.b', [0], [5], [4], [5], [1], [0]), [0, 5, 4, 5, 1, 0])
+})
+
+t.test('patterns are ignored before the minimum number of tokens, and stop strings win at one token', async (t) => {
+  const patterns = new StopPatterns(['a|x'])
+  t.same((await run([[0], [1], [1], [0], [1]], LENGTH, { patterns }, 2)).tokens, [0, 1, 1, 0])
+  const both = await run([[0], [1]], LENGTH, { patterns: new StopPatterns(['[ab]']), stop: ['a'] })
+  t.same([both.finish, both.text], [{ type: 'stop', matched: 'a' }, ''])
+  const held = await run([[2], [0], [1]], LENGTH, { patterns, stop: ['STax'] })
+  t.same([held.finish, held.text], [{ type: 'stop', matched: 'a|x' }, 'STa'], 'text that was held back is shown')
+})
+
+t.test('special tokens that are not in the text can match a pattern', async (t) => {
+  const patterns = new StopPatterns(['b<.*>'])
+  const special = (token: number): string => token === 6 ? '<end>' : ''
+  t.same((await run([[1], [6], [0]], LENGTH, { patterns, special })).tokens, [1, 6])
+})
+
+t.test('patterns that no text can be searched for in linear time are refused', (t) => {
+  for (
+    const [patterns, message] of [
+      [['(a)\\1'], /stop_regex: the reference .* is not supported/],
+      [['a(?=b)'], /not supported: look-around/],
+      [['a*'], /matches the empty text/],
+      [[''], /matches the empty text/],
+      [['('], /in the pattern "\("/],
+      [['(a|b){5000}'], /repeats too much/],
+      [['a'.repeat(257)], /at most 256 bytes for a pattern, got 257/],
+      [Array<string>(33).fill('a+'), /at most 32 patterns, got 33/]
+    ] as const
+  ) t.throws(() => new StopPatterns([...patterns]), { code: 'INVALID_REQUEST', message })
+  const slow = new StopPatterns(['(a+)+b', '(a|aa)+c']).matcher()
+  t.equal(slow.push('a'.repeat(100_000)), null)
+  t.equal(slow.push('c'), '(a|aa)+c')
+  t.end()
 })

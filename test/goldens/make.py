@@ -137,6 +137,7 @@ MODELS = {
         torch.float32,
         {},
     ),
+    "llama-gelu": (LlamaForCausalLM, LlamaConfig(**TINY, hidden_act="gelu_pytorch_tanh"), torch.bfloat16, {}),
 }
 
 
@@ -248,6 +249,8 @@ def ropes():
         one(dict(rope_type="linear", rope_theta=10000.0, factor=4.0), **wide),
         one(llama31, **wide),
         one(dict(llama31, factor=32.0), head_dim=64),
+        one(dict(llama31, low_freq_factor=2.0), **wide),
+        one(dict(llama31, low_freq_factor=0.5, high_freq_factor=8.0), head_dim=64),
         one(yarn, **wide),
         one(dict(yarn, attention_factor=1.25), **wide),
         one(dict(yarn, mscale=0.707, mscale_all_dim=1.2), **wide),

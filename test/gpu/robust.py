@@ -89,7 +89,7 @@ def aborts(options):
     return f"{fates.count('leave')} left, {fates.count('abort')} aborted, seed {seed}"
 
 
-@test("robust/two-servers-on-one-card")
+@test("robust/two-servers-on-one-gpu")
 def two_servers(options):
     flags, env = device_flags(options)
     flags += ["--max-total-tokens", 2048, "--model-root", GOLDENS]
@@ -192,7 +192,7 @@ def illegal(options):
     )
 
 
-@test("robust/stuck-card", gpu=True)
+@test("robust/stuck-gpu", gpu=True)
 def stuck(options):
     """The watchdog reports a kernel that never ends, and ends the process."""
     return "; ".join(
@@ -206,7 +206,7 @@ def uuids():
     return [f"GPU-{torch.cuda.get_device_properties(index).uuid}" for index in range(torch.cuda.device_count())]
 
 
-@test("robust/card-by-uuid", gpu=True)
+@test("robust/gpu-by-uuid", gpu=True)
 def by_uuid(options):
     known = uuids()
     uuid = known[-1]
@@ -245,7 +245,7 @@ def bad_input(options):
                 "CUDA_VISIBLE_DEVICES",
             ),
             (["--device", "cuda"], {"CUDA_VISIBLE_DEVICES": ""}, "CUDA_VISIBLE_DEVICES"),
-            (["--device", "cuda", "--base-gpu-id", count], {}, "card"),
+            (["--device", "cuda", "--base-gpu-id", count], {}, "there is no GPU"),
             (["--device", "cuda", "--max-total-tokens", 2000000000], {}, "--max-total-tokens"),
             (["--device", "cuda"], {"REFIT_CUDA_LIBRARY": "/nowhere/librefit_cuda.so"}, "/nowhere/librefit_cuda.so"),
         ]
@@ -286,7 +286,7 @@ def own_kernels(options):
     return f"at most {worst:.4f} apart"
 
 
-@test("robust/card-full", gpu=True, real=True)
+@test("robust/gpu-full", gpu=True, real=True)
 def card_full(options):
     """A model that does not fit is refused with numbers, before anything hangs."""
     flags, env = device_flags(options)

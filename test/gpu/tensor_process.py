@@ -9,7 +9,25 @@ import sys
 import tempfile
 import time
 
+import forked
+
 HERE = pathlib.Path(__file__).resolve().parent
+
+
+# With GPUs each sender is a new process: its memory and its files are measured, and CUDA's libraries stay apart.
+FORKS = not os.path.exists("/dev/nvidiactl")
+
+
+def started(program, log, env):
+    if FORKS:
+        return forked.Popen(program, log, env)
+    return subprocess.Popen(
+        [sys.executable, program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        env={**os.environ, **env},
+    )
 
 
 class SenderFailed(Exception):
@@ -25,13 +43,7 @@ class Process:
 
     def __init__(self, env=None, program="tensor_sender.py"):
         self.log = tempfile.NamedTemporaryFile(prefix="refit-sender-")
-        self.process = subprocess.Popen(
-            [sys.executable, str(HERE / program)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.log,
-            env={**os.environ, **(env or {})},
-        )
+        self.process = started(str(HERE / program), self.log, env or {})
         PIDS.append(self.process.pid)
         self.buffer = b""
         self.asked = None  # what it has not answered yet

@@ -6,26 +6,30 @@ import zlib
 import torch
 
 
+def signed(value, bits=64):
+    value &= (1 << bits) - 1
+    return value - (1 << bits) if value >> (bits - 1) else value
+
+
+def piece_of(device):
+    """Elements to compute at once: on a CPU few enough for its caches, so no step touches new memory."""
+    return 1 << (24 if device.type == "cuda" else 16)
+
+
 def coded(variant, name, shape, device="cpu", out=None):
     """bfloat16 below 2 in size: neither infinity nor NaN, and float32 holds it exactly."""
     count = math.prod(shape)
     out = torch.empty(shape, dtype=torch.bfloat16, device=device) if out is None else out
-    flat = out.view(-1)
-    seed = (zlib.crc32(name.encode()) ^ (variant * 0x9E3779B1)) & 0xFFFFFFFF
-    for start in range(0, count, 1 << 24):
-        index = torch.arange(start, min(count, start + (1 << 24)), device=out.device)
-        h = (index * 0x85EBCA6B + seed) & 0xFFFFFFFF
-        h = ((h ^ (h >> 13)) * 0x2C1B3C6D) & 0xFFFFFFFF
-        bits = (h ^ (h >> 16)) & 0xBFFF
-        flat[start : start + len(index)] = (
-            torch.where(bits >= 0x8000, bits - 0x10000, bits).to(torch.int16).view(torch.bfloat16)
-        )
+    flat = out.view(-1).view(torch.int16)
+    seed = signed(zlib.crc32(name.encode()) ^ (variant * 0x9E3779B1), 32)
+    piece = piece_of(out.device)
+    # int32 wraps around like the 32-bit words of this hash. `>>` repeats the sign, and the masks drop the repeats.
+    for start in range(0, count, piece):
+        h = torch.arange(start, min(count, start + piece), dtype=torch.int32, device=out.device)
+        h.mul_(signed(0x85EBCA6B, 32)).add_(seed)
+        h.bitwise_xor_((h >> 13).bitwise_and_(0x7FFFF)).mul_(0x2C1B3C6D)
+        flat[start : start + len(h)] = h.bitwise_xor_(h >> 16).bitwise_and_(0xBFFF).to(torch.int16)
     return out
-
-
-def signed(value):
-    value &= (1 << 64) - 1
-    return value - (1 << 64) if value >> 63 else value
 
 
 GOLDEN, MIX1, MIX2 = (signed(value) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
@@ -42,7 +46,7 @@ def checksum_of(tensor):
     bits = tensor.detach().to(torch.bfloat16).contiguous().view(-1).view(torch.int16)
     powers = torch.tensor(POWERS, device=bits.device)
     total = torch.zeros((), dtype=torch.int64, device=bits.device)
-    piece = 1 << 24
+    piece = piece_of(bits.device)
     for start in range(0, bits.numel(), piece):
         b = bits[start : start + piece].to(torch.int64) & 0xFFFF
         b = torch.nn.functional.pad(b, (0, -b.numel() % 8)).view(-1, 8)

@@ -2,7 +2,8 @@ import t from 'tap'
 import fc from 'fast-check'
 import { cutCheckpoint, layOutCheckpoint, rowBytes, weightBytes } from '../../src/model/checkpoint-layout.ts'
 import type { CheckpointPiece } from '../../src/model/checkpoint-layout.ts'
-import type { HeldDType, ModelTable, TensorEntry } from '../../src/model/architecture.ts'
+import type { ModelTable, TensorEntry } from '../../src/model/architecture.ts'
+import type { HeldDType } from '../../src/native/dtypes.ts'
 
 type Shape = readonly [rows: number, cols: number, dtype: HeldDType]
 

@@ -61,6 +61,15 @@ t.test('OLMo 2 has norms after attention and MLP, and norms of the whole q and k
   }
 })
 
+t.test('every family has the activation that hidden_act names', async t => {
+  for (const name of ARCHITECTURES) {
+    for (const hiddenAct of ['silu', 'swish', undefined, 'gelu_pytorch_tanh']) {
+      const activation = hiddenAct === 'gelu_pytorch_tanh' ? hiddenAct : 'silu'
+      t.match(tinyArchitecture(name, { hidden_act: hiddenAct }), { activation }, `${name}: ${hiddenAct}`)
+    }
+  }
+})
+
 t.test('Mistral is Llama without biases; its window must be null, or as long as the context', async t => {
   const mistral = (overrides: Record<string, unknown> = {}): Architecture =>
     tinyArchitecture('MistralForCausalLM', overrides)

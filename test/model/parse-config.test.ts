@@ -141,7 +141,7 @@ t.test('dtype is read in the form of transformers 4 or 5, with or without "torch
   t.equal(tinyArchitecture('LlamaForCausalLM', { dtype: undefined, torch_dtype: 'float32' }).dtype, 'float32')
   t.throws(() => tinyArchitecture('LlamaForCausalLM', { dtype: 'float8_e4m3fn' }), {
     code: 'MODEL_CONFIG',
-    message: /dtype: "float8_e4m3fn" is not supported; refit reads bfloat16, float16, float32/
+    message: /dtype: "float8_e4m3fn" is not supported; refit reads bfloat16, float16 and float32/
   })
 })
 
@@ -197,7 +197,7 @@ const refused: Array<[string, ArchitectureName, Record<string, unknown>, string,
     'LlamaForCausalLM',
     { hidden_act: 'gelu' },
     'hidden_act',
-    /"gelu" is not supported; refit knows silu/
+    /"gelu" is not supported; refit knows silu, swish, gelu_pytorch_tanh$/
   ],
   [
     'a sliding window',

@@ -93,7 +93,7 @@ t.test('a step checks types and lengths of its arrays, and gives fresh ones', as
     startPos: Int32Array.of(0),
     pageOffsets: Int32Array.of(0, 1),
     pages: Int32Array.of(2),
-    rowInts: Int32Array.of(2, -1, 0, 2, 1, 0),
+    rowInts: Int32Array.of(2, -1, 0, 2, 1, 0, -1),
     rowFloats: new Float32Array(ROW_FLOATS),
     rowSeeds: BigUint64Array.of(1n),
     historyOffsets: Int32Array.of(0, 0),
@@ -102,7 +102,8 @@ t.test('a step checks types and lengths of its arrays, and gives fresh ones', as
     biasTokens: new Int32Array(0),
     biasValues: new Float32Array(0),
     idOffsets: Int32Array.of(0, 1),
-    ids: Int32Array.of(5)
+    ids: Int32Array.of(5),
+    masks: new Uint32Array(0)
   }
   batch.rowFloats.set([0, 1, 0, 0, 0, 1])
   t.equal(batch.rowInts.length, ROW_INTS)
@@ -122,6 +123,12 @@ t.test('a step checks types and lengths of its arrays, and gives fresh ones', as
   wide.set(batch.tokens, 4)
   t.strictSame(addon.step(core, { ...batch, tokens: wide.subarray(4, 7) }), result)
 
+  // Token 77 alone is allowed, by the second of two masks.
+  const masks = new Uint32Array(8)
+  masks[4 + 2] = 1 << 13
+  const masked = addon.step(core, { ...batch, masks, rowInts: Int32Array.of(2, -1, 0, 2, 1, 0, 1) })
+  t.same([masked.tokens[0], masked.logprobs[0]], [77, 0])
+
   const changed = (change: object): () => unknown => () => addon.step(core, { ...batch, ...change })
   for (const name of Object.keys(batch)) {
     t.throws(changed({ [name]: new Uint16Array(4) }), {
@@ -135,7 +142,7 @@ t.test('a step checks types and lengths of its arrays, and gives fresh ones', as
     message: 'batch.seqOffsets: expected 2 entries (one more than startPos), got 1'
   })
   t.throws(changed({ rowInts: new Int32Array(5) }), {
-    message: 'batch.rowInts: expected 6 entries (ROW_INTS for each of rowSeeds), got 5'
+    message: 'batch.rowInts: expected 7 entries (ROW_INTS for each of rowSeeds), got 5'
   })
   t.throws(changed({ rowFloats: new Float32Array(7) }), { message: /^batch.rowFloats: expected 6/ })
   t.throws(changed({ biasTokens: Int32Array.of(1) }), {
@@ -160,8 +167,10 @@ t.test('a step checks types and lengths of its arrays, and gives fresh ones', as
       { pageOffsets: Int32Array.of(1, 0) },
       { idOffsets: Int32Array.of(0, 2) },
       { ids: Int32Array.of(128) },
-      { rowInts: Int32Array.of(3, -1, 0, 0, 0, 0) },
-      { rowInts: Int32Array.of(0, 128, 0, 0, 0, 0) },
+      { rowInts: Int32Array.of(3, -1, 0, 0, 0, 0, -1) },
+      { rowInts: Int32Array.of(0, 128, 0, 0, 0, 0, -1) },
+      { rowInts: Int32Array.of(2, -1, 0, 2, 1, 0, 0) },
+      { masks: new Uint32Array(3) },
       { historyOffsets: Int32Array.of(0, 1) },
       { biasOffsets: Int32Array.of(0, 1) }
     ]

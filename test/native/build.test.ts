@@ -112,9 +112,7 @@ function smallTree (t: Test): { root: string, write: (file: string, text: string
     writeFileSync(join(root, file), text)
   }
   write('package.json', '{"type":"module"}')
-  for (
-    const file of [...BUILD_FILES, 'native/binding/exports.map', 'native/binding/napi_setup.h', 'native/core/fault.h']
-  ) {
+  for (const file of [...BUILD_FILES, 'native/binding/exports.map', 'native/core/fault.h']) {
     cpSync(join(packageRoot, file), join(root, file), { recursive: true })
   }
   symlinkSync(join(packageRoot, 'node_modules'), join(root, 'node_modules'))
@@ -125,17 +123,23 @@ function smallTree (t: Test): { root: string, write: (file: string, text: string
   write('native/transport/none.cc', 'int unused_symbol;\n')
   write('native/binding/control.cc', '#include "core/fault.h"\nbool is_armed() { return REFIT_FAULT(kRead); }\n')
   write('native/core/fault.cc', '#include "core/fault.h"\nbool has_fault() { return REFIT_FAULT(kRead); }\n')
+  // The C interface compiles in a tenth of the time of napi.h.
+  write('native/binding/napi_setup.h', '#pragma once\n#include <node_api.h>\n')
   write(
     'native/binding/addon.cc',
-    '#include <napi.h>\n' +
+    '#include "binding/napi_setup.h"\n' +
       'const char* answer();\n' +
-      'Napi::Object init(Napi::Env env, Napi::Object exports) {\n' +
-      '  exports.Set("isas", Napi::Function::New(env, [](const Napi::CallbackInfo& info) -> Napi::Value {\n' +
-      '    return Napi::String::New(info.Env(), answer());\n' +
-      '  }));\n' +
-      '  return exports;\n' +
+      'napi_value isas(napi_env env, napi_callback_info) {\n' +
+      '  napi_value text;\n' +
+      '  napi_create_string_utf8(env, answer(), NAPI_AUTO_LENGTH, &text);\n' +
+      '  return text;\n' +
       '}\n' +
-      'NODE_API_MODULE(t, init)\n'
+      'NAPI_MODULE_INIT() {\n' +
+      '  napi_value function;\n' +
+      '  napi_create_function(env, "isas", NAPI_AUTO_LENGTH, isas, nullptr, &function);\n' +
+      '  napi_set_named_property(env, exports, "isas", function);\n' +
+      '  return exports;\n' +
+      '}\n'
   )
   return { root, write }
 }
@@ -248,7 +252,7 @@ t.test('every native test program is built, in whichever folder its source lies'
   t.match(stdout, /group_life \.+ +Passed/)
   t.match(stderr, /native tests failed/)
   write('native/test/deeper/still/second_test.cc', 'int main() { return 0; }\n')
-  t.match(build(['--tests'], process.env, root).stdout, /100% tests passed, 0 tests failed out of 3/)
+  t.match(build(['--tests'], process.env, root).stdout, /100% tests passed(, 0 tests failed)? out of 3/)
   t.ok(readFileSync(join(root, 'build/native-tests/CMakeCache.txt'), 'utf8').includes('REFIT_SANITIZE:STRING=address'))
   t.end()
 })

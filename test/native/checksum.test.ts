@@ -1,5 +1,6 @@
 import t from 'tap'
 import { native } from '../../src/native/load-addon.ts'
+import type { DType } from '../../src/native/dtypes.ts'
 import { codedBits, codedJob } from './helpers/coded.ts'
 import { plainModel } from './helpers/plain-core.ts'
 import type { PlainTensor } from './helpers/plain-core.ts'
@@ -54,6 +55,23 @@ t.test('partial sums of ranks add up to the checksum of the tensor, for any spli
       addon.closeCore(core)
     }
   }
+})
+
+t.test('a parameter of more than 2^18 elements is summed to its last row', async t => {
+  const { config, tensors } = plainModel({ vocab: 9001, hidden: 64 })
+  const core = addon.createCore(config)
+  await addon.write(core, codedJob(tensors).job)
+  const sums = await ofCore(core, tensors)
+  const embed = tensors.find(({ name }) => name === 'embed')!
+  t.ok(embed.rows * embed.cols > 2 * 2 ** 18 && embed.rows * embed.cols % 2 ** 18 !== 0)
+  t.equal(sums.get('embed'), checksum(embed, 'bfloat16'))
+  // One bit in the last row changes it.
+  const change = { ...embed, rects: [[0, 0, embed.rows - 1, 0, 1, 64, embed.rows - 1, 0]] } as PlainTensor
+  const bits = (name: string, index: number, dtype: DType): number =>
+    codedBits(name, index, dtype) ^ Number(index === embed.rows * embed.cols - 1)
+  await addon.write(core, codedJob([change], { bits }).job)
+  t.not((await ofCore(core, tensors)).get('embed'), sums.get('embed'))
+  addon.closeCore(core)
 })
 
 t.test('scrambled weights have other checksums, which depend on the seed', async t => {

@@ -5,6 +5,7 @@ import t from 'tap'
 import { MEMORY_TAGS } from '../../src/native/addon.ts'
 import { cudaLibraryPath, native } from '../../src/native/load-addon.ts'
 import type { CoreConfig } from '../../src/native/core-config.ts'
+import { ROW_INTS } from '../../src/native/step.ts'
 import type { StepBatch } from '../../src/native/step.ts'
 import { packageRoot } from '../../src/root.ts'
 import { plainModel } from './helpers/plain-core.ts'
@@ -47,7 +48,7 @@ function batchOf (tokens: number[], rows: number): StepBatch {
     startPos: Int32Array.of(0),
     pageOffsets: Int32Array.of(0, 2),
     pages: Int32Array.of(5, 9),
-    rowInts: new Int32Array(6 * rows),
+    rowInts: new Int32Array(ROW_INTS * rows),
     rowFloats: Float32Array.from({ length: 6 * rows }, (_, i) => i / 4),
     rowSeeds: BigUint64Array.from({ length: rows }, (_, i) => BigInt(i + 3)),
     historyOffsets: new Int32Array(rows + 1),
@@ -56,7 +57,8 @@ function batchOf (tokens: number[], rows: number): StepBatch {
     biasTokens: Int32Array.of(1),
     biasValues: Float32Array.of(-0.5),
     idOffsets: new Int32Array(rows + 1),
-    ids: new Int32Array()
+    ids: new Int32Array(),
+    masks: new Uint32Array()
   }
 }
 
@@ -174,6 +176,9 @@ t.test('all data crosses the boundary unchanged', async t => {
     topIds: Int32Array.of(5, 9),
     topLogprobs: Float32Array.of(-0.5),
     idLogprobs: Float32Array.of(3, 4),
+    keptCounts: new Int32Array(0),
+    keptLogprobs: new Float32Array(0),
+    keptIds: new Int32Array(0),
     experts: Uint16Array.of(7, 65535)
   })
   const outcome = await addon.write(core, {
@@ -327,7 +332,7 @@ t.test('the real library opens without CUDA libraries, and reports the missing o
   for (const call of ['cudaMemoryNeeds', 'createCore']) {
     t.match(
       alone(`addon.${call}({ ...config, dtype: 'float32' })`),
-      /^bad configuration: the CUDA engine computes in bfloat16 alone, got float32/
+      /^bad configuration: the CUDA engine computes in bfloat16 only, got float32/
     )
     t.match(alone(`addon.${call}({ ...config, ranks: 3 })`), 'bad configuration: heads 4 do not divide among 3 ranks')
   }

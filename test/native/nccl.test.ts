@@ -4,7 +4,7 @@ import t from 'tap'
 import { compile, LIBRARY, SANITIZED } from './helpers/compile.ts'
 
 // NCCL itself needs GPUs. This tests how the library is opened, and that every wait in it can be ended, with a library
-// that has NCCL's interface and scripted answers. native/test/gpu/nccl_test.cu has the rest.
+// that has NCCL's interface and scripted answers. native/test/gpu/nccl_test.cc has the rest.
 
 const folder = t.testdir()
 const standIn = (name: string, ...flags: string[]): string =>

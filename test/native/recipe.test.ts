@@ -14,6 +14,7 @@ const FIELDS: Record<keyof ModelRecipe, true> = {
   rmsNormEps: true,
   normPlacement: true,
   qkNorm: true,
+  activation: true,
   roundOnce: true,
   qkvBias: true,
   oBias: true,

@@ -1,7 +1,7 @@
 import { closeSync, existsSync, openSync, truncateSync } from 'node:fs'
 import t from 'tap'
 import { native } from '../../src/native/load-addon.ts'
-import { TENSOR_UNTOUCHED, TENSOR_WRITTEN } from '../../src/native/write-layout.ts'
+import { TENSOR_PARTIAL, TENSOR_UNTOUCHED, TENSOR_WRITTEN } from '../../src/native/write-layout.ts'
 import type { DType } from '../../src/native/dtypes.ts'
 import type { WriteJob } from '../../src/native/write-job.ts'
 import { codedJob, expectedParams } from './helpers/coded.ts'
@@ -142,6 +142,45 @@ t.test('a file that ends early is named with both positions, and earlier tensors
   t.equal(nothing.bytes, 0)
   closeSync(coded.fd!)
   addon.closeCore(core)
+})
+
+t.test('a read that breaks off inside a parameter makes it partial, and those after it stay untouched', async t => {
+  for (const ranks of [1, 2]) {
+    const model = plainModel({ ranks, threads: 1 })
+    const core = addon.createCore(model.config)
+    await addon.scramble(core, 1n)
+    const before = await readAll(addon, core, model)
+    const { dtype } = model.config
+    for (const [at, tensor] of model.tensors.entries()) {
+      await addon.scramble(core, 1n)
+      const coded = codedJob(model.tensors, { dtype, folder: t.testdir() })
+      const begin = at === 0 ? 0 : coded.ends[at - 1]!
+      const rowBytes = 2 * tensor.cols
+      // After some rows, or elements of a vector.
+      truncateSync(coded.path!, begin + 4 * rowBytes)
+      const outcome = await addon.write(core, coded.job)
+      closeSync(coded.fd!)
+      t.equal(outcome.error?.tensor, at)
+      // Only a tensor that is split by columns is read into a buffer first; all others go straight to their place.
+      const isStraight = ranks === 1 || !['o', 'down'].includes(tensor.name)
+      t.same(
+        [...outcome.states],
+        model.tensors.map((_, i) =>
+          i < at ? TENSOR_WRITTEN : i === at && isStraight ? TENSOR_PARTIAL : TENSOR_UNTOUCHED
+        ),
+        `${ranks} ranks, broken off in ${tensor.name}`
+      )
+      const after = await readAll(addon, core, model)
+      const changed = tensor.rects.some(([rank, param, , , , , dstRow, dstCol]) => {
+        const { cols } = model.config.params[param]!
+        const i = rank * model.config.params.length + param
+        const first = 2 * (dstRow * cols + dstCol)
+        return !same([after[i]!.subarray(first, first + 8)], [before[i]!.subarray(first, first + 8)])
+      })
+      t.equal(changed, isStraight, `${tensor.name}: the state is that of the bytes`)
+    }
+    addon.closeCore(core)
+  }
 })
 
 t.test('a file descriptor may be closed, and its number given to another file, while the write runs', async t => {

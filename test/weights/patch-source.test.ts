@@ -10,6 +10,9 @@ import { missingNames } from '../../src/weights/plan.ts'
 import type { PatchSource, WeightSource, WriteReport } from '../../src/contract/weight-source.ts'
 import type { WeightStore } from '../../src/weights/weight-store.ts'
 import { faultyAddon, storeOf } from '../helpers/core.ts'
+import { sparseSource } from '../../src/sources/tensor/sparse-delta.ts'
+import { TENSOR } from '../../src/sources/tensor/tensor.ts'
+import type { SparseItem } from '../../src/wire/trainers/sparse-payload.ts'
 import { codedChecksum, codedTensor, memorySource } from '../helpers/memory-source.ts'
 import { tinyArchitecture } from '../helpers/tiny-config.ts'
 
@@ -67,7 +70,7 @@ function patchOf (
   }))
   return {
     kind: 'patch',
-    transport: 'tensor',
+    transport: TENSOR,
     tensors: announced,
     patch: { tensors, bytes },
     verify: async () => {},
@@ -183,14 +186,55 @@ t.test('an invalid patch is refused before the gate shuts', async t => {
   await holds(store, table, () => 1)
 })
 
-t.test("bits of another dtype than the engine's are refused", async t => {
-  const { store, table, close } = storeOf(addon, tinyArchitecture('Qwen3ForCausalLM'), 1, 'float32')
+t.test("bits of another dtype than the engine's are refused, also if it has the same width", async t => {
+  const name = 'model.norm.weight'
+  for (const [held, sent] of [['float32', 'bfloat16'], ['bfloat16', 'float16'], ['bfloat16', 'float32']] as const) {
+    const { store, table, close } = storeOf(addon, tinyArchitecture('Qwen3ForCausalLM'), 1, held)
+    t.teardown(close)
+    await apply(store, memorySource(table, missingNames(table, new Set()), 1))
+    const patch = patchOf(table, [name], 2, undefined, 1)
+    const [own] = patch.patch.tensors.get(name)!
+    const values = new Uint8Array(own!.values.length * (sent === 'float32' ? 2 : 1))
+    const tensors = new Map([[name, [{ ...own!, values, dtype: DTYPES[sent] }]]])
+    await t.rejects(apply(store, { ...patch, patch: { tensors, bytes: 0 } }), {
+      code: 'TENSOR_PAYLOAD',
+      message: /another dtype/
+    }, `${sent} into ${held}`)
+    await holds(store, table, () => 1)
+  }
+})
+
+t.test('a delta of other weights than those that are held is refused, and one of the held weights fits', async t => {
+  const { store, table, close, gates } = storeOf(addon, tinyArchitecture('Qwen3ForCausalLM'), 2)
   t.teardown(close)
-  await apply(store, memorySource(table, missingNames(table, new Set()), 1))
-  await t.rejects(apply(store, patchOf(table, ['model.norm.weight'], 2, undefined, 1)), {
-    code: 'TENSOR_PAYLOAD',
-    message: /another dtype/
+  const names = missingNames(table, new Set())
+  await apply(store, memorySource(table, names, 1))
+  const items = names.map((name): SparseItem => {
+    const from = codedTensor(1, name, sizeOf(table, name))
+    const values = codedTensor(2, name, sizeOf(table, name)).map((bits, index) => bits ^ from[index]!)
+    return {
+      name,
+      dtype: 'bfloat16',
+      shape: table.tensors.get(name)!.shape,
+      operation: 'xor',
+      encoding: 'range',
+      positions: new Uint8Array(0),
+      first: 0,
+      values: new Uint8Array(values.buffer)
+    }
   })
+  const relativeTo = (epoch: number): PatchSource => sparseSource(items, epoch)
+  const base = store.epoch
+  // Another client writes between the sender's base and its delta.
+  await apply(store, memorySource(table, names.slice(0, 1), 3))
+  const shut = gates.shutCount
+  await t.rejects(apply(store, relativeTo(base)), { code: 'CONFLICT', message: /another update has written weights/ })
+  await t.rejects(apply(store, relativeTo(store.epoch + 1)), { code: 'CONFLICT' })
+  t.equal(gates.shutCount, shut)
+  await holds(store, table, name => name === names[0] ? 3 : 1)
+  await apply(store, memorySource(table, names, 1))
+  await apply(store, relativeTo(store.epoch))
+  await holds(store, table, () => 2)
 })
 
 t.test('a write that breaks off tears its tensors; deltas of them are refused, whole tensors heal them', async t => {

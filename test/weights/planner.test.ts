@@ -5,6 +5,7 @@ import { CoveredNames } from '../../src/weights/covered-names.ts'
 import { planWrite } from '../../src/weights/plan.ts'
 import { Planner } from '../../src/weights/planner.ts'
 import type { AnnouncedTensor, StoredSource } from '../../src/contract/weight-source.ts'
+import { MEMORY } from '../helpers/memory-source.ts'
 import { tinyArchitecture } from '../helpers/tiny-config.ts'
 
 const RANKS = 2
@@ -14,7 +15,7 @@ const plans = [...table.tensors.values()].filter(plan => !plan.alternative)
 
 const sourceOf = (tensors: AnnouncedTensor[], more: Partial<StoredSource> = {}): StoredSource => ({
   kind: 'stored',
-  transport: 'memory',
+  transport: MEMORY,
   tensors,
   sources: [{ fd: 7 }],
   verify: async () => {},

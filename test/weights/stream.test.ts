@@ -2,11 +2,11 @@ import t from 'tap'
 import assert from 'node:assert/strict'
 import fc from 'fast-check'
 import { faultyAddon, storeOf } from '../helpers/core.ts'
-import { codedChecksum, memorySource } from '../helpers/memory-source.ts'
+import { codedChecksum, memorySource, MEMORY } from '../helpers/memory-source.ts'
 import { tinyArchitecture } from '../helpers/tiny-config.ts'
 import { RefitError } from '../../src/errors.ts'
 import { missingNames } from '../../src/weights/plan.ts'
-import type { StoredSource, StreamedSource, WeightSource } from '../../src/contract/weight-source.ts'
+import type { StoredSource, StreamedSource, Transport, WeightSource } from '../../src/contract/weight-source.ts'
 import type { WeightStore } from '../../src/weights/weight-store.ts'
 
 const addon = faultyAddon()
@@ -35,7 +35,7 @@ function streamed (
   const { tensors, verify, close } = whole
   return {
     kind: 'streamed',
-    transport: 'memory',
+    transport: MEMORY,
     tensors,
     verify,
     close,
@@ -220,4 +220,32 @@ t.test('a stream that ends early without an error is refused as incomplete', asy
     apply(store, streamed({ ...whole, sources: [{ buffer: buffer.subarray(0, buffer.length - 64) }] }, [])),
     { code: 'WEIGHTS_TORN', message: /bytes ended/ }
   )
+})
+
+t.test('reports, torn tensors and unread bytes are named as the transport of the source defines', async t => {
+  const { store, table, close } = storeOf(addon, tinyArchitecture('Qwen3ForCausalLM'), 1)
+  t.teardown(close)
+  const whole = memorySource(table, missingNames(table, new Set()), 1)
+  const size = (whole.sources[0] as { buffer: Uint8Array }).buffer.length
+  const error = new Error('the cable is out')
+  const source = (transport: Transport, after?: number): StreamedSource => {
+    const sent = streamed(whole, [size >> 1], after === undefined ? undefined : { after, error })
+    return { ...sent, transport, stream: { ...sent.stream, ready: async () => {} } }
+  }
+  const cable: Transport = { name: 'cable', readError: 'TENSOR_PAYLOAD' }
+  const update = await store.update()
+  const report = await update.write(source(cable))
+  t.equal(report.source, 'cable')
+  t.notOk('bytesInPlace' in report)
+  t.match(await update.write(source({ ...cable, inPlace: true })), { bytesInPlace: 0 })
+  await update.commit({})
+  for (const readError of ['TENSOR_PAYLOAD', 'INTERNAL'] as const) {
+    await t.rejects(apply(store, source({ ...cable, readError }, 0)), {
+      code: readError,
+      message: /^reading failed at tensor ".*" before anything was written: the cable is out$/
+    })
+  }
+  t.equal(store.state.state, 'current')
+  await t.rejects(apply(store, source(cable, 1)), { code: 'WEIGHTS_TORN' })
+  t.match(store.state, { state: 'torn', reason: /^a write from cable failed at tensor ".*": the cable is out$/ })
 })

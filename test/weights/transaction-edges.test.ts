@@ -23,6 +23,17 @@ t.test('a commit or an abort may be repeated, but not followed by the other', as
   t.equal(store.weightVersion, 'v2')
 })
 
+t.test('the status of the last 64 transactions can be read, and older ones are forgotten', async t => {
+  const { store } = await setup(t)
+  for (let i = 0; i < 66; i++) {
+    await store.transactions.open({ owner: 'trainer', id: `t${i}` })
+    await store.transactions.abort(`t${i}`, 'the next one')
+  }
+  for (const id of ['t0', 't1', 'another']) t.throws(() => store.transactions.status(id), { code: 'NOT_FOUND' })
+  for (const id of ['t2', 't65']) t.match(store.transactions.status(id), { id, state: 'aborted' })
+  await t.rejects(store.transactions.open({ owner: 'trainer', id: 't65' }), { code: 'CONFLICT' })
+})
+
 t.test('a transaction on released weights is refused, and another one opens after the resume', async t => {
   const { store, names, write } = await setup(t)
   await store.release(['weights'])

@@ -1,7 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import t from 'tap'
 import { faultyAddon, storeOf } from '../helpers/core.ts'
-import { memorySource } from '../helpers/memory-source.ts'
+import { memorySource, MEMORY } from '../helpers/memory-source.ts'
 import { tinyArchitecture } from '../helpers/tiny-config.ts'
 import { missingNames } from '../../src/weights/plan.ts'
 import type { StoredSource, StreamedSource } from '../../src/contract/weight-source.ts'
@@ -36,7 +36,7 @@ function later (source: StoredSource): { source: StreamedSource, go: () => void 
     go,
     source: {
       kind: 'streamed',
-      transport: 'memory',
+      transport: MEMORY,
       tensors: source.tensors,
       verify: source.verify,
       close: source.close,

@@ -2,7 +2,7 @@ import type { Test } from 'tap'
 import { setImmediate as turn } from 'node:timers/promises'
 import { faultyAddon, storeOf } from '../helpers/core.ts'
 import { ManualClock } from '../helpers/manual-clock.ts'
-import { codedChecksum, memorySource } from '../helpers/memory-source.ts'
+import { codedChecksum, memorySource, MEMORY } from '../helpers/memory-source.ts'
 import { tinyArchitecture } from '../helpers/tiny-config.ts'
 import { RefitError } from '../../src/errors.ts'
 import { missingNames } from '../../src/weights/plan.ts'
@@ -129,7 +129,7 @@ export function streamed (
   const { tensors, verify, close } = source
   const stream = { ready: async () => {}, next }
   return {
-    source: { kind: 'streamed', transport: 'memory', tensors, verify, close, stream },
+    source: { kind: 'streamed', transport: MEMORY, tensors, verify, close, stream },
     begun,
     given: () => given
   }

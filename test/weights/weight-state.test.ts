@@ -14,6 +14,19 @@ t.test('a new ledger is torn until every name has been written', async t => {
   t.equal(ledger.tornReason, null)
 })
 
+t.test('only writes after an epoch count as written since it', async t => {
+  const ledger = new WeightLedger(NAMES, 'v0')
+  ledger.markWritten(NAMES)
+  const { epoch } = ledger
+  t.same(ledger.notWrittenSince(epoch), NAMES, 'the write at that epoch came before')
+  ledger.markWritten(['a', 'c'])
+  t.same(ledger.notWrittenSince(epoch), ['b', 'd', 'e'])
+  ledger.markTorn(['b'], ['c'], 'cut')
+  t.same(ledger.notWrittenSince(epoch), ['c', 'd', 'e'], 'a torn one is not written')
+  t.same(ledger.notWrittenSince(epoch - 1), ['c'])
+  t.same(ledger.notWrittenSince(ledger.epoch), NAMES)
+})
+
 t.test('random programs agree with a reference that keeps one flag per name', async () => {
   const names = fc.subarray(NAMES)
   const command = fc.oneof(

@@ -1,3 +1,5 @@
+import { closeSync, openSync, truncateSync, writeFileSync } from 'node:fs'
+import { join } from 'node:path'
 import t from 'tap'
 import assert from 'node:assert/strict'
 import fc from 'fast-check'
@@ -147,6 +149,40 @@ t.test('a source that changes while it is written tears all its tensors', async 
   await t.rejects(update.write(source), { code: 'WEIGHTS_TORN', message: /it moved/ })
   await update.abort('torn')
   t.match(store.state, { state: 'torn', tensors: names.slice(2, 5).sort() })
+})
+
+t.test('a file that ends inside its first tensor tears this tensor, although no tensor was written whole', async t => {
+  const { store, table, gates, close } = storeOf(addon, tinyArchitecture('Qwen3ForCausalLM'), 2)
+  t.teardown(close)
+  const names = primary(table)
+  await load(store, names, 1)
+  const path = join(t.testdir(), 'weights')
+  const one = names.filter(name => name === 'model.embed_tokens.weight')
+  const whole = memorySource(table, one, 2)
+  writeFileSync(path, (whole.sources[0] as { buffer: Uint8Array }).buffer)
+  truncateSync(path, whole.tensors[0]!.offset + 100)
+  const fd = openSync(path, 'r')
+  t.teardown(() => {
+    closeSync(fd)
+  })
+  const update = await store.update()
+  await t.rejects(update.write({ ...whole, sources: [{ fd }] }), {
+    code: 'WEIGHTS_TORN',
+    message: /the write failed at tensor "model\.embed_tokens\.weight": file ended at byte .* Torn: /
+  })
+  await update.abort('torn')
+  t.match(store.state, { state: 'torn', tensors: one })
+  t.match(gates.last, { torn: /model\.embed_tokens\.weight/ })
+  // Ended before its first byte: nothing has changed.
+  await load(store, names, 1)
+  truncateSync(path, whole.tensors[0]!.offset)
+  const again = await store.update()
+  await t.rejects(again.write({ ...whole, sources: [{ fd }] }), {
+    code: 'CHECKPOINT_FORMAT',
+    message: /before anything was written/
+  })
+  await again.abort('refused')
+  t.same(store.state, { state: 'current' })
 })
 
 t.test('a copy that fails at any tensor tears the rest and keeps the label, and a repeat heals it', async t => {

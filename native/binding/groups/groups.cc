@@ -19,32 +19,30 @@ namespace {
 
 using Held = std::vector<Napi::Reference<Napi::Value>>;
 
-constexpr int kMaxHandle = 0x7fffffff;
-constexpr int kMaxRank = 0xffff;
 constexpr int64_t kMaxDeadlineMs = int64_t{1000} * 3600 * 24 * 365;
 constexpr size_t kPartFields = PartRow::kNames.size();
 
-struct Registry {
+struct GroupRegistry {
   std::mutex mutex;
   std::map<int, std::shared_ptr<GroupEntry>> groups;
   int next = 1;
 };
 
 // Never destroyed: at process exit groups' threads may still run, and nothing that they use may be destroyed.
-Registry& registry() {
-  static Registry* const instance = new Registry;
+GroupRegistry& group_registry() {
+  static GroupRegistry* const instance = new GroupRegistry;
   return *instance;
 }
 
-[[noreturn]] void unknown(int handle) {
+[[noreturn]] void unknown_group(int handle) {
   throw std::invalid_argument("no group has handle " + std::to_string(handle) + ": it was never made, or has ended");
 }
 
 std::shared_ptr<GroupEntry> remove_group(int handle) {
-  Registry& all = registry();
+  GroupRegistry& all = group_registry();
   const std::lock_guard lock(all.mutex);
   const auto found = all.groups.find(handle);
-  if (found == all.groups.end()) unknown(handle);
+  if (found == all.groups.end()) unknown_group(handle);
   std::shared_ptr<GroupEntry> entry = std::move(found->second);
   all.groups.erase(found);
   return entry;
@@ -68,7 +66,7 @@ class GroupOperation : public Operation {
 };
 
 // Reads are small, so the result is a copy.
-constexpr int64_t kMaxRead = int64_t{1} << 30;
+constexpr int64_t kMaxGroupRead = int64_t{1} << 30;
 
 class ReadOperation : public Operation {
  public:
@@ -77,7 +75,9 @@ class ReadOperation : public Operation {
   std::vector<uint8_t> bytes;
 };
 
-int handle_of(const Napi::CallbackInfo& info) { return static_cast<int>(to_integer(info[0], "group", 0, kMaxHandle)); }
+int group_handle_of(const Napi::CallbackInfo& info) {
+  return static_cast<int>(to_integer(info[0], "group", 0, kMaxInt));
+}
 
 GlooGroup& gloo_of(GroupEntry& entry) {
   auto* const group = dynamic_cast<GlooGroup*>(&entry.group());
@@ -97,7 +97,7 @@ GroupEntry::~GroupEntry() {
 
 int register_group(Napi::Env env, std::unique_ptr<Group> group, bool gpu) {
   auto entry = std::make_shared<GroupEntry>(std::move(group), gpu);
-  Registry& all = registry();
+  GroupRegistry& all = group_registry();
   int handle = 0;
   {
     const std::lock_guard lock(all.mutex);
@@ -109,14 +109,14 @@ int register_group(Napi::Env env, std::unique_ptr<Group> group, bool gpu) {
 }
 
 std::shared_ptr<GroupEntry> find_group(int handle) {
-  Registry& all = registry();
+  GroupRegistry& all = group_registry();
   const std::lock_guard lock(all.mutex);
   const auto found = all.groups.find(handle);
-  if (found == all.groups.end()) unknown(handle);
+  if (found == all.groups.end()) unknown_group(handle);
   return found->second;
 }
 
-std::shared_ptr<GroupEntry> group_of(const Napi::CallbackInfo& info) { return find_group(handle_of(info)); }
+std::shared_ptr<GroupEntry> group_of(const Napi::CallbackInfo& info) { return find_group(group_handle_of(info)); }
 
 Napi::Value submit_to_group(Napi::Env env, const std::shared_ptr<GroupEntry>& entry, std::function<void()> work,
                             Held held) {
@@ -214,7 +214,7 @@ Napi::Value group_read(const Napi::CallbackInfo& info) {
   const auto entry = group_of(info);
   const int slot = to_slot(info[1]);
   const auto offset = static_cast<uint64_t>(to_integer(info[2], "offset", 0, kMaxSafe));
-  const auto bytes = static_cast<uint64_t>(to_integer(info[3], "bytes", 0, kMaxRead));
+  const auto bytes = static_cast<uint64_t>(to_integer(info[3], "bytes", 0, kMaxGroupRead));
   const GroupDeadline deadline = deadline_of(info[4]);
   auto operation = std::make_shared<ReadOperation>();
   ReadOperation* const to = operation.get();
@@ -239,7 +239,7 @@ Napi::Value group_send(const Napi::CallbackInfo& info) {
 
 Napi::Value group_params(const Napi::CallbackInfo& info) {
   const auto entry = group_of(info);
-  const auto core = find_core(static_cast<int>(to_integer(info[1], "core", 0, kMaxHandle)));
+  const auto core = find_core(static_cast<int>(to_integer(info[1], "core", 0, kMaxInt)));
   const int rank = static_cast<int>(to_integer(info[2], "rank", 0, core->config().ranks - 1));
   const int root = to_rank(info[3], "root");
   const GroupDeadline deadline = deadline_of(info[4]);
@@ -263,7 +263,7 @@ void group_abort(const Napi::CallbackInfo& info) {
 
 Napi::Value end_group(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
-  const int handle = handle_of(info);
+  const int handle = group_handle_of(info);
   const bool abort = to_boolean(info[1], "abort");
   const auto entry = remove_group(handle);
   napi_remove_env_cleanup_hook(env, abort_at_exit, hook_argument(handle));

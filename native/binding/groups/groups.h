@@ -13,6 +13,9 @@
 
 namespace refit::binding {
 
+// Most ranks of a group.
+constexpr int kMaxRank = 0xffff;
+
 // A group and the thread that its functions run on. They wait for other processes, so they may not run on an event
 // loop, in libuv's pool or on a core's writer thread.
 class GroupEntry {

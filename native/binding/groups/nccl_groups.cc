@@ -17,9 +17,6 @@
 namespace refit::binding {
 namespace {
 
-constexpr int kMaxHandle = 0x7fffffff;
-constexpr int kMaxRank = 0xffff;
-
 // A group that keeps its core alive, because the core's device must outlive it.
 class CoreGroup : public NcclGroup {
  public:
@@ -84,7 +81,7 @@ std::string optional_string(const Napi::Value& value, const std::string& name) {
 
 Napi::Value nccl_group(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
-  auto core = find_core(static_cast<int>(to_integer(info[0], "core", 0, kMaxHandle)));
+  auto core = find_core(static_cast<int>(to_integer(info[0], "core", 0, kMaxInt)));
   const Napi::Object from = to_object(info[1], "options");
   NcclGroupOptions options;
   options.size = static_cast<int>(to_integer(from.Get("size"), "options.size", 1, kMaxRank));

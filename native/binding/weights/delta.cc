@@ -1,9 +1,14 @@
 #include "binding/weights/delta.h"
 
+#include <fcntl.h>
 #include <sys/file.h>
+#include <sys/vfs.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstring>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -16,8 +21,14 @@
 namespace refit::binding {
 namespace {
 
-constexpr int64_t kMaxInt = 0x7fffffff;
 constexpr size_t kFields = DeltaRow::kNames.size();
+
+/** File systems of this machine, on which a lease for reading is refused only because of a writer or the file's owner.
+ */
+bool knows_writers(uint32_t type) {
+  constexpr uint32_t kKnown[] = {0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x794C7630, 0x2FC12FC1, 0x858458F6};
+  return std::find(std::begin(kKnown), std::end(kKnown), type) != std::end(kKnown);
+}
 
 }  // namespace
 
@@ -28,6 +39,22 @@ Napi::Value lock_file(const Napi::CallbackInfo& info) {
     throw std::runtime_error(std::string("flock: ") + strerror(errno));
   }
   return Napi::Boolean::New(info.Env(), ours);
+}
+
+Napi::Value has_writer(const Napi::CallbackInfo& info) {
+  const auto fd = static_cast<int>(to_integer(info[0], "fd", 0, kMaxInt));
+  // Network file systems refuse leases for other reasons.
+  struct statfs system;
+  if (fstatfs(fd, &system) != 0 || !knows_writers(static_cast<uint32_t>(system.f_type))) {
+    return Napi::Boolean::New(info.Env(), false);
+  }
+  // A writer that opens the file before the lease is given back sends a signal, which is SIGIO by default and would end
+  // the process. SIGURG is ignored.
+  fcntl(fd, F_SETSIG, SIGURG);
+  const bool leased = fcntl(fd, F_SETLEASE, F_RDLCK) == 0;
+  const bool written = !leased && errno == EAGAIN;
+  if (leased) fcntl(fd, F_SETLEASE, F_UNLCK);
+  return Napi::Boolean::New(info.Env(), written);
 }
 
 Napi::Value apply_deltas(const Napi::CallbackInfo& info) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -21,18 +22,17 @@ namespace {
 
 using Held = std::vector<Napi::Reference<Napi::Value>>;
 
-constexpr int64_t kMaxInt = 0x7fffffff;
 // A Uint8Array's length is bounded by 2^32 on the oldest supported Node.
 constexpr int64_t kMaxFetch = int64_t{1} << 31;
-
-std::shared_ptr<Core> core_of(const Napi::CallbackInfo& info) {
-  return find_core(static_cast<int>(to_integer(info[0], "handle", 0, kMaxInt)));
-}
 
 std::span<const uint8_t> borrow(const Napi::Value& value, const std::string& name, Held& held) {
   const auto bytes = fixed_bytes(value, name);
   held.push_back(Napi::Reference<Napi::Value>::New(value, 1));
   return bytes;
+}
+
+DType to_dtype(const Napi::Value& value, const std::string& name) {
+  return static_cast<DType>(to_integer(value, name, 0, static_cast<int64_t>(kDTypes) - 1));
 }
 
 std::vector<ElementPatch> parse_patches(const Napi::Value& value, Held& held) {
@@ -49,7 +49,7 @@ std::vector<ElementPatch> parse_patches(const Napi::Value& value, Held& held) {
     patch.positions = positions.data();
     patch.position_bytes = positions.size();
     patch.first = static_cast<uint64_t>(to_integer(object.Get("first"), name + ".first", 0, kMaxSafe));
-    patch.dtype = static_cast<DType>(to_integer(object.Get("dtype"), name + ".dtype", 0, 2));
+    patch.dtype = to_dtype(object.Get("dtype"), name + ".dtype");
     const auto values = borrow(object.Get("values"), name + ".values", held);
     if (values.size() % size_of(patch.dtype) != 0) {
       throw Napi::RangeError::New(value.Env(), name + ".values: not of whole elements");
@@ -122,14 +122,13 @@ class ApplyOperation : public HostOperation {
 class HashOperation : public HostOperation {
  public:
   void run() override {
-    hash_ = dtype < 0 ? refit::torch_hash(data.data(), data.size())
-                      : refit::torch_hash(data.data(), data.size() / size_of(static_cast<DType>(dtype)),
-                                          static_cast<DType>(dtype));
+    hash_ = dtype ? refit::torch_hash(data.data(), data.size() / size_of(*dtype), *dtype)
+                  : refit::torch_hash(data.data(), data.size());
   }
   Napi::Value result(Napi::Env env, const Held&) override { return Napi::BigInt::New(env, hash_); }
 
   std::span<const uint8_t> data;
-  int dtype = -1;
+  std::optional<DType> dtype;
 
  private:
   uint64_t hash_ = 0;
@@ -157,8 +156,10 @@ class UnpackOperation : public HostOperation {
 };
 
 DType to_held(const Napi::Value& value) {
-  const auto dtype = static_cast<DType>(to_integer(value, "dtype", 0, 2));
-  if (dtype == DType::kFloat16) throw Napi::RangeError::New(value.Env(), "dtype: no engine holds float16");
+  const DType dtype = to_dtype(value, "dtype");
+  if (!format_of(dtype).held) {
+    throw Napi::RangeError::New(value.Env(), std::string("dtype: no engine holds ") + name_of(dtype));
+  }
   return dtype;
 }
 
@@ -213,7 +214,7 @@ Napi::Value torch_hash(const Napi::CallbackInfo& info) {
   auto task = std::make_shared<HashOperation>();
   Held held;
   task->data = borrow(info[1], "data", held);
-  task->dtype = info[2].IsNull() ? -1 : static_cast<int>(to_integer(info[2], "dtype", 0, 2));
+  if (!info[2].IsNull()) task->dtype = to_dtype(info[2], "dtype");
   return submit_aside(info.Env(), core, std::move(task), std::move(held));
 }
 

@@ -15,11 +15,7 @@ namespace {
 using Held = std::vector<Napi::Reference<Napi::Value>>;
 
 // A Uint8Array's length is bounded by 2^32 on the oldest supported Node.
-constexpr uint64_t kMaxRead = uint64_t{1} << 32;
-
-std::shared_ptr<Core> core_of(const Napi::CallbackInfo& info) {
-  return find_core(static_cast<int>(to_integer(info[0], "handle", 0, 0x7fffffff)));
-}
+constexpr uint64_t kMaxReadBytes = uint64_t{1} << 32;
 
 class WriteTask : public Task {
  public:
@@ -175,9 +171,9 @@ Napi::Value read(const Napi::CallbackInfo& info) {
   // A rectangle inside an existing parameter, so the product fits.
   const uint64_t bytes =
       static_cast<uint64_t>(rows) * static_cast<uint64_t>(cols) * size_of(core->config().params[param].dtype);
-  if (bytes >= kMaxRead) {
+  if (bytes >= kMaxReadBytes) {
     throw std::invalid_argument("read: " + std::to_string(bytes) + " bytes requested, expected fewer than " +
-                                std::to_string(kMaxRead) + "; read fewer rows at a time");
+                                std::to_string(kMaxReadBytes) + "; read fewer rows at a time");
   }
   Napi::Uint8Array array = Napi::Uint8Array::New(env, static_cast<size_t>(bytes));
   Held held;

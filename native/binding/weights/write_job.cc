@@ -14,8 +14,6 @@
 namespace refit::binding {
 namespace {
 
-constexpr int64_t kMaxInt = 0x7fffffff;
-
 size_t record_count(Napi::Env env, size_t length, size_t fields, const std::string& name) {
   if (length % fields == 0) return length / fields;
   throw Napi::RangeError::New(
@@ -147,7 +145,7 @@ std::vector<Tensor> parse_tensors(const Napi::Value& value, const std::string& n
     Tensor& tensor = tensors[i];
     tensor.source = static_cast<int>(field(TensorRow::kSource, kMaxInt));
     tensor.offset = static_cast<uint64_t>(field(TensorRow::kOffset));
-    tensor.dtype = static_cast<DType>(field(TensorRow::kDtype, static_cast<int64_t>(DType::kFloat32)));
+    tensor.dtype = static_cast<DType>(field(TensorRow::kDtype, static_cast<int64_t>(kDTypes) - 1));
     tensor.rows = field(TensorRow::kRows);
     tensor.cols = field(TensorRow::kCols);
     tensor.row_bytes = static_cast<uint64_t>(field(TensorRow::kRowBytes));

@@ -59,10 +59,15 @@ uint64_t bytes_each(Positions encoding) {
   }
 }
 
+template <DType kType>
+float as_float(const uint8_t* values, uint64_t i) {
+  return std::bit_cast<float>(float_bits<kType>(load<Bits<kType>>(values, i)));
+}
+
 float as_float(const uint8_t* values, uint64_t i, DType dtype) {
-  if (dtype == DType::kFloat32) return load<float>(values, i);
-  const auto bits = load<uint16_t>(values, i);
-  return dtype == DType::kBFloat16 ? bf16_to_float(bits) : fp16_to_float(bits);
+  float value = 0;
+  with_dtype(dtype, [&]<DType kType>() { value = as_float<kType>(values, i); });
+  return value;
 }
 
 template <typename T>
@@ -129,7 +134,9 @@ uint64_t apply_patch(const ElementPatch& patch, uint64_t first, uint64_t count, 
 
 uint64_t torch_hash(const uint8_t* data, uint64_t count, DType dtype) {
   uint64_t hash = 0;
-  for (uint64_t i = 0; i < count; i++) hash ^= std::bit_cast<uint64_t>(static_cast<double>(as_float(data, i, dtype)));
+  with_dtype(dtype, [&]<DType kType>() {
+    for (uint64_t i = 0; i < count; i++) hash ^= std::bit_cast<uint64_t>(static_cast<double>(as_float<kType>(data, i)));
+  });
   return hash;
 }
 

@@ -23,50 +23,22 @@ inline __attribute__((always_inline)) T load(const uint8_t* src, int64_t i) {
   return value;
 }
 
-inline __attribute__((always_inline)) uint32_t fp16_bits_to_float_bits(uint32_t h) {
-  const uint32_t shifted = (h & 0x7fffu) << 13;
-  // A subnormal m * 2^-24: put m under the exponent of 2^-14 and take the hidden one away again. This is exact, needs
-  // no branch, and no subnormal reaches the FPU, where it would be slow.
-  const float hidden = std::bit_cast<float>(113u << 23);
-  const float subnormal = std::bit_cast<float>(shifted + (113u << 23)) - hidden;
-  const uint32_t normal = shifted + (112u << 23);
-  uint32_t bits = (h & 0x7c00u) == 0 ? std::bit_cast<uint32_t>(subnormal) : normal;
-  bits = (h & 0x7c00u) == 0x7c00u ? (shifted | 0x7f800000u) : bits;
-  return bits | ((h & 0x8000u) << 16);
-}
-
-inline __attribute__((always_inline)) uint16_t float_bits_to_bf16(uint32_t u) {
-  const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-  const uint32_t quiet = (u >> 16) | 0x40u;
-  return static_cast<uint16_t>((u & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
-}
-
 // The loops, which are compiled once per instruction set below.
-struct Bf16ToFloat {
+template <DType kFrom>
+struct ToFloat {
   static inline __attribute__((always_inline)) void run(const uint8_t* src, uint8_t* dst, int64_t n) {
     uint32_t* out = reinterpret_cast<uint32_t*>(dst);
-    for (int64_t i = 0; i < n; i++) out[i] = static_cast<uint32_t>(load<uint16_t>(src, i)) << 16;
+    for (int64_t i = 0; i < n; i++) out[i] = float_bits<kFrom>(load<Bits<kFrom>>(src, i));
   }
 };
 
-struct Fp16ToFloat {
-  static inline __attribute__((always_inline)) void run(const uint8_t* src, uint8_t* dst, int64_t n) {
-    uint32_t* out = reinterpret_cast<uint32_t*>(dst);
-    for (int64_t i = 0; i < n; i++) out[i] = fp16_bits_to_float_bits(load<uint16_t>(src, i));
-  }
-};
-
-struct Fp16ToBf16 {
+template <DType kFrom>
+struct ToBf16 {
   static inline __attribute__((always_inline)) void run(const uint8_t* src, uint8_t* dst, int64_t n) {
     uint16_t* out = reinterpret_cast<uint16_t*>(dst);
-    for (int64_t i = 0; i < n; i++) out[i] = float_bits_to_bf16(fp16_bits_to_float_bits(load<uint16_t>(src, i)));
-  }
-};
-
-struct FloatToBf16 {
-  static inline __attribute__((always_inline)) void run(const uint8_t* src, uint8_t* dst, int64_t n) {
-    uint16_t* out = reinterpret_cast<uint16_t*>(dst);
-    for (int64_t i = 0; i < n; i++) out[i] = float_bits_to_bf16(load<uint32_t>(src, i));
+    for (int64_t i = 0; i < n; i++) {
+      out[i] = static_cast<uint16_t>(float_bits_to_bf16(float_bits<kFrom>(load<Bits<kFrom>>(src, i))));
+    }
   }
 };
 
@@ -105,7 +77,7 @@ __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))) void fp16_to_bf16_
     const __m512i out = _mm512_mask_or_epi32(rounded, nan, high, quiet);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(dst + 2 * i), _mm512_cvtepi32_epi16(out));
   }
-  Fp16ToBf16::run(src + 2 * i, dst + 2 * i, n - i);
+  ToBf16<DType::kFloat16>::run(src + 2 * i, dst + 2 * i, n - i);
 }
 #endif
 
@@ -114,7 +86,7 @@ Convert pick() {
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl")) {
-    if constexpr (std::is_same_v<Body, Fp16ToBf16>) return fp16_to_bf16_avx512;
+    if constexpr (std::is_same_v<Body, ToBf16<DType::kFloat16>>) return fp16_to_bf16_avx512;
     return run_avx512<Body>;
   }
   if (__builtin_cpu_supports("avx2")) return run_avx2<Body>;
@@ -122,8 +94,10 @@ Convert pick() {
   return run_base<Body>;
 }
 
-void copy2(const uint8_t* src, uint8_t* dst, int64_t n) { std::memcpy(dst, src, static_cast<size_t>(n) * 2); }
-void copy4(const uint8_t* src, uint8_t* dst, int64_t n) { std::memcpy(dst, src, static_cast<size_t>(n) * 4); }
+template <DType kType>
+void copy(const uint8_t* src, uint8_t* dst, int64_t n) {
+  std::memcpy(dst, src, static_cast<size_t>(n) * size_of(kType));
+}
 
 template <typename T>
 void gather(const uint8_t* src, uint64_t stride, uint8_t* dst, int64_t n) {
@@ -133,9 +107,15 @@ void gather(const uint8_t* src, uint64_t stride, uint8_t* dst, int64_t n) {
 }  // namespace
 
 Convert converter(DType from, DType to) {
-  if (from == to) return size_of(from) == 2 ? copy2 : copy4;
-  if (to == DType::kFloat32) return from == DType::kBFloat16 ? pick<Bf16ToFloat>() : pick<Fp16ToFloat>();
-  return from == DType::kFloat16 ? pick<Fp16ToBf16>() : pick<FloatToBf16>();
+  Convert found = nullptr;
+  with_dtype(from, [&]<DType kFrom>() {
+    if (from == to) {
+      found = copy<kFrom>;
+    } else {
+      found = to == DType::kFloat32 ? pick<ToFloat<kFrom>>() : pick<ToBf16<kFrom>>();
+    }
+  });
+  return found;
 }
 
 void convert_strided(DType from, DType to, const uint8_t* src, uint64_t stride, uint8_t* dst, int64_t n) {
@@ -145,11 +125,7 @@ void convert_strided(DType from, DType to, const uint8_t* src, uint64_t stride, 
   for (int64_t i = 0; i < n; i += kBlock) {
     const int64_t count = std::min(kBlock, n - i);
     const uint8_t* at = src + static_cast<uint64_t>(i) * stride;
-    if (size_of(from) == 2) {
-      gather<uint16_t>(at, stride, packed, count);
-    } else {
-      gather<uint32_t>(at, stride, packed, count);
-    }
+    with_dtype(from, [&]<DType kFrom>() { gather<Bits<kFrom>>(at, stride, packed, count); });
     convert(packed, dst + static_cast<uint64_t>(i) * size_of(to), count);
   }
 }

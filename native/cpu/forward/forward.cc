@@ -20,7 +20,7 @@ std::vector<float*> pointers(std::vector<Buffer>& buffers, int64_t floats) {
 }  // namespace
 
 Forward::Forward(const CoreConfig& config, const Store& store, const Kernels& kernels, Pool& pool)
-    : ctx_{kernels, pool, config.dtype, config.recipe.round_once},
+    : ctx_{kernels, pool, config.dtype, config.recipe.round_once, config.recipe.activation},
       model_(config, store),
       cache_(
           {config.ranks, config.recipe.layers, config.pages, config.page_size, model_.kv_heads, config.recipe.head_dim},
@@ -231,6 +231,7 @@ void Forward::sample(const StepBatch& batch, StepResult& result) {
     };
     ctx_.pool.parallel_for(count, row);
   }
+  sampler_.end();
 }
 
 }  // namespace refit::cpu

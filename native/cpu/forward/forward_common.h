@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <new>
 
+#include "core/model.h"
 #include "core/pool.h"
 #include "cpu/kernels.h"
 
@@ -15,6 +16,7 @@ struct Context {
   Pool& pool;
   DType dtype;              // of parameters and KV cache
   bool round_once = false;  // ModelRecipe::round_once
+  Activation activation = Activation::kSilu;
 
   // With bf16 parameters, activations are rounded where Hugging Face's bf16 modules hold bf16 tensors.
   void round(float* x, int64_t n) const {

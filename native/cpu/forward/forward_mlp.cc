@@ -14,7 +14,8 @@ void gated_mlp(const Context& ctx, const float* x, const void* gate_up, const vo
   const int64_t most = std::min(rows, kMlpRows);
   float* wide = scratch.gate_up.get(most * 2 * inter);
   float* act = scratch.act.get(most * inter);
-  // silu alone is silu_mul with ones: in bf16 it is rounded before it is multiplied by `up`.
+  // the activation alone is the product with ones: in bf16 it is rounded before it is multiplied by `up`.
+  const auto activate_mul = ctx.activation == Activation::kSilu ? ctx.k.silu_mul : ctx.k.gelu_tanh_mul;
   float* ones = scratch.ones.get(inter);
   std::fill_n(ones, inter, 1.0f);
   for (int64_t begin = 0; begin < rows; begin += kMlpRows) {
@@ -28,10 +29,10 @@ void gated_mlp(const Context& ctx, const float* x, const void* gate_up, const vo
         float* out = act + row * inter;
         ctx.round(gate, 2 * inter);
         if (ctx.dtype != DType::kBFloat16) {
-          ctx.k.silu_mul(gate, up, out, inter);
+          activate_mul(gate, up, out, inter);
           continue;
         }
-        ctx.k.silu_mul(gate, ones, out, inter);
+        activate_mul(gate, ones, out, inter);
         ctx.round(out, inter);
         for (int64_t i = 0; i < inter; ++i) out[i] *= up[i];
         ctx.round(out, inter);

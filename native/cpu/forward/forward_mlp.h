@@ -1,4 +1,4 @@
-// The gated MLP of one rank: down(silu(gate(x)) * up(x)).
+// The gated MLP of one rank: down(act(gate(x)) * up(x)).
 #pragma once
 #include "cpu/forward/forward_common.h"
 

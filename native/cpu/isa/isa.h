@@ -54,6 +54,7 @@ struct VectorOps {
   void (*to_bf16)(const float* x, uint16_t* y, int64_t n);
   void (*from_bf16)(const uint16_t* x, float* y, int64_t n);
   void (*silu_mul)(const float* gate, const float* up, float* out, int64_t n);
+  void (*gelu_tanh_mul)(const float* gate, const float* up, float* out, int64_t n);
   float (*exp_sum)(float* x, float max, int64_t n);
   float (*max)(const float* x, int64_t n);
 };

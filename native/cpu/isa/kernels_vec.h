@@ -146,23 +146,42 @@ inline typename V::F vexp(typename V::F x) {
   return V::mul(V::mul(p, s1), s2);
 }
 
-// silu(g) = g / (1 + e^-g); for g < 0 as g * e^g / (1 + e^g), which cannot overflow.
+// g * sigmoid(t) for t of g's sign: g / (1 + e^-t); for g < 0 as g * e^t / (1 + e^t), which cannot overflow.
 template <class V>
-inline typename V::F silu(typename V::F g) {
+inline typename V::F times_sigmoid(typename V::F g, typename V::F t) {
   using F = typename V::F;
-  const F magnitude = V::floats(V::iand(V::bits(g), V::iset1(0x7fffffff)));
+  const F magnitude = V::floats(V::iand(V::bits(t), V::iset1(0x7fffffff)));
   const F e = vexp<V>(V::sub(V::zero(), magnitude));
   const F positive = V::div(g, V::add(V::set1(1.0f), e));
   const auto negative = V::igt(V::iset1(0), V::bits(g));
   return V::floats(V::select(negative, V::bits(V::mul(positive, e)), V::bits(positive)));
 }
 
-template <class V>
-void silu_mul(const float* gate, const float* up, float* out, int64_t n) {
+struct Silu {
+  template <class V>
+  static inline typename V::F of(typename V::F g) {
+    return times_sigmoid<V>(g, g);
+  }
+};
+
+// g / 2 * (1 + tanh(t / 2)) = g * sigmoid(t) with t = 2 sqrt(2 / pi) (g + 0.044715 g^3).
+struct GeluTanh {
+  template <class V>
+  static inline typename V::F of(typename V::F g) {
+    const typename V::F slope = V::fma(V::mul(g, g), V::set1(0.0713548162726f), V::set1(1.59576912160573f));
+    return times_sigmoid<V>(g, V::mul(g, slope));
+  }
+};
+
+template <class V, class Activation>
+void activate_mul(const float* gate, const float* up, float* out, int64_t n) {
   walk<V>(
-      n, [&](int64_t i, int) { V::store(out + i, V::mul(silu<V>(V::load(gate + i)), V::load(up + i))); },
+      n,
+      [&](int64_t i, int) {
+        V::store(out + i, V::mul(Activation::template of<V>(V::load(gate + i)), V::load(up + i)));
+      },
       [&](int64_t i, int, int m) {
-        V::storen(out + i, V::mul(silu<V>(V::loadn(gate + i, m)), V::loadn(up + i, m)), m);
+        V::storen(out + i, V::mul(Activation::template of<V>(V::loadn(gate + i, m)), V::loadn(up + i, m)), m);
       });
 }
 
@@ -222,8 +241,9 @@ float max_of(const float* x, int64_t n) {
 
 template <class V>
 constexpr VectorOps vector_ops() {
-  return {dot<V>,     dot_bf16<V>,  axpy<V>,     axpy_bf16<V>, sum_squares<V>, round_bf16<V>,
-          to_bf16<V>, from_bf16<V>, silu_mul<V>, exp_sum<V>,   max_of<V>};
+  return {dot<V>,        dot_bf16<V>, axpy<V>,      axpy_bf16<V>,          sum_squares<V>,
+          round_bf16<V>, to_bf16<V>,  from_bf16<V>, activate_mul<V, Silu>, activate_mul<V, GeluTanh>,
+          exp_sum<V>,    max_of<V>};
 }
 
 }  // namespace

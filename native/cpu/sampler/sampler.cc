@@ -53,6 +53,16 @@ void Sampler::begin(const StepBatch& batch, StepResult& result) {
   result.top_ids.assign(top_offsets_[rows], 0);
   result.top_logprobs.assign(top_offsets_[rows], kNaN);
   result.id_logprobs.assign(batch.ids.size(), kNaN);
+  bool kept = false;
+  for (int r = 0; r < rows; ++r) kept |= wants_kept(batch, r);
+  kept_.assign(kept ? rows : 0, {});
+  result.kept_counts.assign(kept_.size(), 0);
+  result.kept_logprobs.assign(kept_.size(), kNaN);
+  result.kept_ids.clear();
+}
+
+void Sampler::end() {
+  for (const auto& ids : kept_) result_->kept_ids.insert(result_->kept_ids.end(), ids.begin(), ids.end());
 }
 
 void Sampler::row(int r, int32_t position, float* logits, int thread) {
@@ -72,6 +82,7 @@ void Sampler::row(int r, int32_t position, float* logits, int thread) {
   apply_penalties(logits, slice(b.history, b.history_offsets, r), ints[5], {floats[3], floats[4], floats[5]},
                   scratch.counts);
   apply_bias(logits, slice(b.bias_tokens, b.bias_offsets, r), slice(b.bias_values, b.bias_offsets, r));
+  if (ints[6] >= 0) apply_mask(logits, vocab_, b.masks.subspan(ints[6] * mask_words(vocab_), mask_words(vocab_)));
   if (temperature != 0.0f && temperature != 1.0f) {
     for (int i = 0; i < vocab_; ++i) logits[i] /= temperature;
   }
@@ -85,6 +96,7 @@ void Sampler::row(int r, int32_t position, float* logits, int thread) {
   int token = target;
   if (token < 0) token = greedy || !sound ? argmax(logits, vocab_) : pick(r, position, logits, max, prob, scratch);
   result_->tokens[r] = token;
+  if (wants_kept(b, r)) report_kept(r, token, logits, max, greedy || !sound ? nullptr : prob, scratch);
   if (!wants) return;
   if (!raw) return report(r, token, logits, max, std::log(sum), scratch);
   const float* z = scratch.raw.data();
@@ -99,6 +111,28 @@ int Sampler::pick(int r, int32_t position, const float* z, float max, float* pro
   keep_top_p(z, prob, vocab_, floats[1], scratch.order);
   keep_min_p(prob, vocab_, floats[2]);
   return sample_gumbel(z, max, prob, vocab_, argmax(z, vocab_), batch_->row_seeds[r], position);
+}
+
+void Sampler::report_kept(int r, int token, const float* z, float max, const float* prob, SamplerScratch& scratch) {
+  if (prob == nullptr) {
+    kept_[r] = {token};
+    result_->kept_counts[r] = 1;
+    result_->kept_logprobs[r] = std::isfinite(max) ? 0.0f : kNaN;
+    return;
+  }
+  std::vector<int32_t>& order = scratch.order;
+  order.clear();
+  double mass = 0.0;
+  for (int i = 0; i < vocab_; ++i) {
+    if (prob[i] == 0.0f) continue;
+    order.push_back(i);
+    mass += prob[i];
+  }
+  result_->kept_counts[r] = static_cast<int32_t>(order.size());
+  result_->kept_logprobs[r] = static_cast<float>((static_cast<double>(z[token]) - max) - std::log(mass));
+  if (order.size() > static_cast<size_t>(kMostKept)) return;
+  std::sort(order.begin(), order.end(), TokenOrder{z});
+  kept_[r] = order;
 }
 
 void Sampler::report(int r, int token, const float* z, float max, double log_sum, SamplerScratch& scratch) const {

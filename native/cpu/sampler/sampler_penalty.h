@@ -17,6 +17,9 @@ struct Penalties {
 void apply_penalties(float* logits, std::span<const int32_t> history, int prompt, const Penalties& penalties,
                      std::vector<int32_t>& counts);
 
+// Logits of tokens whose bit of `mask` is clear become -infinity.
+void apply_mask(float* logits, int vocab, std::span<const uint32_t> mask);
+
 void apply_bias(float* logits, std::span<const int32_t> tokens, std::span<const float> values);
 
 }  // namespace refit::cpu

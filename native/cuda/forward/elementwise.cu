@@ -25,8 +25,8 @@ __global__ void __launch_bounds__(256)
 }
 
 // blockIdx.y: the row, in strides of gridDim.y; N elements a thread.
-template <int N>
-__global__ void __launch_bounds__(128) silu_mul_kernel(const bf16* x, bf16* out, int64_t count, int64_t inter) {
+template <Activation kActivation, int N>
+__global__ void __launch_bounds__(128) activate_mul_kernel(const bf16* x, bf16* out, int64_t count, int64_t inter) {
   const int64_t i = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
   if (i >= inter) return;
   for (int64_t row = blockIdx.y; row < count; row += gridDim.y) {
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(128) silu_mul_kernel(const bf16* x, bf16* out,
     Bf16s<N> y;
 #pragma unroll
     for (int e = 0; e < N; ++e) {
-      const float act = rounded_bf16(silu_as_cpu(__bfloat162float(gate.v[e])));
+      const float act = rounded_bf16(activated_as_cpu<kActivation>(__bfloat162float(gate.v[e])));
       y.v[e] = __float2bfloat16_rn(__fmul_rn(act, __bfloat162float(up.v[e])));
     }
     y.store(out + row * inter + i);
@@ -47,13 +47,22 @@ int threads_for(int64_t items, int most) {
   return static_cast<int>(std::clamp<int64_t>((items + 31) / 32 * 32, 32, most));
 }
 
-template <int N>
-void launch_silu_mul(const bf16* x, bf16* out, int64_t count, int64_t inter, cudaStream_t stream) {
+template <Activation kActivation, int N>
+void launch_activate_mul(const bf16* x, bf16* out, int64_t count, int64_t inter, cudaStream_t stream) {
   const int64_t vectors = (inter + N - 1) / N;
   const int threads = threads_for(vectors, 128);
   const dim3 grid(static_cast<unsigned>((vectors + threads - 1) / threads),
                   static_cast<unsigned>(std::min<int64_t>(count, 65535)));
-  silu_mul_kernel<N><<<grid, threads, 0, stream>>>(x, out, count, inter);
+  activate_mul_kernel<kActivation, N><<<grid, threads, 0, stream>>>(x, out, count, inter);
+}
+
+template <Activation kActivation>
+void launch_activate_mul(const bf16* x, bf16* out, int64_t count, int64_t inter, cudaStream_t stream) {
+  if (in_eights(inter, x, out)) {
+    launch_activate_mul<kActivation, 8>(x, out, count, inter, stream);
+  } else {
+    launch_activate_mul<kActivation, 1>(x, out, count, inter, stream);
+  }
 }
 
 }  // namespace
@@ -69,14 +78,14 @@ void embed(const int32_t* tokens, int count, const bf16* table, int64_t first_ro
   check_launch("embed");
 }
 
-void silu_mul(const bf16* x, bf16* out, int64_t count, int64_t inter, cudaStream_t stream) {
+void activate_mul(Activation activation, const bf16* x, bf16* out, int64_t count, int64_t inter, cudaStream_t stream) {
   if (count <= 0 || inter <= 0) return;
-  if (in_eights(inter, x, out)) {
-    launch_silu_mul<8>(x, out, count, inter, stream);
+  if (activation == Activation::kSilu) {
+    launch_activate_mul<Activation::kSilu>(x, out, count, inter, stream);
   } else {
-    launch_silu_mul<1>(x, out, count, inter, stream);
+    launch_activate_mul<Activation::kGeluTanh>(x, out, count, inter, stream);
   }
-  check_launch("silu_mul");
+  check_launch("activate_mul");
 }
 
 }  // namespace refit::cuda

@@ -1,6 +1,7 @@
 // The small kernels of a layer. Activations are bf16, row-major; arithmetic is fp32, rounded where Hugging Face's bf16
 // modules hold bf16 tensors (as native/cpu does).
 #pragma once
+#include "core/model.h"
 #include "cuda/device/types.h"
 
 namespace refit::cuda {
@@ -59,7 +60,7 @@ void projection_squares(const bf16* qkv, int64_t ld, int64_t q_cols, int64_t k_c
 void projection_rstd(const bf16* pieces, int ranks, int64_t q_elements, int64_t k_elements, float eps, int count,
                      float* rstd, cudaStream_t stream);
 
-// out[t, i] = round(round(silu(x[t, i])) * x[t, inter + i]); x [T, 2 inter], out [T, inter].
-void silu_mul(const bf16* x, bf16* out, int64_t count, int64_t inter, cudaStream_t stream);
+// out[t, i] = round(round(activation(x[t, i])) * x[t, inter + i]); x [T, 2 inter], out [T, inter].
+void activate_mul(Activation activation, const bf16* x, bf16* out, int64_t count, int64_t inter, cudaStream_t stream);
 
 }  // namespace refit::cuda

@@ -58,10 +58,17 @@ __device__ __forceinline__ float exp_as_cpu(float x) {
   return __fmul_rn(__fmul_rn(p, __int_as_float((half + 127) << 23)), __int_as_float((rest + 127) << 23));
 }
 
-__device__ __forceinline__ float silu_as_cpu(float g) {
-  const float e = exp_as_cpu(-fabsf(g));
+__device__ __forceinline__ float times_sigmoid_as_cpu(float g, float t) {
+  const float e = exp_as_cpu(-fabsf(t));
   const float positive = __fdiv_rn(g, __fadd_rn(1.0f, e));
   return __float_as_int(g) < 0 ? __fmul_rn(positive, e) : positive;
+}
+
+template <Activation kActivation>
+__device__ __forceinline__ float activated_as_cpu(float g) {
+  if constexpr (kActivation == Activation::kSilu) return times_sigmoid_as_cpu(g, g);
+  const float slope = __fmaf_rn(__fmul_rn(g, g), 0.0713548162726f, 1.59576912160573f);
+  return times_sigmoid_as_cpu(g, __fmul_rn(g, slope));
 }
 
 }  // namespace refit::cuda

@@ -123,13 +123,13 @@ void Forward::load_products(int64_t tokens, int64_t rows) {
 void Forward::step(const StepBatch& batch, StepResult& result) {
   check_batch(batch, {layout_.recipe.vocab, pages_, page_size_});
   check_limits(batch);
-  const ResultBlock results(batch, layout_.recorded);
+  const ResultBlock results(batch, layout_.recorded, layout_.recipe.vocab);
   if (batch.tokens.empty()) {
     result = {};  // rows and experts belong to tokens, so there are none
     return;
   }
   const AttentionPlan plan = plan_attention(batch, layout_.group, layout_.kv_heads);
-  const StepBlock block(batch, plan, page_size_);
+  const StepBlock block(batch, plan, page_size_, layout_.recipe.vocab);
   if (plan.part_rows > shape_->part_rows)
     throw std::logic_error("attention needs " + std::to_string(plan.part_rows) + " rows of partial results, but " +
                            std::to_string(shape_->part_rows) + " are there");

@@ -91,8 +91,12 @@ ForwardShape::ForwardShape(const CoreConfig& config, const Layout& layout) : den
 }
 
 MoeShape moe_shape(const Layout& layout, int64_t inter) {
-  return {layout.recipe.experts, layout.recipe.experts_per_token, layout.recipe.norm_topk_prob, layout.recipe.hidden,
-          inter};
+  return {layout.recipe.experts,
+          layout.recipe.experts_per_token,
+          layout.recipe.norm_topk_prob,
+          layout.recipe.hidden,
+          inter,
+          layout.recipe.activation};
 }
 
 RankBuffers carve_buffers(const Layout& layout, const ForwardShape& shape, void* scratch, void* peer,

@@ -224,8 +224,8 @@ void RankForward::mlp(int layer, const StepJob& job) {
   } else {
     rank_.begin_op("gate_up", layer);
     gemm_.run(gate_up(layer, count), stream);
-    rank_.begin_op("silu", layer);
-    silu_mul(own_.gate_up, own_.act, count, p.inter, stream);
+    rank_.begin_op("activation", layer);
+    activate_mul(layout_.recipe.activation, own_.gate_up, own_.act, count, p.inter, stream);
     rank_.begin_op("down", layer);
     gemm_.run(down(layer, count), stream);
   }

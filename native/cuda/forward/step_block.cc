@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 namespace refit::cuda {
 namespace {
@@ -9,6 +10,14 @@ namespace {
 constexpr size_t kAlignment = 16;
 
 size_t padded(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+// Prefix sums of the room of the rows' kept sets; empty if no row wants its kept set.
+std::vector<int32_t> kept_offsets(const StepBatch& batch, int vocab) {
+  std::vector<int32_t> offsets{0};
+  for (int r = 0; r < batch.rows(); ++r) offsets.push_back(offsets.back() + kept_room(batch, r, vocab));
+  if (offsets.back() == 0) offsets.clear();
+  return offsets;
+}
 
 template <class T>
 const T* at(const uint8_t* base, size_t offset) {
@@ -24,7 +33,8 @@ size_t StepBlock::place(size_t count) {
   return offset;
 }
 
-StepBlock::StepBlock(const StepBatch& batch, const AttentionPlan& plan, int page_size) : batch_(batch), plan_(plan) {
+StepBlock::StepBlock(const StepBatch& batch, const AttentionPlan& plan, int page_size, int vocab)
+    : batch_(batch), plan_(plan), kept_offsets_(kept_offsets(batch, vocab)) {
   const size_t tokens = batch.tokens.size(), rows = static_cast<size_t>(batch.rows());
   positions_.resize(tokens);
   slots_.resize(tokens);
@@ -67,7 +77,9 @@ StepBlock::StepBlock(const StepBatch& batch, const AttentionPlan& plan, int page
   bias_values_ = place<float>(batch.bias_values.size());
   id_offsets_ = place<int32_t>(batch.id_offsets.size());
   ids_ = place<int32_t>(batch.ids.size());
+  masks_ = place<uint32_t>(batch.masks.size());
   top_offsets_at_ = place<int32_t>(top_offsets_.size());
+  kept_offsets_at_ = place<int32_t>(kept_offsets_.size());
   bytes_ = gpu_bytes_;
 
   saved_history_ = place<float>(batch.history.size());
@@ -99,7 +111,9 @@ void StepBlock::write(uint8_t* host) const {
   put(host, bias_values_, batch_.bias_values);
   put(host, id_offsets_, batch_.id_offsets);
   put(host, ids_, batch_.ids);
+  put(host, masks_, batch_.masks);
   put(host, top_offsets_at_, top_offsets_);
+  put(host, kept_offsets_at_, kept_offsets_);
 }
 
 StepView StepBlock::view(uint8_t* base) const {
@@ -127,16 +141,19 @@ StepView StepBlock::view(uint8_t* base) const {
   view.rows.bias_values = at<float>(base, bias_values_);
   view.rows.id_offsets = at<int32_t>(base, id_offsets_);
   view.rows.ids = at<int32_t>(base, ids_);
+  view.rows.masks = at<uint32_t>(base, masks_);
   view.rows.top_offsets = at<int32_t>(base, top_offsets_at_);
+  view.rows.kept_offsets = at<int32_t>(base, kept_offsets_at_);
   view.rows.saved_history = reinterpret_cast<float*>(base + saved_history_);
   view.rows.saved_bias = reinterpret_cast<float*>(base + saved_bias_);
   return view;
 }
 
-ResultBlock::ResultBlock(const StepBatch& batch, int64_t recorded)
+ResultBlock::ResultBlock(const StepBatch& batch, int64_t recorded, int vocab)
     : rows_(static_cast<size_t>(batch.rows())),
       ids_(batch.ids.size()),
-      recorded_(batch.tokens.size() * static_cast<size_t>(recorded)) {
+      recorded_(batch.tokens.size() * static_cast<size_t>(recorded)),
+      kept_offsets_(kept_offsets(batch, vocab)) {
   for (size_t r = 0; r < rows_; ++r) tops_ += static_cast<size_t>(batch.row_ints[r * kRowInts + 3]);
   const auto place = [this](size_t count, size_t size = 4) {
     const size_t offset = bytes_;
@@ -149,12 +166,17 @@ ResultBlock::ResultBlock(const StepBatch& batch, int64_t recorded)
   top_logprobs_ = place(tops_);
   id_logprobs_ = place(ids_);
   experts_ = place(recorded_, sizeof(uint16_t));
+  const size_t kept_rows = kept_offsets_.empty() ? 0 : rows_;
+  kept_counts_ = place(kept_rows);
+  kept_logprobs_ = place(kept_rows);
+  kept_ids_ = place(kept_rows == 0 ? 0 : static_cast<size_t>(kept_offsets_.back()));
 }
 
 SampleOutput ResultBlock::view(uint8_t* base) const {
-  return {reinterpret_cast<int32_t*>(base + tokens_), reinterpret_cast<float*>(base + logprobs_),
-          reinterpret_cast<int32_t*>(base + top_ids_), reinterpret_cast<float*>(base + top_logprobs_),
-          reinterpret_cast<float*>(base + id_logprobs_)};
+  return {reinterpret_cast<int32_t*>(base + tokens_),      reinterpret_cast<float*>(base + logprobs_),
+          reinterpret_cast<int32_t*>(base + top_ids_),     reinterpret_cast<float*>(base + top_logprobs_),
+          reinterpret_cast<float*>(base + id_logprobs_),   reinterpret_cast<int32_t*>(base + kept_counts_),
+          reinterpret_cast<float*>(base + kept_logprobs_), reinterpret_cast<int32_t*>(base + kept_ids_)};
 }
 
 void ResultBlock::read(const uint8_t* host, StepResult& result) const {
@@ -168,6 +190,19 @@ void ResultBlock::read(const uint8_t* host, StepResult& result) const {
   get(top_logprobs_, tops_, result.top_logprobs);
   get(id_logprobs_, ids_, result.id_logprobs);
   get(experts_, recorded_, result.experts);
+  const size_t kept_rows = kept_offsets_.empty() ? 0 : rows_;
+  get(kept_counts_, kept_rows, result.kept_counts);
+  get(kept_logprobs_, kept_rows, result.kept_logprobs);
+  result.kept_ids.clear();
+  const auto* ids = reinterpret_cast<const int32_t*>(host + kept_ids_);
+  for (size_t r = 0; r < kept_rows; ++r) {
+    const int32_t room = kept_offsets_[r + 1] - kept_offsets_[r];
+    // The GPU writes nothing for other rows.
+    if (room == 0) result.kept_counts[r] = 0, result.kept_logprobs[r] = std::numeric_limits<float>::quiet_NaN();
+    if (result.kept_counts[r] <= room)
+      result.kept_ids.insert(result.kept_ids.end(), ids + kept_offsets_[r],
+                             ids + kept_offsets_[r] + result.kept_counts[r]);
+  }
 }
 
 }  // namespace refit::cuda

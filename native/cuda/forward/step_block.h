@@ -25,7 +25,7 @@ struct StepView {
 class StepBlock {
  public:
   // The batch has been checked. It and the plan must stay until the last call of write.
-  StepBlock(const StepBatch& batch, const AttentionPlan& plan, int page_size);
+  StepBlock(const StepBatch& batch, const AttentionPlan& plan, int page_size, int vocab);
 
   size_t shared_bytes() const { return shared_bytes_; }  // for every rank
   size_t bytes() const { return bytes_; }                // for the sampling rank
@@ -46,19 +46,19 @@ class StepBlock {
 
   const StepBatch& batch_;
   const AttentionPlan& plan_;
-  std::vector<int32_t> positions_, slots_, row_tokens_, row_positions_, top_offsets_;
+  std::vector<int32_t> positions_, slots_, row_tokens_, row_positions_, top_offsets_, kept_offsets_;
   int32_t furthest_ = 0;
   size_t gpu_bytes_ = 0, shared_bytes_ = 0, bytes_ = 0;
   // Offsets in the block.
   size_t tokens_, positions_at_, slots_at_, page_offsets_, pages_, items_, merges_, row_tokens_at_;
   size_t row_ints_, row_floats_, row_seeds_, row_positions_at_, history_offsets_, history_, bias_offsets_, bias_tokens_,
-      bias_values_, id_offsets_, ids_, top_offsets_at_, saved_history_, saved_bias_;
+      bias_values_, id_offsets_, ids_, masks_, top_offsets_at_, kept_offsets_at_, saved_history_, saved_bias_;
 };
 
 class ResultBlock {
  public:
   // `recorded`: recorded experts of each token (Layout).
-  ResultBlock(const StepBatch& batch, int64_t recorded);
+  ResultBlock(const StepBatch& batch, int64_t recorded, int vocab);
   size_t bytes() const { return bytes_; }
   SampleOutput view(uint8_t* base) const;
   // [T, recorded], in the block at `base`.
@@ -67,7 +67,9 @@ class ResultBlock {
 
  private:
   size_t rows_, tops_ = 0, ids_, recorded_;
-  size_t tokens_, logprobs_, top_ids_, top_logprobs_, id_logprobs_, experts_, bytes_ = 0;
+  std::vector<int32_t> kept_offsets_;  // empty if no row wants its kept set
+  size_t tokens_, logprobs_, top_ids_, top_logprobs_, id_logprobs_, experts_, kept_counts_, kept_logprobs_, kept_ids_,
+      bytes_ = 0;
 };
 
 }  // namespace refit::cuda

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/model.h"
 #include "cuda/device/types.h"
 #include "cuda/gemm/gemm.h"
 
@@ -14,6 +15,7 @@ struct MoeShape {
   int experts, per_token;
   bool norm_topk_prob;
   int64_t hidden, inter;  // inter: of one expert on this rank
+  Activation activation = Activation::kSilu;
 };
 
 // A copy of the choice: the experts of token t at to[t * stride ...], best first. On the GPU.

@@ -15,18 +15,20 @@ struct Experts {
   const int32_t* from;
   const bf16* w;
   int N, K;  // of one expert: number of columns, and of products for each
+  Activation activation;
 };
 
-// g / (1 + e^-g), for g < 0 as g e^g / (1 + e^g), which cannot overflow.
-__device__ __forceinline__ float silu(float g) {
-  const float e = expf(-fabsf(g));
+// g * sigmoid(t) for t of g's sign: g / (1 + e^-t), for g < 0 as g e^t / (1 + e^t), which cannot overflow.
+__device__ __forceinline__ float activated(float g, Activation activation) {
+  const float t = activation == Activation::kSilu ? g : g * fmaf(g * g, 0.0713548162726f, 1.59576912160573f);
+  const float e = expf(-fabsf(t));
   const float positive = g / (1.0f + e);
   return signbit(g) ? positive * e : positive;
 }
 
 // Gate and up projection in one. An expert has 2 N rows of w: first the gate's, then up's. y [slots, N] is
-// silu(gate) * up, rounded where Hugging Face's module holds bf16 tensors. Rows of w are taken in eights: eight of the
-// gate, the same eight of up, and so on, so a thread has both sums of a column.
+// activation(gate) * up, rounded where Hugging Face's module holds bf16 tensors. Rows of w are taken in eights: eight
+// of the gate, the same eight of up, and so on, so a thread has both sums of a column.
 struct GateUp {
   using Out = bf16;
   static constexpr int kRowsPerColumn = 2;
@@ -34,8 +36,8 @@ struct GateUp {
     const int n = min(n0 + r / 16 * 8 + r % 8, N - 1);
     return (expert * 2 + r / 8 % 2) * N + n;
   }
-  static __device__ __forceinline__ float finish(float gate, float up) {
-    return rounded(silu(rounded(gate))) * rounded(up);
+  static __device__ __forceinline__ float finish(float gate, float up, Activation activation) {
+    return rounded(activated(rounded(gate), activation)) * rounded(up);
   }
 };
 
@@ -76,7 +78,7 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_experts(Experts e, t
     const int m = i / kColumns, n = i % kColumns;
     if (n0 + n >= e.N) continue;
     float value = sums.total(m, n);
-    if constexpr (Kind::kRowsPerColumn == 2) value = Kind::finish(value, sums.total(m, n + 8));
+    if constexpr (Kind::kRowsPerColumn == 2) value = Kind::finish(value, sums.total(m, n + 8), e.activation);
     put(y + static_cast<int64_t>(tile.first + m) * e.N + n0 + n, value);
   }
 }
@@ -112,8 +114,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
         if (m >= tile.rows || n >= e.N) continue;
         float a = acc[i][j][2 * h], b = acc[i][j][2 * h + 1];
         if constexpr (Kind::kRowsPerColumn == 2) {
-          a = Kind::finish(a, acc[i][j + 1][2 * h]);
-          b = Kind::finish(b, acc[i][j + 1][2 * h + 1]);
+          a = Kind::finish(a, acc[i][j + 1][2 * h], e.activation);
+          b = Kind::finish(b, acc[i][j + 1][2 * h + 1], e.activation);
         }
         typename Kind::Out* to = y + static_cast<int64_t>(tile.first + m) * e.N + n;
         if (pairs) {
@@ -189,7 +191,8 @@ void expert_gate_up(const MoeShape& shape, const MoeScratch& scratch, const bf16
                   scratch.tokens,
                   w13,
                   static_cast<int>(shape.inter),
-                  static_cast<int>(shape.hidden)};
+                  static_cast<int>(shape.hidden),
+                  shape.activation};
   launch<GateUp>(e, scratch.act, max_row_tiles(count * shape.per_token, shape.experts, tile_rows), tile_rows, stream);
 }
 
@@ -201,7 +204,8 @@ void expert_down(const MoeShape& shape, const MoeScratch& scratch, const bf16* w
                   nullptr,
                   w2,
                   static_cast<int>(shape.hidden),
-                  static_cast<int>(shape.inter)};
+                  static_cast<int>(shape.inter),
+                  shape.activation};
   const int64_t row_tiles = max_row_tiles(count * shape.per_token, shape.experts, tile_rows);
   if (partial) {
     launch<Down<float>>(e, static_cast<float*>(scratch.out), row_tiles, tile_rows, stream);

@@ -41,8 +41,8 @@ void choose_experts(const MoeShape& shape, const MoeScratch& scratch, int64_t co
 // ids -> slots, tokens, tiles, tile_count.
 void sort_by_expert(const MoeShape& shape, const MoeScratch& scratch, int64_t count, int tile_rows,
                     cudaStream_t stream);
-// x, w13 -> act = silu(gate) * up. tile_rows as given to sort_by_expert: 8, 16 (only if rows begin at multiples of 16
-// bytes), 64 or 128 (the same condition).
+// x, w13 -> act = activation(gate) * up. tile_rows as given to sort_by_expert: 8, 16 (only if rows begin at multiples
+// of 16 bytes), 64 or 128 (the same condition).
 void expert_gate_up(const MoeShape& shape, const MoeScratch& scratch, const bf16* x, const bf16* w13, int64_t count,
                     int tile_rows, cudaStream_t stream);
 // act, w2 -> out.

@@ -52,6 +52,7 @@ SampleTraits sample_traits(const StepBatch& batch, int vocab) {
                         (floats[3] != 0.0f || floats[4] != 0.0f || floats[5] != 1.0f);
     traits.raw |= (ints[4] & kRowRawLogprob) != 0;
     traits.tops |= ints[3] > 0;
+    traits.kept |= wants_kept(batch, r);
   }
   traits.bias = !batch.bias_tokens.empty();
   traits.ids = !batch.ids.empty();
@@ -75,6 +76,7 @@ void sample(float* logits, int64_t ld, int vocab, const SampleRows& rows, int fi
   find_best(job, false, stream);
   if (traits.filters) find_limits(job, stream);
   draw_tokens(job, false, stream);
+  if (traits.kept) report_kept(job, stream);
   if (traits.raw) {
     if (adjusted) restore_logits(job, stream);
     find_best(job, true, stream);

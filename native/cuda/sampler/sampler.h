@@ -21,7 +21,10 @@ struct SampleRows {
   const float* bias_values;
   const int32_t* id_offsets;
   const int32_t* ids;
+  const uint32_t* masks;
   const int32_t* top_offsets;  // [R + 1] prefix sums of rowInts[3]
+  // [R + 1] prefix sums of kept_room; read only with SampleTraits::kept.
+  const int32_t* kept_offsets;
   // Scratch as long as history and bias_tokens: the original logits of rows that request raw logprobs. Used only with
   // SampleTraits::raw.
   float* saved_history;
@@ -35,6 +38,11 @@ struct SampleOutput {
   int32_t* top_ids;
   float* top_logprobs;
   float* id_logprobs;
+  // Only with SampleTraits::kept, only for rows that want them. Each set begins at its kept_offsets; a larger set than
+  // there is room for is only counted.
+  int32_t* kept_counts;
+  float* kept_logprobs;
+  int32_t* kept_ids;
 };
 
 // Facts of the batch that choose kernels; the host finds them. Each may be true for rows that do not need it.
@@ -45,6 +53,7 @@ struct SampleTraits {
   bool raw = false;   // any row that requests raw logprobs
   bool tops = false;  // any row that requests top logprobs
   bool ids = false;   // any row that requests logprobs of given tokens
+  bool kept = false;  // any row that wants its kept set
 };
 SampleTraits sample_traits(const StepBatch& batch, int vocab);
 

@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kThreads) best_kernel(SampleJob job, bool raw)
   const int local = blockIdx.y;
   const Row row(job, local);
   if (raw && !row.raw) return;
-  const Logits z(job, local, raw ? 1.0f : row.divisor());
+  const Logits z(job, row, local, raw);
   const int begin = static_cast<int>(blockIdx.x) * kSampleChunk, end = min(job.vocab, begin + kSampleChunk);
   Composite best = 0;
   bool nan = false;
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kThreads) draw_kernel(SampleJob job, bool raw)
   start_draw(job, row, local, draw, start);
   if (!start.best.sound()) return;
 
-  const Logits z(job, local, raw ? 1.0f : row.divisor());
+  const Logits z(job, row, local, raw);
   const float max = start.best.max();
   const uint64_t seed = job.rows.row_seeds[row.r];
   const uint32_t position = static_cast<uint32_t>(job.rows.positions[row.r]);
@@ -172,10 +172,10 @@ __global__ void __launch_bounds__(32) finish_kernel(SampleJob job, bool raw) {
 
   int token = raw ? job.output.tokens[row.r] : row.target;
   if (token < 0) token = token_of(draw && best.sound() ? pick : best.best);
-  const RowScale scale = {best.sound() ? log(sum) : nan(""), best.max(), raw ? 1.0f : row.divisor()};
+  const RowScale scale = {best.sound() ? log(sum) : nan(""), best.max()};
   float logprob = nanf("");
   if (sum_wanted && row.want_logprob) {
-    const float z = Logits(job, local, scale.temperature)[token];
+    const float z = Logits(job, row, local, raw)[token];
     logprob = static_cast<float>((static_cast<double>(z) - scale.max) - scale.log_sum);
   }
   job.output.tokens[row.r] = token;

@@ -13,7 +13,7 @@ __global__ void __launch_bounds__(kSelectThreads) limits_kernel(SampleJob job) {
   if (!row.filtered(job.vocab)) return;
   block_row_best(job, local, best);
   if (!best.sound()) return;
-  const Logits z(job, local, row.divisor());
+  const Logits z(job, row, local, false);
   const float max = best.max();
   Composite least = 0;
   if (row.top_k > 0 && row.top_k < job.vocab)

@@ -23,7 +23,6 @@ struct ChunkDraw {
 struct RowScale {
   double log_sum;  // NaN: the row's logprobs are NaN
   float max;
-  float temperature;  // the divisor of its logits; 1 for none
 };
 
 struct SampleScratch {
@@ -55,6 +54,8 @@ void find_best(const SampleJob& job, bool raw, cudaStream_t stream);
 void find_limits(const SampleJob& job, cudaStream_t stream);
 // After find_best (and find_limits): sums and draws of each chunk, then tokens and logprobs.
 void draw_tokens(const SampleJob& job, bool raw, cudaStream_t stream);
+// After draw_tokens of the processed logits.
+void report_kept(const SampleJob& job, cudaStream_t stream);
 // After draw_tokens.
 void report_tops(const SampleJob& job, cudaStream_t stream);
 void report_ids(const SampleJob& job, cudaStream_t stream);

@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(kSelectThreads) tops_kernel(SampleJob job) {
   const Row row(job, local);
   if (row.top == 0) return;
   const RowScale scale = job.scratch.scales[local];
-  const Logits z(job, local, scale.temperature);
+  const Logits z(job, row, local, row.raw);
   const bool sound = scale.log_sum == scale.log_sum;
   const int64_t out = job.rows.top_offsets[row.r];
   Composite above = ~Composite{0};
@@ -36,11 +36,12 @@ __global__ void __launch_bounds__(kSelectThreads) tops_kernel(SampleJob job) {
 }
 
 __global__ void ids_kernel(SampleJob job) {
-  const int local = blockIdx.x, r = job.first_row + local;
+  const int local = blockIdx.x;
+  const Row row(job, local);
   const RowScale scale = job.scratch.scales[local];
-  const Logits z(job, local, scale.temperature);
-  const int end = job.rows.id_offsets[r + 1];
-  for (int i = job.rows.id_offsets[r] + static_cast<int>(threadIdx.x); i < end; i += static_cast<int>(blockDim.x))
+  const Logits z(job, row, local, row.raw);
+  const int end = job.rows.id_offsets[row.r + 1];
+  for (int i = job.rows.id_offsets[row.r] + static_cast<int>(threadIdx.x); i < end; i += static_cast<int>(blockDim.x))
     job.output.id_logprobs[i] = logprob(z[job.rows.ids[i]], scale);
 }
 

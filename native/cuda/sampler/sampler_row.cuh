@@ -24,15 +24,18 @@ struct Row {
   int r;  // in the step
   int target, top_k, top;
   float temperature, top_p, min_p;
-  bool greedy, wants, want_logprob, raw;
+  const uint32_t* mask;  // null: all tokens are allowed
+  bool greedy, wants, want_logprob, want_kept, raw;
 
   __device__ Row(const SampleJob& job, int local) : r(job.first_row + local) {
     const int32_t* ints = job.rows.row_ints + static_cast<int64_t>(r) * kRowInts;
     const float* floats = job.rows.row_floats + static_cast<int64_t>(r) * kRowFloats;
     target = ints[1], top_k = ints[2], top = ints[3];
+    mask = ints[6] < 0 ? nullptr : job.rows.masks + int64_t{ints[6]} * ((job.vocab + 31) / 32);
     temperature = floats[0], top_p = floats[1], min_p = floats[2];
     greedy = temperature == 0.0f || top_k == 1;
     want_logprob = (ints[4] & kRowWantLogprob) != 0;
+    want_kept = (ints[4] & kRowWantKept) != 0 && target < 0;
     wants = want_logprob || top > 0 || job.rows.id_offsets[r + 1] > job.rows.id_offsets[r];
     raw = wants && (ints[4] & kRowRawLogprob) != 0;
   }
@@ -42,18 +45,34 @@ struct Row {
   __device__ float divisor() const { return temperature == 0.0f ? 1.0f : temperature; }
 };
 
-// A row's logits, divided by the temperature when they are read; the memory is not changed.
+// A row's logits, masked and divided by the temperature when they are read; the memory is not changed.
 struct Logits {
   const float* z;
+  const uint32_t* mask;
   int vocab;
   float divisor;
 
-  __device__ Logits(const SampleJob& job, int local, float temperature)
-      : z(job.logits + local * job.ld), vocab(job.vocab), divisor(temperature) {}
+  // `raw`: without mask and temperature.
+  __device__ Logits(const SampleJob& job, const Row& row, int local, bool raw)
+      : z(job.logits + local * job.ld),
+        mask(raw ? nullptr : row.mask),
+        vocab(job.vocab),
+        divisor(raw ? 1.0f : row.divisor()) {}
   __device__ float scaled(float x) const { return divisor == 1.0f ? x : __fdiv_rn(x, divisor); }
-  __device__ float operator[](int i) const { return scaled(z[i]); }
+  __device__ float operator[](int i) const {
+    return mask != nullptr && (mask[i / 32] >> (i % 32) & 1) == 0 ? -INFINITY : scaled(z[i]);
+  }
   // Tokens i to i + 3; i is a multiple of 4 below vocab. The memory behind the vocabulary is padding.
-  __device__ float4 four(int i) const { return *reinterpret_cast<const float4*>(z + i); }
+  __device__ float4 four(int i) const {
+    float4 f = *reinterpret_cast<const float4*>(z + i);
+    if (mask == nullptr) return f;
+    const uint32_t allowed = mask[i / 32] >> (i % 32);
+    if ((allowed & 1) == 0) f.x = -INFINITY;
+    if ((allowed & 2) == 0) f.y = -INFINITY;
+    if ((allowed & 4) == 0) f.z = -INFINITY;
+    if ((allowed & 8) == 0) f.w = -INFINITY;
+    return f;
+  }
   __device__ float4 scaled(float4 f) const { return {scaled(f.x), scaled(f.y), scaled(f.z), scaled(f.w)}; }
 };
 

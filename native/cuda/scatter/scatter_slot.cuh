@@ -5,7 +5,7 @@
 namespace refit::cuda {
 
 template <DType kType>
-constexpr int kSizeOf = kType == DType::kFloat32 ? 4 : 2;
+constexpr int kSizeOf = static_cast<int>(size_of(kType));
 
 // Each byte is read once, from a GPU, a peer or the host, so it bypasses L1.
 __device__ __forceinline__ uint4 load_vector(uint64_t address) {
@@ -52,32 +52,15 @@ __device__ __forceinline__ uint32_t load_u32(uint64_t address) {
   return load_u16(address) | load_u16(address + 2) << 16;
 }
 
-// The same bits as core/dtype.h: round to nearest even; a NaN becomes quiet and keeps its upper bits (the GPU's own
-// conversion gives another NaN).
-__device__ __forceinline__ uint32_t float_bits_to_bf16(uint32_t u) {
-  const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-  return (u & 0x7fffffffu) > 0x7f800000u ? (u >> 16) | 0x40u : rounded;
-}
-
-// As in core/write/write_convert.cc: exact. Subnormals get the exponent of 2^-14, which is then subtracted again.
-__device__ __forceinline__ uint32_t fp16_to_float_bits(uint32_t h) {
-  const uint32_t magnitude = (h & 0x7fffu) << 13;
-  const uint32_t subnormal = __float_as_uint(__uint_as_float(magnitude + (113u << 23)) - __uint_as_float(113u << 23));
-  uint32_t bits = (h & 0x7c00u) == 0 ? subnormal : magnitude + (112u << 23);
-  if ((h & 0x7c00u) == 0x7c00u) bits = magnitude | 0x7f800000u;
-  return bits | (h & 0x8000u) << 16;
-}
-
 template <DType kType>
 __device__ __forceinline__ uint32_t to_bf16(uint32_t bits) {
-  if constexpr (kType == DType::kFloat32) return float_bits_to_bf16(bits);
-  if constexpr (kType == DType::kFloat16) return float_bits_to_bf16(fp16_to_float_bits(bits));
-  return bits;
+  if constexpr (kType == DType::kBFloat16) return bits;
+  return float_bits_to_bf16(float_bits<kType>(bits));
 }
 
 template <DType kType>
 __device__ __forceinline__ uint32_t load_element(uint64_t address) {
-  if constexpr (kType == DType::kFloat32) return to_bf16<kType>(load_u32(address));
+  if constexpr (kSizeOf<kType> == 4) return to_bf16<kType>(load_u32(address));
   return to_bf16<kType>(load_u16(address));
 }
 
@@ -105,7 +88,7 @@ __device__ __forceinline__ uint4 gather_slot(uint64_t address, int64_t stride) {
 // unmapped.
 template <DType kType>
 __device__ __forceinline__ uint4 load_slot(uint64_t address, uint64_t begin, uint64_t end) {
-  constexpr int kVectors = kType == DType::kFloat32 ? 2 : 1;
+  constexpr int kVectors = kSizeOf<kType> == 4 ? 2 : 1;
   const auto shift = static_cast<uint32_t>(address % 16);
   const uint64_t base = address - shift;
   uint4 v[kVectors];
@@ -121,7 +104,7 @@ __device__ __forceinline__ uint4 load_slot(uint64_t address, uint64_t begin, uin
   } else {
     return gather_slot<kType>(address, kSizeOf<kType>);
   }
-  if constexpr (kType == DType::kFloat32) {
+  if constexpr (kSizeOf<kType> == 4) {
     return {pair<kType>(v[0].x, v[0].y), pair<kType>(v[0].z, v[0].w), pair<kType>(v[1].x, v[1].y),
             pair<kType>(v[1].z, v[1].w)};
   } else {

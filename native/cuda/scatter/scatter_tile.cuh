@@ -203,16 +203,24 @@ __device__ __forceinline__ void copy_tile_of(const ScatterJob& job, uint32_t thr
   }
 }
 
+// For the dtype of the copy, which is `kFirst` or a later one.
+template <int kThreads, size_t kFirst, typename Sync>
+__device__ __forceinline__ void copy_tile_from(const ScatterJob& job, uint32_t thread, TransposeTile& tile, Sync sync) {
+  if constexpr (kFirst + 1 < kDTypes) {
+    if (job.copy.dtype != static_cast<DType>(kFirst)) {
+      copy_tile_from<kThreads, kFirst + 1>(job, thread, tile, sync);
+      return;
+    }
+  }
+  copy_tile_of<kThreads, static_cast<DType>(kFirst)>(job, thread, tile, sync);
+}
+
 template <int kThreads, typename Sync>
 __device__ __forceinline__ void copy_tile(const ScatterJob& job, uint32_t thread, TransposeTile& tile, Sync sync) {
   if (job.copy.path == ScatterPath::kVector) {
     copy_vectors<kThreads>(job, thread);
-  } else if (job.copy.dtype == DType::kBFloat16) {
-    copy_tile_of<kThreads, DType::kBFloat16>(job, thread, tile, sync);
-  } else if (job.copy.dtype == DType::kFloat16) {
-    copy_tile_of<kThreads, DType::kFloat16>(job, thread, tile, sync);
   } else {
-    copy_tile_of<kThreads, DType::kFloat32>(job, thread, tile, sync);
+    copy_tile_from<kThreads, 0>(job, thread, tile, sync);
   }
 }
 

@@ -53,7 +53,9 @@ inline void bench_elementwise() {
                                              {k.data(), v.data(), pages, kPage, kKvHeads, kDim}, nullptr);
                       }),
          2.0 * count * (cols + (kHeads + 3 * kKvHeads) * kDim));
-    line("silu_mul", microseconds(200, [&](int) { cuda::silu_mul(wide.data(), act.data(), count, kInter, nullptr); }),
+    line("activate_mul",
+         microseconds(
+             200, [&](int) { cuda::activate_mul(Activation::kSilu, wide.data(), act.data(), count, kInter, nullptr); }),
          6.0 * count * kInter);
   }
 }

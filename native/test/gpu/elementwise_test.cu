@@ -6,6 +6,7 @@
 #include "cpu/norm.h"
 #include "cpu/rope.h"
 #include "cuda/forward/elementwise.h"
+#include "cuda/forward/rope_table.h"
 #include "test/gpu/elementwise_bench.cuh"
 #include "test/gpu/elementwise_common.cuh"
 
@@ -43,12 +44,14 @@ struct NormCase {
   int count, hidden;
   bool delta, bias, weight;
   int64_t offset;
+  bool round_once = false;
 };
 
 void test_add_norm(Cpu& cpu, const NormCase& c) {
   const std::string what = "add_norm " + std::to_string(c.count) + " x " + std::to_string(c.hidden) +
                            (c.delta ? " delta" : "") + (c.bias ? " bias" : "") + (c.weight ? " weight" : "") +
-                           " offset " + std::to_string(c.offset);
+                           " offset " + std::to_string(c.offset) + (c.round_once ? " round once" : "");
+  cpu.ctx.round_once = c.round_once;
   const int64_t n = static_cast<int64_t>(c.count) * c.hidden;
   const float eps = 1e-5f;
   const Values residual = random_values(n, 2.0f), delta = random_values(n, 1.0f);
@@ -56,7 +59,7 @@ void test_add_norm(Cpu& cpu, const NormCase& c) {
   Place residual_gpu(residual, c.offset), delta_gpu(delta, c.offset), bias_gpu(bias, c.offset);
   Place weight_gpu(weight, c.offset), normed(n, c.offset);
   cuda::add_norm(residual_gpu.data(), c.delta ? delta_gpu.data() : nullptr, c.bias ? bias_gpu.data() : nullptr,
-                 c.weight ? weight_gpu.data() : nullptr, eps, c.count, c.hidden, normed.data(), nullptr);
+                 c.weight ? weight_gpu.data() : nullptr, eps, c.count, c.hidden, normed.data(), nullptr, c.round_once);
   synchronize(what.c_str());
 
   std::vector<float> h = widened(residual), parts = widened(delta), out(n);
@@ -78,15 +81,18 @@ void test_add_norm(Cpu& cpu, const NormCase& c) {
   const int64_t last = c.count - 1;
   Place alone(Values(residual.end() - c.hidden, residual.end()), 0), alone_out(c.hidden, 0);
   cuda::add_norm(alone.data(), c.delta ? delta_gpu.data() + last * c.hidden : nullptr,
-                 c.bias ? bias_gpu.data() : nullptr, weight_gpu.data(), eps, 1, c.hidden, alone_out.data(), nullptr);
+                 c.bias ? bias_gpu.data() : nullptr, weight_gpu.data(), eps, 1, c.hidden, alone_out.data(), nullptr,
+                 c.round_once);
   synchronize(what.c_str());
   check_bits(what + ": the last row alone", alone_out.get(what), widened(Values(got.end() - c.hidden, got.end())),
              c.hidden);
 }
 
-void test_norm_rows(Cpu& cpu, int count, int hidden, int64_t source_rows, int64_t offset) {
+void test_norm_rows(Cpu& cpu, int count, int hidden, int64_t source_rows, int64_t offset, bool round_once = false) {
   const std::string what = "norm_rows " + std::to_string(count) + " of " + std::to_string(source_rows) + " x " +
-                           std::to_string(hidden) + " offset " + std::to_string(offset);
+                           std::to_string(hidden) + " offset " + std::to_string(offset) +
+                           (round_once ? " round once" : "");
+  cpu.ctx.round_once = round_once;
   const Values x = random_values(source_rows * hidden, 3.0f), weight = random_values(hidden, 1.0f);
   const std::vector<float> weight_floats = widened(weight);
   std::vector<int32_t> rows(count);
@@ -95,7 +101,8 @@ void test_norm_rows(Cpu& cpu, int count, int hidden, int64_t source_rows, int64_
   Place x_gpu(x, offset), weight_gpu(weight, offset), out(static_cast<int64_t>(count) * hidden, offset);
   Buffer<int32_t> rows_gpu(count);
   rows_gpu.put(rows);
-  cuda::norm_rows(x_gpu.data(), rows_gpu.data(), count, weight_gpu.data(), 1e-6f, hidden, out.data(), nullptr);
+  cuda::norm_rows(x_gpu.data(), rows_gpu.data(), count, weight_gpu.data(), 1e-6f, hidden, out.data(), nullptr,
+                  round_once);
   synchronize(what.c_str());
   const std::vector<float> all = widened(x);
   std::vector<float> expected(static_cast<size_t>(count) * hidden);
@@ -110,30 +117,33 @@ void test_norm_rows(Cpu& cpu, int count, int hidden, int64_t source_rows, int64_
 struct RopeCase {
   int count, heads, kv_heads, head_dim, page_size;
   bool q_norm, k_norm;
+  bool is_whole = false;  // norms of whole projections, whose rstd is given
+  bool round_once = false;
 };
 
 void test_rope(Cpu& cpu, const RopeCase& c) {
   const std::string what = "rope_and_cache " + std::to_string(c.count) + " tokens, heads " + std::to_string(c.heads) +
                            "/" + std::to_string(c.kv_heads) + ", dim " + std::to_string(c.head_dim) + ", page " +
-                           std::to_string(c.page_size) + (c.q_norm ? ", q norm" : "") + (c.k_norm ? ", k norm" : "");
+                           std::to_string(c.page_size) + (c.q_norm ? ", q norm" : "") + (c.k_norm ? ", k norm" : "") +
+                           (c.is_whole ? " of whole projections" : "") + (c.round_once ? ", round once" : "");
+  cpu.ctx.round_once = c.round_once;
   const int dim = c.head_dim, units = c.heads + 2 * c.kv_heads, cols = units * dim, positions = 300;
   const float eps = 1e-6f;
   const Values qkv = random_values(static_cast<int64_t>(c.count) * cols, 1.0f);
-  const Values q_norm = random_values(dim, 1.0f), k_norm = random_values(dim, 1.0f);
+  const int64_t q_cols = int64_t{c.heads} * dim, k_cols = int64_t{c.kv_heads} * dim;
+  const Values q_norm = random_values(c.is_whole ? q_cols : dim, 1.0f);
+  const Values k_norm = random_values(c.is_whole ? k_cols : dim, 1.0f);
+  std::vector<float> rstd(2 * static_cast<size_t>(c.count));
+  for (size_t i = 0; i < rstd.size(); ++i) rstd[i] = 0.3f + 0.01f * static_cast<float>(i % 97);
 
   ModelRecipe recipe;
   recipe.head_dim = dim;
+  recipe.round_once = c.round_once;
   for (int i = 0; i < dim / 2; ++i) recipe.rope_inv_freq.push_back(std::pow(1e4, -2.0 * i / dim));
   cpu::Rope rope(recipe, DType::kBFloat16);
   rope.reserve(positions);
-  // The table by rotating unit vectors: 1 in the lower half gives cos there and sin in the upper half.
-  std::vector<float> table(static_cast<size_t>(positions) * dim), tmp(2 * static_cast<size_t>(units) * dim);
-  for (int p = 0; p < positions; ++p) {
-    std::vector<float> ones(dim, 0.0f);
-    std::fill_n(ones.begin(), dim / 2, 1.0f);
-    rope.apply(cpu.ctx, ones.data(), 1, p, tmp.data());
-    std::copy(ones.begin(), ones.end(), table.begin() + static_cast<int64_t>(p) * dim);
-  }
+  const std::vector<float> table = cuda::rope_table(recipe, 0, positions);
+  std::vector<float> tmp(2 * static_cast<size_t>(units) * dim);
 
   const int pages = (c.count + c.page_size - 1) / c.page_size + 2;
   std::vector<int32_t> slots(static_cast<size_t>(pages) * c.page_size), position(c.count);
@@ -144,14 +154,16 @@ void test_rope(Cpu& cpu, const RopeCase& c) {
 
   const int64_t cache = static_cast<int64_t>(pages) * c.kv_heads * c.page_size * dim;
   Place qkv_gpu(qkv, 0), q_norm_gpu(q_norm, 0), k_norm_gpu(k_norm, 0), k_gpu(cache, 0), v_gpu(cache, 0);
-  Buffer<float> table_gpu(table.size());
+  Buffer<float> table_gpu(table.size()), rstd_gpu(rstd.size());
   Buffer<int32_t> position_gpu(c.count), slots_gpu(c.count);
   table_gpu.put(table);
+  rstd_gpu.put(rstd);
   position_gpu.put(position);
   slots_gpu.put(slots);
-  const cuda::HeadNorms norms{c.q_norm ? q_norm_gpu.data() : nullptr, c.k_norm ? k_norm_gpu.data() : nullptr, eps};
+  const cuda::HeadNorms norms{c.q_norm ? q_norm_gpu.data() : nullptr, c.k_norm ? k_norm_gpu.data() : nullptr, eps,
+                              c.is_whole ? rstd_gpu.data() : nullptr};
   cuda::rope_and_cache(qkv_gpu.data(), norms, table_gpu.data(), position_gpu.data(), slots_gpu.data(), c.count, c.heads,
-                       {k_gpu.data(), v_gpu.data(), pages, c.page_size, c.kv_heads, dim}, nullptr);
+                       {k_gpu.data(), v_gpu.data(), pages, c.page_size, c.kv_heads, dim}, nullptr, c.round_once);
   synchronize(what.c_str());
 
   const Values got = qkv_gpu.get(what);
@@ -159,13 +171,18 @@ void test_rope(Cpu& cpu, const RopeCase& c) {
   const std::vector<float> q_weight = widened(q_norm), k_weight = widened(k_norm);
   for (int t = 0; t < c.count; ++t) {
     float* x = expected.data() + static_cast<int64_t>(t) * cols;
-    for (int i = 0; c.q_norm && i < c.heads; ++i)
+    if (c.is_whole) {
+      cpu::scale(cpu.ctx, x, rstd[2 * t], q_weight.data(), x, q_cols);
+      cpu::scale(cpu.ctx, x + q_cols, rstd[2 * t + 1], k_weight.data(), x + q_cols, k_cols);
+    }
+    for (int i = 0; c.q_norm && !c.is_whole && i < c.heads; ++i)
       cpu::rms_norm(cpu.ctx, x + i * dim, q_weight.data(), x + i * dim, dim, eps);
-    for (int i = c.heads; c.k_norm && i < c.heads + c.kv_heads; ++i)
+    for (int i = c.heads; c.k_norm && !c.is_whole && i < c.heads + c.kv_heads; ++i)
       cpu::rms_norm(cpu.ctx, x + i * dim, k_weight.data(), x + i * dim, dim, eps);
     rope.apply(cpu.ctx, x, c.heads + c.kv_heads, position[t], tmp.data());
   }
-  if (!c.q_norm && !c.k_norm) {
+  // With a given rstd no order of a sum is open.
+  if (c.is_whole || (!c.q_norm && !c.k_norm)) {
     check_bits(what + ": qkv", got, expected, cols);
   } else {
     // A rotated element mixes two normed ones, each of which may be a step off, so the error is relative to the head.
@@ -204,23 +221,24 @@ void test_rope(Cpu& cpu, const RopeCase& c) {
   CHECKF(v_at == cache, "%s: v of the cache differs at element %lld", what.c_str(), static_cast<long long>(v_at));
 }
 
-void test_silu_mul(Cpu& cpu, int64_t count, int64_t inter, int64_t offset, bool every_gate) {
-  const std::string what =
-      "silu_mul " + std::to_string(count) + " x " + std::to_string(inter) + " offset " + std::to_string(offset);
+void test_activate_mul(Cpu& cpu, Activation activation, int64_t count, int64_t inter, int64_t offset, bool every_gate) {
+  const std::string what = std::string(activation == Activation::kSilu ? "silu" : "gelu") + "_mul " +
+                           std::to_string(count) + " x " + std::to_string(inter) + " offset " + std::to_string(offset);
   Values x = random_values(count * 2 * inter, 4.0f);
   if (every_gate) {
     for (int64_t i = 0; i < inter; ++i) x[i] = __ushort_as_bfloat16(static_cast<uint16_t>(i));
     for (int64_t i = 0; i < inter; ++i) x[inter + i] = __float2bfloat16_rn(1.0f);
   }
   Place x_gpu(x, offset), out(count * inter, offset);
-  cuda::silu_mul(x_gpu.data(), out.data(), count, inter, nullptr);
+  cuda::activate_mul(activation, x_gpu.data(), out.data(), count, inter, nullptr);
   synchronize(what.c_str());
   const std::vector<float> floats = widened(x), ones(inter, 1.0f);
+  const auto activate_mul = activation == Activation::kSilu ? cpu.ctx.k.silu_mul : cpu.ctx.k.gelu_tanh_mul;
   std::vector<float> expected(count * inter);
   for (int64_t row = 0; row < count; ++row) {
     const float* gate = floats.data() + row * 2 * inter;
     float* to = expected.data() + row * inter;
-    cpu.ctx.k.silu_mul(gate, ones.data(), to, inter);
+    activate_mul(gate, ones.data(), to, inter);
     cpu.ctx.round(to, inter);
     for (int64_t i = 0; i < inter; ++i) to[i] *= gate[inter + i];
     cpu.ctx.round(to, inter);
@@ -259,6 +277,8 @@ int main(int argc, char** argv) {
       test_add_norm(cpu, {1 + static_cast<int>(below(5)), hidden, delta, bias, weight, 0});
     }
     test_add_norm(cpu, {3, hidden, true, true, true, 1});
+    test_add_norm(cpu, {2, hidden, true, true, true, 0, true});
+    test_norm_rows(cpu, 3, hidden, 7, 0, true);
     test_norm_rows(cpu, 1 + static_cast<int>(below(6)), hidden, 7, 0);
   }
   test_norm_rows(cpu, 4, 64, 7, 3);
@@ -268,14 +288,24 @@ int main(int argc, char** argv) {
       test_rope(cpu, {1 + static_cast<int>(below(20)), 1 + static_cast<int>(below(9)), 1 + static_cast<int>(below(3)),
                       dim, static_cast<int>(std::vector<int>{1, 7, 16, 64}[below(4)]), norms > 0, norms > 1});
     }
+    for (const bool round_once : {false, true}) {
+      test_rope(cpu, {13, 6, 2, dim, 7, false, false, false, round_once});
+      test_rope(cpu, {13, 6, 2, dim, 7, true, true, false, round_once});
+      test_rope(cpu, {13, 6, 3, dim, 16, true, true, true, round_once});
+    }
     if (options.quick && dim >= 72) break;
   }
-  if (!options.quick) test_rope(cpu, {700, 32, 8, 128, 16, true, true});
+  if (!options.quick) {
+    test_rope(cpu, {700, 32, 8, 128, 16, true, true});
+    test_rope(cpu, {700, 32, 32, 128, 16, true, true, true, true});
+  }
 
-  for (int64_t inter : {1, 5, 8, 100, 768, 1000, 1024}) test_silu_mul(cpu, 1 + below(5), inter, 0, false);
-  test_silu_mul(cpu, 3, 64, 1, false);
-  test_silu_mul(cpu, 2, 65536, 0, true);  // every bf16 as a gate
-  if (!options.quick) test_silu_mul(cpu, 65600, 8, 0, false);
+  for (const Activation act : {Activation::kSilu, Activation::kGeluTanh}) {
+    for (int64_t inter : {1, 5, 8, 100, 768, 1000, 1024}) test_activate_mul(cpu, act, 1 + below(5), inter, 0, false);
+    test_activate_mul(cpu, act, 3, 64, 1, false);
+    test_activate_mul(cpu, act, 2, 65536, 0, true);  // every bf16 as a gate
+    if (!options.quick) test_activate_mul(cpu, act, 65600, 8, 0, false);
+  }
 
   Buffer<bf16> some(64);
   Buffer<float> table(64);

@@ -1,4 +1,4 @@
-// The ranks of a forward pass on GPUs, several of them on one GPU or each on its own. For forward_test.cu.
+// The ranks of a forward pass on GPUs, several of them on one GPU or each on its own. For forward_test.cc.
 #pragma once
 #include <memory>
 #include <stdexcept>
@@ -24,7 +24,7 @@ constexpr int kPages = 160, kPageSize = 16, kMaxTokens = 700, kMaxContext = 1500
 class Region {
  public:
   explicit Region(size_t bytes) : bytes_(bytes) {
-    check(cudaMalloc(&base_, bytes + 2 * kGuard), "cudaMalloc");
+    check(cudaMalloc(reinterpret_cast<void**>(&base_), bytes + 2 * kGuard), "cudaMalloc");
     check(cudaMemset(base_, kPoison, bytes + 2 * kGuard), "poison");
   }
   ~Region() { cudaFree(base_); }

@@ -21,9 +21,9 @@ constexpr size_t kWorkspace = 32 << 20;
 float value(bf16 v) { return __bfloat162float(v); }
 float round_bf16(float v) { return value(__float2bfloat16(v)); }
 
-// act[p, i] = round(round(silu(g)) * u) with g, u rounded sums of pair p's expert in double.
+// act[p, i] = round(round(activation(g)) * u) with g, u rounded sums of pair p's expert in double.
 __global__ void gate_up_kernel(const bf16* x, const bf16* w13, const int32_t* ids, int k, int64_t hidden, int64_t inter,
-                               bf16* act) {
+                               bool gelu, bf16* act) {
   const int64_t pair = blockIdx.y, i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
   if (i >= inter) return;
   const bf16* row = x + pair / k * hidden;
@@ -35,8 +35,9 @@ __global__ void gate_up_kernel(const bf16* x, const bf16* w13, const int32_t* id
     u += static_cast<double>(__bfloat162float(row[h])) * __bfloat162float(up[h]);
   }
   const float rg = __bfloat162float(__double2bfloat16(g)), ru = __bfloat162float(__double2bfloat16(u));
-  const float silu = __bfloat162float(__double2bfloat16(rg / (1.0 + exp(-static_cast<double>(rg)))));
-  act[pair * inter + i] = __float2bfloat16(silu * ru);
+  const double z = rg;
+  const double wide = gelu ? z / 2 * (1.0 + tanh(sqrt(2.0 / M_PI) * (z + 0.044715 * z * z * z))) : z / (1.0 + exp(-z));
+  act[pair * inter + i] = __float2bfloat16(__bfloat162float(__double2bfloat16(wide)) * ru);
 }
 
 __global__ void down_kernel(const bf16* act, const bf16* w2, const int32_t* ids, int64_t hidden, int64_t inter,
@@ -251,7 +252,8 @@ struct Problem {
     Buffer<double> sums(pairs * s.hidden);
     ids.put(routes.ids);
     gate_up_kernel<<<dim3(static_cast<unsigned>(s.inter + 127) / 128, pairs), 128>>>(
-        x.data(), w13.data(), ids.data(), s.per_token, s.hidden, s.inter, act.data());
+        x.data(), w13.data(), ids.data(), s.per_token, s.hidden, s.inter, s.activation == Activation::kGeluTanh,
+        act.data());
     cuda::check_launch("gate_up_kernel");
     down_kernel<<<dim3(static_cast<unsigned>(s.hidden + 127) / 128, pairs), 128>>>(act.data(), w2.data(), ids.data(),
                                                                                    s.hidden, s.inter, sums.data());

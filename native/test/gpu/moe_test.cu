@@ -90,7 +90,9 @@ void run_cases(Gemm& gemm, const Options& options) {
                                 {40, 4, false, 72, 24},
                                 {200, 8, true, 64, 40},
                                 {1000, 32, true, 64, 8},
-                                {256, 5, false, 136, 152}}) {
+                                {256, 5, false, 136, 152},
+                                {8, 2, true, 64, 32, Activation::kGeluTanh},
+                                {5, 3, true, 70, 36, Activation::kGeluTanh}}) {
     for (int64_t tokens : {1, 33}) {
       Case c{shape, tokens};
       c.router = tokens == 1 ? Router::kRandom : Router::kTies;

@@ -1,4 +1,4 @@
-// Ranks that exchange through NCCL, and the values that they exchange. For nccl_test.cu.
+// Ranks that exchange through NCCL, and the values that they exchange. For nccl_test.cc.
 #pragma once
 #include <chrono>
 #include <cstdlib>
@@ -76,7 +76,7 @@ void check_sum(const std::vector<uint16_t>& got, int call, int ranks, int64_t co
 template <class T>
 struct Memory {
   explicit Memory(int64_t count) : count(count) {
-    check(cudaMalloc(&data, static_cast<size_t>(count) * sizeof(T)), "cudaMalloc");
+    check(cudaMalloc(reinterpret_cast<void**>(&data), static_cast<size_t>(count) * sizeof(T)), "cudaMalloc");
     poison(nullptr);
     check(cudaDeviceSynchronize(), "poison");
   }

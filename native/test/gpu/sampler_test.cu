@@ -76,7 +76,7 @@ Row some_row(Rng& rng, int vocab, int i) {
   const auto chance = [&](unsigned n) { return rng() % n == 0; };
   const auto token = [&] { return static_cast<int32_t>(rng() % vocab); };
   row.seed = (static_cast<uint64_t>(rng()) << 32) | rng();
-  row.flags = static_cast<int>(rng() % 4);
+  row.flags = static_cast<int>(rng() % 8);
   const float temperatures[] = {0.0f, 1.0f, 0.7f, 1.9f, 1.0f, 0.01f};
   row.temperature = temperatures[i % 6];
   if (chance(5)) row.target = token();
@@ -102,6 +102,16 @@ Row some_row(Rng& rng, int vocab, int i) {
     }
   }
   if (chance(3)) {
+    // Many tokens, few, one or none.
+    row.mask.resize(mask_words(vocab));
+    const unsigned kind = rng() % 4;
+    for (uint32_t& word : row.mask) word = kind == 0 ? rng() : kind == 1 ? rng() & rng() & rng() & rng() & rng() : 0;
+    if (kind == 2 || chance(2)) {
+      const int32_t at = token();
+      row.mask[at / 32] |= 1u << (at % 32);
+    }
+  }
+  if (chance(3)) {
     for (unsigned j = rng() % 7; j > 0; --j) row.ids.push_back(token());
   }
   return row;
@@ -123,13 +133,13 @@ void test_edges(Rng& rng, int vocab) {
   for (int kind = 0; kind < 12; ++kind) {
     const auto z = some_logits(rng, vocab, kind);
     c.add({.top = vocab, .temperature = 0}, 1, z);
-    c.add({.top_k = vocab - 1, .top = std::min(vocab, 2048), .seed = rng()}, 2, z);
+    c.add({.top_k = vocab - 1, .top = std::min(vocab, 2048), .flags = 5, .seed = rng()}, 2, z);
     c.add(
-        {.top_k = 2, .top = std::min(vocab, 2049), .flags = 3, .temperature = 0.5f, .seed = rng(), .bias = {{0, 9.0f}}},
+        {.top_k = 2, .top = std::min(vocab, 2049), .flags = 7, .temperature = 0.5f, .seed = rng(), .bias = {{0, 9.0f}}},
         3, z);
-    c.add({.top_p = 0.0f, .seed = rng()}, 4, z);
+    c.add({.flags = 4, .top_p = 0.0f, .seed = rng()}, 4, z);
     c.add({.top_p = 0.99999994f, .seed = rng()}, 5, z);
-    c.add({.top_k = vocab / 2 + 1, .top_p = 0.5f, .min_p = 1.0f, .seed = rng()}, 6, z);
+    c.add({.top_k = vocab / 2 + 1, .flags = 5, .top_p = 0.5f, .min_p = 1.0f, .seed = rng()}, 6, z);
     c.add({.top_p = 0.5f, .seed = rng()}, 2147483647, z);
   }
   compare(c, 32);
@@ -146,7 +156,7 @@ void test_crowded(Rng& rng, int draws) {
     const float max = *std::max_element(z.begin(), z.end());
     const auto upper = std::count_if(z.begin(), z.end(), [max](float x) { return (max - x) * 64.0f < 2.0f; });
     for (const Row& prototype : {Row{.top_k = 10000}, Row{.top_k = static_cast<int>(upper)}, Row{.top_p = 0.5f},
-                                 Row{.top_k = 9000, .top_p = 0.7f}}) {
+                                 Row{.top_k = 9000, .flags = 5, .top_p = 0.7f}}) {
       Case c;
       c.name = "crowded";
       for (int i = 0; i < draws; ++i) {
@@ -195,14 +205,16 @@ void bench(Rng& rng) {
       b.row(row);
     }
     const StepBatch batch = b.view();
-    const GpuBatch on(batch, positions);
+    const GpuBatch on(batch, positions, vocab);
     const auto offsets = GpuBatch::tops(batch);
-    Gpu<int32_t> tokens(count), top_ids(offsets.back());
+    Gpu<int32_t> tokens(count), top_ids(offsets.back()), kept_counts(count), kept(GpuBatch::kept(batch, vocab).back());
     Gpu<float> logprobs(count), top_logprobs(offsets.back()), ids(batch.ids.size()), z(size_t{rows} * vocab);
+    Gpu<float> kept_logprobs(count);
     Gpu<uint8_t> scratch(cuda::sampler_scratch_bytes(rows, vocab));
     for (int i = 0; i < rows; ++i)
       check(cudaMemcpy(z.get() + size_t{1} * i * vocab, base.data(), vocab * 4, cudaMemcpyHostToDevice), "logits");
-    const cuda::SampleOutput out{tokens.get(), logprobs.get(), top_ids.get(), top_logprobs.get(), ids.get()};
+    const cuda::SampleOutput out{tokens.get(), logprobs.get(),    top_ids.get(),       top_logprobs.get(),
+                                 ids.get(),    kept_counts.get(), kept_logprobs.get(), kept.get()};
     cudaEvent_t start, stop;
     check(cudaEventCreate(&start), "event"), check(cudaEventCreate(&stop), "event");
     const int repeats = 50;
@@ -228,6 +240,10 @@ void bench(Rng& rng) {
     time("top_p 0.9", {.temperature = 1, .top_p = 0.9f}, count);
     time("top_k 50", {.top_k = 50, .temperature = 1}, count);
     time("top_k 50, top_p 0.9", {.top_k = 50, .temperature = 1, .top_p = 0.9f}, count);
+    const std::vector<uint32_t> half(mask_words(vocab), 0x55555555);
+    time("half of the tokens masked", {.temperature = 1, .mask = half}, count);
+    time("top_k 50, top_p 0.9, kept set", {.top_k = 50, .flags = 5, .temperature = 1, .top_p = 0.9f}, count);
+    time("top_p 0.9, kept set", {.flags = 5, .temperature = 1, .top_p = 0.9f}, count);
     time("20 top logprobs", {.top = 20, .temperature = 1}, count);
   }
 }

@@ -1,4 +1,4 @@
-// Jobs over sources of any place, and weights on GPUs that they are written to. For write_test.cu.
+// Jobs over sources of any place, and weights on GPUs that they are written to. For write_test.cc.
 #pragma once
 #include <sys/mman.h>
 #include <unistd.h>

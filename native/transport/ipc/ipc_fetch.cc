@@ -1,17 +1,14 @@
 #include "transport/ipc/ipc_fetch.h"
 
-#include <algorithm>
 #include <chrono>
 #include <stdexcept>
 #include <string>
-#include <thread>
 
+#include "core/look.h"
 #include "transport/ipc/ipc_messages.h"
 
 namespace refit::ipc {
 namespace {
-
-constexpr std::chrono::microseconds kLook{20}, kLongLook{500};
 
 // Destroys the event on every path. Errors of the destruction are ignored: they must not lose the bytes.
 struct OpenEvent {
@@ -35,12 +32,11 @@ void await_events(Driver& driver, int rank, const Segment& segment, int timeout_
   try {
     for (size_t at = 0; at < segment.events.size(); at += Segment::kHandleBytes) {
       const OpenEvent event(driver, rank, segment.events.data() + at);
-      for (auto look = kLook; !driver.event_done(rank, event.id); look = std::min(look * 2, kLongLook)) {
+      for (Backoff backoff; !driver.event_done(rank, event.id); backoff.sleep()) {
         if (std::chrono::steady_clock::now() > deadline) {
           throw std::runtime_error("its sender's work on the GPU was not done after " + std::to_string(timeout_ms) +
                                    " ms");
         }
-        std::this_thread::sleep_for(look);
       }
     }
   } catch (const Refused& e) {

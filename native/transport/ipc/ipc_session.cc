@@ -5,15 +5,10 @@
 #include <utility>
 
 #include "core/fault.h"
+#include "core/look.h"
 #include "transport/ipc/ipc_messages.h"
 
 namespace refit::ipc {
-namespace {
-
-// The time between two looks at an event that is not done yet; it doubles from the first to the second.
-constexpr std::chrono::microseconds kLook{20}, kLongLook{500};
-
-}  // namespace
 
 Session::Session(Mappings& mappings, const WriteJob& job, Fail fail, const SessionLimits& limits)
     : mappings_(mappings),
@@ -95,7 +90,7 @@ void Session::open_segment(int rank, Opened& segment) {
 }
 
 void Session::await_event(const Event& event) {
-  auto look = kLook;
+  Backoff backoff;
   try {
     while (!stopped_ && !mappings_.driver.event_done(event.plan.rank, event.id)) {
       if (cancelled()) {
@@ -106,8 +101,7 @@ void Session::await_event(const Event& event) {
                  " ms: send tensors after the work that computes them is enqueued, and put no work that "
                  "waits for this update before them on the stream");
       } else {
-        std::this_thread::sleep_for(look);
-        look = std::min<std::chrono::microseconds>(look * 2, kLongLook);
+        backoff.sleep();
       }
     }
   } catch (const Refused& e) {

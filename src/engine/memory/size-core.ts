@@ -1,9 +1,10 @@
 import { availableParallelism } from 'node:os'
 import { errorMessage, RefitError } from '../../errors.ts'
-import type { Architecture, HeldDType, ModelTable } from '../../model/architecture.ts'
+import type { Architecture, ModelTable } from '../../model/architecture.ts'
 import { weightBytes } from '../../model/checkpoint-layout.ts'
 import { heldDType } from '../../model/model-table.ts'
 import { bytesOf } from '../../native/dtypes.ts'
+import type { HeldDType } from '../../native/dtypes.ts'
 import type { NativeAddon } from '../../native/addon.ts'
 import type { CoreConfig } from '../../native/core-config.ts'
 import type { CudaGpu, CudaGpus, CudaMemoryNeeds } from '../../native/devices.ts'
@@ -31,10 +32,12 @@ export interface CoreSize {
   experts: ExpertLayout | null
 }
 
+/** Defaults of --mem-fraction. */
+export const MEM_FRACTION = { cpu: 0.5, cuda: 0.85 }
 const DEFAULTS = {
-  cpu: { maxRunningRequests: 64, maxBatchTokens: 512, memFraction: 0.5 },
+  cpu: { maxRunningRequests: 64, maxBatchTokens: 512 },
   // Scratch memory grows with the tokens of a step; 4096 of them keep a GPU busy.
-  cuda: { maxRunningRequests: 256, maxBatchTokens: 4096, memFraction: 0.85 }
+  cuda: { maxRunningRequests: 256, maxBatchTokens: 4096 }
 }
 const PAGE_SIZE = 16
 /** The rank's own watchdog fires first, because its message has more details. */
@@ -68,7 +71,7 @@ function planCpu (arch: Architecture, table: ModelTable, options: EngineOptions)
   const wanted = contextOf(arch, options)
   const experts = expertsOf(arch, options)
   const pages = kvPages({
-    ...budget(options, DEFAULTS.cpu.memFraction),
+    ...budget(options, MEM_FRACTION.cpu),
     pageBytes: (kvBytesPerToken(arch, table.ranks, bytesOf(dtype)) + recordedBytes(experts)) * pageSize,
     contextLength: wanted,
     maxRunningRequests,
@@ -136,7 +139,7 @@ async function planCuda (
   const { gpu, freeBytes } = fullest(gpus)
   const pagesBeside = ({ weightBytes, scratchBytes, fixedBytes }: CudaMemoryNeeds): number =>
     kvPages({
-      ...budget(options, DEFAULTS.cuda.memFraction),
+      ...budget(options, MEM_FRACTION.cuda),
       pageBytes: kvBytesPerToken(arch, table.ranks, bytesOf('bfloat16')) / table.ranks * pageSize,
       contextLength: wanted,
       maxRunningRequests,

@@ -3,6 +3,7 @@ import type { ErrorCode } from '../../errors.ts'
 import { ExpertPages } from '../expert-pages.ts'
 import { KvMemory } from '../memory/kv-memory.ts'
 import { isLost, LostDevice } from '../lost-device.ts'
+import { takeKept } from '../kept-budget.ts'
 import { NewTokenRatio } from './new-token-ratio.ts'
 import { PrefillSharing } from './prefill-sharing.ts'
 import { ResultCursor } from '../result-cursor.ts'
@@ -11,6 +12,8 @@ import type { Sequence } from './sequence.ts'
 import { stepTokens } from '../step-device.ts'
 import type { SchedulerOptions } from '../step-device.ts'
 import { StepBuilder } from './step-builder.ts'
+import { notAllowed, stuckAfter } from './token-constraint.ts'
+import { giveScores, takeScores } from '../take-scores.ts'
 import { tokenEvent } from '../token-event.ts'
 import { WaitingQueue } from './waiting-queue.ts'
 import { errorMessage } from '../../errors.ts'
@@ -83,14 +86,15 @@ export class Batcher {
   }
 
   /**
-   * Runs one step; returns false if there was nothing to compute. With `startedOnly`, no request begins that has not
+   * Runs one step; returns false if there was nothing to do. With `startedOnly`, no request begins that has not
    * run before. Throws LostDevice.
    */
   step (startedOnly: boolean): boolean {
     this.#admit(startedOnly)
+    const failed = this.#failStuck()
     this.#plan()
     const { sequences } = this.#builder
-    if (sequences.length === 0) return false
+    if (sequences.length === 0) return failed
     const { now, device, heartbeat } = this.#options
     const start = now()
     let result: StepResult
@@ -231,6 +235,15 @@ export class Batcher {
     }
   }
 
+  /** A vocabulary that cannot spell what the grammar requires leaves no token to sample. */
+  #failStuck (): boolean {
+    const stuck = this.running.filter(({ constraint }) => constraint?.isStuck === true)
+    for (const seq of stuck) {
+      this.fail(seq, 'INVALID_REQUEST', stuckAfter(seq.completion))
+    }
+    return stuck.length > 0
+  }
+
   /**
    * Reserves a page for every decode that needs a new one. Retracts sequences, least progress first, until there are
    * enough.
@@ -262,6 +275,7 @@ export class Batcher {
       const seq = sequences[i]!
       const { request } = seq
       let event: TokenEvent | null = null
+      let broken: [ErrorCode, string] | null = null
       // Before `keep`: it may replace a page by an equal cached one, which has experts of its own.
       this.experts.write(seq.pages, seq.computed, result.experts, token0, takes[i]!)
       token0 += takes[i]!
@@ -271,23 +285,26 @@ export class Batcher {
       for (; rowSequences[row] === seq; row++) {
         const token = result.tokens[row]!
         const logprob = result.logprobs[row]!
-        const top = cursor.top(request)
-        const ids = cursor.ids(request)
         if (rowPositions[row]! >= 0) {
-          seq.input!.logprobs.push([logprob, token])
-          seq.input!.top.push(top)
-          seq.input!.ids.push(ids)
+          takeScores(seq, rowPositions[row]!, logprob, cursor)
           continue
         }
-        const finish = seq.append(token)
         this.counters.generationTokens++
-        event = tokenEvent(seq, this.version, finish)
+        // Before `append`, which ends a sequence whose grammar has ended.
+        const allowed = seq.constraint?.accept(token) !== false
+        event = tokenEvent(seq, this.version, seq.append(token))
         event.tokens.push(token)
         if (request.logprobs !== null) {
           event.logprobs.push([logprob, token])
-          event.top.push(top)
-          event.ids.push(ids)
+          event.top.push(cursor.top(request.logprobs))
+          event.ids.push(cursor.ids(request.logprobs))
         }
+        broken = takeKept(seq, event, cursor.kept(row))
+        if (!allowed) broken = ['INTERNAL', notAllowed(token)]
+      }
+      if (broken !== null) {
+        this.fail(seq, ...broken)
+        continue
       }
       // Nothing to sample: the request only scores its prompt.
       if (prefilled && event === null) event = tokenEvent(seq, this.version, { type: 'length', length: seq.completion })
@@ -299,8 +316,7 @@ export class Batcher {
           prefillMs: this.#options.now() - seq.startedAt
         }
       }
-      event.input = seq.input
-      seq.input = null
+      giveScores(seq, event)
       if (event.finish !== null) {
         this.#lastEvent(seq, event)
         this.#leave(seq, true)

@@ -3,7 +3,9 @@ import type { ErrorCode } from '../../errors.ts'
 import { Batcher } from './batcher.ts'
 import { checkRequest } from '../check-request.ts'
 import type { EngineStats, GenerateRequest, PauseMode } from '../../contract/rollout-engine.ts'
+import { Constraints } from './constraints.ts'
 import { Sequence } from './sequence.ts'
+import type { TokenConstraint } from './token-constraint.ts'
 import type { SchedulerOptions } from '../step-device.ts'
 import type { GateOpening } from '../../contract/gate.ts'
 
@@ -16,6 +18,7 @@ export type SchedulerStats = Omit<EngineStats, 'tokensPerSecond'>
 export class Scheduler {
   readonly #options: SchedulerOptions
   readonly #batcher: Batcher
+  readonly #constraints: Constraints
   #arrivals = 0
   #epoch: number
   #torn: string | null
@@ -31,6 +34,7 @@ export class Scheduler {
   constructor (options: SchedulerOptions) {
     this.#options = options
     this.#batcher = new Batcher(options)
+    this.#constraints = new Constraints(options.vocabSize, options.grammars ?? null)
     this.#epoch = options.epoch
     this.#torn = options.torn
   }
@@ -44,6 +48,7 @@ export class Scheduler {
   /** Queues a request under an unused number. A request that is refused fails at once through the sink. */
   add (id: number, request: GenerateRequest): void {
     const { sink, maxRunningRequests, maxQueuedRequests, drawSeed } = this.#options
+    let constraint: TokenConstraint | null
     try {
       if (this.#torn !== null) throw new RefitError('ENGINE_TORN', this.#torn)
       if (this.#asleep !== null) throw new RefitError('ENGINE_ASLEEP', this.#asleep)
@@ -57,12 +62,14 @@ export class Scheduler {
             `and --max-queued-requests (${maxQueuedRequests}) allow; try again later`
         )
       }
+      constraint = this.#constraints.of(request)
     } catch (error) {
       if (!(error instanceof RefitError)) throw error
       sink.error(id, error.code, error.message)
       return
     }
-    this.#batcher.add(new Sequence(id, request, this.#arrivals++, request.sampling.seed ?? drawSeed(), this.#options))
+    const seed = request.sampling.seed ?? drawSeed()
+    this.#batcher.add(new Sequence(id, request, this.#arrivals++, seed, this.#options, constraint))
   }
 
   /** Ends one request with the tokens that it has; false if it is unknown. */

@@ -1,7 +1,10 @@
-import { ROW_FLOATS, ROW_RAW_LOGPROB, ROW_WANT_LOGPROB } from '../../native/step.ts'
+import { ROW_FLOATS, ROW_RAW_LOGPROB, ROW_WANT_KEPT, ROW_WANT_LOGPROB } from '../../native/step.ts'
 import { GREEDY_TEMPERATURE } from '../check-sampling.ts'
 import type { CacheNode } from './prefix-cache.ts'
-import type { FinishReason, GenerateRequest, InputLogprobs } from '../../contract/rollout-engine.ts'
+import type { TokenConstraint } from './token-constraint.ts'
+import type { FinishReason, GenerateRequest } from '../../contract/rollout-engine.ts'
+import { inputTables } from '../score-table.ts'
+import type { InputTables } from '../score-table.ts'
 
 export interface ModelLimits {
   contextLength: number
@@ -48,7 +51,11 @@ export class Sequence {
    */
   experts: Uint16Array | undefined
   /** Scores of prompt positions so far; they are sent together. */
-  input: InputLogprobs | null = null
+  input: InputTables | null = null
+  /** Scores of ids at prompt positions (GenerateRequest.scores), and the number of rows that are done. */
+  scores: { values: Float32Array, done: number } | null = null
+  /** Ids of its kept sets so far. */
+  keptIds = 0
   /** Requests that wait for this one's prefill. */
   waiters: Sequence[] = []
   /** Key of the page that waiters wait for; see PrefillSharing. */
@@ -59,19 +66,29 @@ export class Sequence {
 
   /** Fields of the row that samples; see ROW_FLOATS. */
   readonly floats: Float32Array
-  readonly logprobFlags: number
+  readonly flags: number
   readonly penalties: boolean
   readonly biasTokens: Int32Array
   readonly biasValues: Float32Array
   /** Ids that end the sequence, and those of them that a bias bans while it is too short. */
   readonly stops: ReadonlySet<number>
   readonly bans: readonly number[]
+  /** Which tokens it may generate; null for all. */
+  readonly constraint: TokenConstraint | null
 
-  constructor (id: number, request: GenerateRequest, arrival: number, seed: bigint, limits: ModelLimits) {
+  constructor (
+    id: number,
+    request: GenerateRequest,
+    arrival: number,
+    seed: bigint,
+    limits: ModelLimits,
+    constraint: TokenConstraint | null = null
+  ) {
     const { sampling: s, inputIds, logprobs } = request
     this.id = id
     this.request = request
     this.arrival = arrival
+    this.constraint = constraint
     this.seed = BigInt.asUintN(64, seed)
     this.promptLength = this.length = inputIds.length
     this.maxLength = Math.min(inputIds.length + s.maxNewTokens, limits.contextLength)
@@ -86,22 +103,36 @@ export class Sequence {
       s.presencePenalty,
       s.repetitionPenalty
     ])
-    this.logprobFlags = logprobs === null ? 0 : ROW_WANT_LOGPROB | (logprobs.raw ? ROW_RAW_LOGPROB : 0)
+    this.flags = (logprobs === null ? 0 : ROW_WANT_LOGPROB | (logprobs.raw ? ROW_RAW_LOGPROB : 0)) |
+      (request.kept === true ? ROW_WANT_KEPT : 0)
     this.penalties = s.frequencyPenalty !== 0 || s.presencePenalty !== 0 || s.repetitionPenalty !== 1
     this.biasTokens = Int32Array.from(s.logitBias, ([token]) => token)
     this.biasValues = Float32Array.from(s.logitBias, ([, bias]) => bias)
     this.stops = new Set(s.ignoreEos ? s.stopTokenIds : [...limits.eosTokenIds, ...s.stopTokenIds])
     this.bans = s.minNewTokens > 0 ? [...this.stops].filter((token) => token >= 0 && token < limits.vocabSize) : []
     if (logprobs !== null && logprobs.startLen !== null) this.input = noScores(request)
+    if (request.scores !== undefined) {
+      this.scores = { values: new Float32Array(request.scores.ids.length).fill(-Infinity), done: 0 }
+    }
   }
 
   get completion (): number {
     return this.length - this.promptLength
   }
 
-  /** First prompt position that still needs a score; `promptLength` if none does. */
-  get nextScore (): number {
+  /** First prompt position that still needs scores for `input`; `promptLength` if none does. */
+  get nextInput (): number {
     return this.input === null ? this.promptLength : this.request.logprobs!.startLen! + this.input.logprobs.length
+  }
+
+  /** The same for `scores`. */
+  get nextRow (): number {
+    return this.scores === null ? this.promptLength : this.request.scores!.from + this.scores.done
+  }
+
+  /** The same for either. */
+  get nextScore (): number {
+    return Math.min(this.nextInput, this.nextRow)
   }
 
   /**
@@ -116,6 +147,7 @@ export class Sequence {
   /** Forgets scores that were computed with former weights. */
   resetScores (): void {
     if (this.input !== null) this.input = noScores(this.request)
+    if (this.scores !== null) this.scores.done = 0
   }
 
   /** Appends a token. Returns the reason if it is the last one. */
@@ -129,7 +161,15 @@ export class Sequence {
     if (this.stops.has(token) && this.completion > this.request.sampling.minNewTokens) {
       return { type: 'stop', matched: token }
     }
+    if (this.constraint?.ended === true) return { type: 'stop', matched: this.stops.has(token) ? token : null }
     return this.length >= this.maxLength ? { type: 'length', length: this.completion } : null
+  }
+
+  /** The output ends with all tokens of the list but the last. */
+  endsBefore (word: readonly number[]): boolean {
+    const first = this.length - word.length + 1
+    return first >= this.promptLength &&
+      word.every((token, i) => first + i === this.length || token === this.tokens[first + i])
   }
 
   addPage (page: number): void {
@@ -143,8 +183,12 @@ export class Sequence {
 }
 
 /** The first position of a prompt has no token before it: its score is null. */
-function noScores ({ inputIds, logprobs }: GenerateRequest): InputLogprobs {
-  return logprobs!.startLen === 0
-    ? { logprobs: [[null, inputIds[0]!]], top: [null], ids: [null] }
-    : { logprobs: [], top: [], ids: [] }
+function noScores ({ inputIds, logprobs }: GenerateRequest): InputTables {
+  const tables = inputTables()
+  if (logprobs!.startLen === 0) {
+    tables.logprobs.push([null, inputIds[0]!])
+    tables.top.push(null)
+    tables.ids.push(null)
+  }
+  return tables
 }

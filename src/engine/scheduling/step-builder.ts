@@ -1,6 +1,7 @@
+import type { LogprobOptions, ScoredRows } from '../../contract/rollout-engine.ts'
 import type { StepBatch } from '../../native/step.ts'
 import { ROW_RAW_LOGPROB, ROW_WANT_LOGPROB } from '../../native/step.ts'
-import { floatList, intList } from '../growable.ts'
+import { floatList, intList, wordList } from '../growable.ts'
 import type { Sequence } from './sequence.ts'
 
 const NO_IDS: number[] = []
@@ -29,6 +30,9 @@ export class StepBuilder {
   readonly #biasValues = floatList()
   readonly #idOffsets = intList()
   readonly #ids = intList()
+  readonly #masks = wordList()
+  /** Index of each mask in `#masks`: samples at the same place of a grammar share one. */
+  readonly #maskAt = new Map<Uint32Array, number>()
 
   clear (): void {
     this.sequences.length =
@@ -51,9 +55,11 @@ export class StepBuilder {
         this.#biasTokens,
         this.#biasValues,
         this.#idOffsets,
-        this.#ids
+        this.#ids,
+        this.#masks
       ]
     ) list.clear()
+    this.#maskAt.clear()
     for (
       const list of [
         this.#seqOffsets,
@@ -106,33 +112,61 @@ export class StepBuilder {
       biasTokens: this.#biasTokens.view(),
       biasValues: this.#biasValues.view(),
       idOffsets: this.#idOffsets.view(),
-      ids: this.#ids.view()
+      ids: this.#ids.view(),
+      masks: this.#masks.view()
     }
   }
 
   /** Prompt positions are scored at temperature 1, without penalties or bias. */
   #scoreRow (seq: Sequence, index: number, position: number): void {
-    this.#row(seq, position, index, seq.tokens[position]!, 0, ROW_WANT_LOGPROB | ROW_RAW_LOGPROB, 0)
+    const logprobs = position >= seq.nextInput ? seq.request.logprobs : null
+    this.#row(seq, position, index, seq.tokens[position]!, 0, ROW_WANT_LOGPROB | ROW_RAW_LOGPROB, 0, -1, logprobs)
+    if (position >= seq.nextRow) this.#addScored(seq.request.scores!, position)
+    this.#idOffsets.push(this.#ids.length)
     for (let i = 0; i < 6; i++) this.#rowFloats.push(i === 0 || i === 1 || i === 5 ? 1 : 0)
     this.#biasOffsets.push(this.#biasTokens.length)
     this.#historyOffsets.push(this.#history.length)
   }
 
+  #addScored ({ from, width, ids }: ScoredRows, position: number): void {
+    const begin = (position - from) * width
+    // Ids are padded at the end of a row.
+    let end = begin + width
+    while (end > begin && ids[end - 1]! < 0) end--
+    this.#ids.append(ids, begin, end)
+  }
+
   #sampleRow (seq: Sequence, index: number): void {
-    const { sampling } = seq.request
-    this.#row(seq, -1, index, -1, sampling.topK, seq.logprobFlags, seq.penalties ? seq.promptLength : 0)
+    const { sampling, logprobs } = seq.request
+    const mask = this.#addMask(seq.constraint?.mask ?? null)
+    this.#row(seq, -1, index, -1, sampling.topK, seq.flags, seq.penalties ? seq.promptLength : 0, mask, logprobs)
+    this.#idOffsets.push(this.#ids.length)
     this.#rowFloats.append(seq.floats, 0, seq.floats.length)
     this.#biasTokens.append(seq.biasTokens, 0, seq.biasTokens.length)
     this.#biasValues.append(seq.biasValues, 0, seq.biasValues.length)
-    if (seq.completion < sampling.minNewTokens) {
-      for (const token of seq.bans) {
-        this.#biasTokens.push(token)
-        this.#biasValues.push(-Infinity)
-      }
+    if (seq.completion < sampling.minNewTokens && seq.constraint?.mustEnd !== true) {
+      for (const token of seq.bans) this.#ban(token)
     }
+    for (const word of sampling.badWords ?? []) if (seq.endsBefore(word)) this.#ban(word.at(-1)!)
     this.#biasOffsets.push(this.#biasTokens.length)
     if (seq.penalties) this.#history.append(seq.tokens, 0, seq.length)
     this.#historyOffsets.push(this.#history.length)
+  }
+
+  #ban (token: number): void {
+    this.#biasTokens.push(token)
+    this.#biasValues.push(-Infinity)
+  }
+
+  #addMask (mask: Uint32Array | null): number {
+    if (mask === null) return -1
+    let at = this.#maskAt.get(mask)
+    if (at === undefined) {
+      at = this.#maskAt.size
+      this.#maskAt.set(mask, at)
+      this.#masks.append(mask, 0, mask.length)
+    }
+    return at
   }
 
   #row (
@@ -142,7 +176,9 @@ export class StepBuilder {
     target: number,
     topK: number,
     flags: number,
-    historyPrompt: number
+    historyPrompt: number,
+    mask: number,
+    logprobs: LogprobOptions | null
   ): void {
     const row = this.rowSequences.length
     this.rowSequences.push(seq)
@@ -151,17 +187,17 @@ export class StepBuilder {
     ints.push(index)
     ints.push(target)
     ints.push(topK)
-    ints.push(seq.request.logprobs?.top ?? 0)
+    ints.push(logprobs?.top ?? 0)
     ints.push(flags)
     ints.push(historyPrompt)
+    ints.push(mask)
     if (row === this.#rowSeeds.length) {
       const seeds = new BigUint64Array(row * 2)
       seeds.set(this.#rowSeeds)
       this.#rowSeeds = seeds
     }
     this.#rowSeeds[row] = seq.seed
-    const ids = seq.request.logprobs?.ids ?? NO_IDS
+    const ids = logprobs?.ids ?? NO_IDS
     for (let i = 0; i < ids.length; i++) this.#ids.push(ids[i]!)
-    this.#idOffsets.push(this.#ids.length)
   }
 }

@@ -95,6 +95,7 @@ export function plainModel (
         rmsNormEps: 1e-6,
         normPlacement: 'pre',
         qkNorm: 'none',
+        activation: 'silu',
         roundOnce: false,
         qkvBias: false,
         oBias: false,

@@ -1,4 +1,4 @@
-// Copies with their expected results, and a scatter with guarded memory that runs them. For scatter_test.cu.
+// Copies with their expected results, and a scatter with guarded memory that runs them. For scatter_test.cc.
 #pragma once
 #include <algorithm>
 #include <cstdio>
@@ -37,7 +37,7 @@ uint16_t expected_bits(const Case& c, int64_t r, int64_t k) {
   }
   uint16_t bits;
   std::memcpy(&bits, from, 2);
-  return c.copy.dtype == DType::kFloat16 ? float_to_bf16(fp16_to_float(bits)) : bits;
+  return c.copy.dtype == DType::kFloat16 ? float_to_bf16(to_float(DType::kFloat16, bits)) : bits;
 }
 
 std::string describe(const Case& c) {

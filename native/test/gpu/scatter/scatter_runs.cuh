@@ -60,7 +60,7 @@ void copy_plainly(const Copy2d& copy) {
     for (int64_t k = 0; k < copy.cols; k++) {
       uint16_t bits;
       std::memcpy(&bits, static_cast<const uint8_t*>(copy.src) + r * copy.src_row_bytes + k * copy.src_col_bytes, 2);
-      if (copy.dtype == DType::kFloat16) bits = float_to_bf16(fp16_to_float(bits));
+      if (copy.dtype == DType::kFloat16) bits = float_to_bf16(to_float(DType::kFloat16, bits));
       std::memcpy(copy.dst + r * copy.dst_cols + k, &bits, 2);
     }
   }

@@ -1,6 +1,8 @@
 // Steps on GPUs against the CPU: both in bf16, and the distance of each from the CPU in fp32. Several ranks share GPU
 // 0, or are on GPUs of their own if there are enough; then they also exchange through NCCL, as on GPUs that do not
 // reach each other (--no-peers: only that). Arguments: [--quick] [--bench] [--no-peers] [seed].
+#include "cuda/forward/forward.h"
+
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
@@ -11,7 +13,6 @@
 #include "cuda/device/check.h"
 #include "cuda/exchange/exchange.h"
 #include "cuda/exchange/peers.h"
-#include "cuda/forward/forward.h"
 #include "test/check.h"
 #include "test/forward_reference.h"
 #include "test/gpu/forward_gpus.cuh"
@@ -32,6 +33,10 @@ const std::vector<Variant> kVariants = {
     {"qwen3 moe, no renorm", 128, 2, 4, 4, 16, 64, 90, false, false, true, true, 16, 4, 64, false, {1, 1}},
     {"olmo2", 64, 2, 8, 2, 16, 96, 101, false, false, true, false, 0, 0, 0, true, {}, 1.0, true},
     {"olmo2, biases, one kv head", 136, 2, 4, 1, 24, 80, 64, true, true, true, true, 0, 0, 0, true, {}, 1.0, true},
+    {"gelu", 64,    2, 4, 2, 16,   96, 101, false, false,
+     false,  false, 0, 0, 0, true, {}, 1.0, false, Activation::kGeluTanh},
+    {"gelu moe", 64,    2, 4, 2,  16,   96,     90,  false, false,
+     true,       false, 8, 2, 32, true, {1, 1}, 1.0, false, Activation::kGeluTanh},
 };
 
 using Rng = std::mt19937;

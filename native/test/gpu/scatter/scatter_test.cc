@@ -1,6 +1,8 @@
 // The batched scatter against a plain loop over elements. Sources are allocated to the byte, so memcheck sees a read
 // outside of them; targets are in poisoned memory that is compared as a whole.
 //   scatter_test [--quick] [--host] [--seed N]     --host: only what needs no GPU
+#include "cuda/scatter/scatter.h"
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -10,7 +12,6 @@
 #include <vector>
 
 #include "cuda/device/check.h"
-#include "cuda/scatter/scatter.h"
 #include "cuda/scatter/scatter_plan.h"
 #include "test/check.h"
 #include "test/gpu/scatter/scatter_cases.cuh"
@@ -65,7 +66,7 @@ void run_tiles(const ScatterList& list, uint64_t base, std::vector<uint16_t>& ta
             bits = float_to_bf16(std::bit_cast<float>(wide));
           } else {
             std::memcpy(&bits, from, 2);
-            if (c.dtype == DType::kFloat16) bits = float_to_bf16(fp16_to_float(bits));
+            if (c.dtype == DType::kFloat16) bits = float_to_bf16(to_float(DType::kFloat16, bits));
           }
           const size_t at = (dst + static_cast<uint64_t>(i) * 2 - base) / 2;
           target[at] = bits;

@@ -4,6 +4,8 @@
 //
 // The executor is compiled again here with its fault points, so the library's is not linked.
 #define REFIT_FAULTS
+#include "cuda/weights/write.h"
+
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -20,7 +22,6 @@
 #include "core/write/write_check.h"
 #include "cuda/device/check.h"
 #include "cuda/weights/ipc_driver.h"
-#include "cuda/weights/write.h"
 #include "cuda/weights/write_ring.cc"
 #include "cuda/weights/write_run.cc"
 #include "test/check.h"
@@ -61,7 +62,7 @@ void batches_carry_the_job(uint64_t seed) {
         uint32_t wide;
         uint16_t bits;
         std::memcpy(&bits, from, 2);
-        if (copy.dtype == DType::kFloat16) bits = float_to_bf16(fp16_to_float(bits));
+        if (copy.dtype == DType::kFloat16) bits = float_to_bf16(to_float(DType::kFloat16, bits));
         if (copy.dtype == DType::kFloat32) {
           std::memcpy(&wide, from, 4);
           bits = float_to_bf16(std::bit_cast<float>(wide));

@@ -1,5 +1,7 @@
 // The CUDA device as the engine uses it: refused configurations, released and resumed memory, a GPU that is lost during
 // a step. Steps and writes have tests of their own. Arguments: [--quick] [seed].
+#include "cuda/device/device.h"
+
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,7 +13,6 @@
 
 #include "core/memory_error.h"
 #include "cuda/device/check.h"
-#include "cuda/device/device.h"
 #include "cuda/device/memory.h"
 #include "test/check.h"
 #include "test/forward_reference.h"

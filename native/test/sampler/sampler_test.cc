@@ -9,51 +9,12 @@
 #include "cpu/sampler/sampler_gumbel.h"
 #include "cpu/sampler/sampler_mask.h"
 #include "test/check.h"
-#include "test/forward_reference.h"
+#include "test/sampler/sampler_reference.h"
 
 using namespace refit;
 using namespace refit::test;
 
 namespace {
-
-using Row = BatchBuilder::Row;
-constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-
-// One row with the given logits. `position` is the position of the sampled token.
-StepResult sample(const std::vector<float>& logits, const Row& row, int position = 7, const std::string& isa = "") {
-  BatchBuilder b;
-  b.row(row);
-  cpu::Sampler sampler(cpu::kernels(isa), static_cast<int>(logits.size()), 1);
-  StepResult result;
-  const StepBatch batch = b.view();
-  sampler.begin(batch, result);
-  std::vector<float> z = logits;
-  sampler.row(0, position, z.data(), 0);
-  return result;
-}
-
-std::vector<float> random_logits(std::mt19937& rng, int n, double sd, bool ties = false) {
-  std::normal_distribution<double> normal(0, sd);
-  std::vector<float> z(n);
-  for (float& x : z) x = static_cast<float>(ties ? std::round(normal(rng)) : normal(rng));
-  return z;
-}
-
-std::vector<double> softmax(const std::vector<double>& z) {
-  double max = -1e300, sum = 0;
-  for (const double x : z) max = std::max(max, x);
-  std::vector<double> p;
-  for (const double x : z) sum += std::exp(x - max);
-  for (const double x : z) p.push_back(std::exp(x - max) / sum);
-  return p;
-}
-
-std::vector<double> widen(const std::vector<float>& z, double temperature = 1) {
-  std::vector<double> out;
-  for (const float x : z) out.push_back(x / temperature);
-  return out;
-}
 
 // The known answers of the Random123 distribution (kat_vectors, philox4x32 10).
 void test_philox() {
@@ -125,13 +86,6 @@ void test_distribution() {
   int rare = 0;
   for (int i = 0; i < 20000; ++i) rare += sample(z, {.flags = 0, .seed = 5}, i).tokens[0] != 1234;
   CHECKF(rare > 140 && rare < 260, "rare tokens: %d of 20000, expected 200", rare);
-}
-
-std::vector<int> brute_order(const std::vector<float>& z) {
-  std::vector<int> order(z.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return z[a] > z[b]; });
-  return order;
 }
 
 void test_masks() {
@@ -280,6 +234,48 @@ void test_penalties() {
     CHECK(result.id_logprobs[i] == r.id_logprobs[i] && result.id_logprobs[12 + i] == r.id_logprobs[i]);
 }
 
+// A mask equals a bias of -infinity on the tokens that it does not allow, with every other field; raw logprobs stay.
+void test_allowed() {
+  std::mt19937 rng(6);
+  for (int round = 0; round < 600; ++round) {
+    const int n = 1 + static_cast<int>(rng() % 300);
+    auto z = random_logits(rng, n, 2, rng() % 2 == 0);
+    Row masked{.flags = static_cast<int>(rng() % 4), .seed = rng()};
+    masked.temperature = rng() % 4 == 0 ? 0.0f : 0.8f;
+    if (rng() % 2 == 0) masked.top_k = static_cast<int>(rng() % (n + 2));
+    if (rng() % 2 == 0) masked.top_p = static_cast<float>(rng() % 1001) / 1000;
+    if (rng() % 2 == 0) masked.top = std::min(n, 5);
+    for (int i = 0; i < n; i += 7) masked.ids.push_back(i);
+    if (rng() % 2 == 0) masked.history = {0, n / 2}, masked.repetition = 1.3f;
+    if (rng() % 2 == 0) masked.bias = {{n / 2, 1.5f}};
+    masked.mask.assign(mask_words(n), 0);
+    Row banned = masked;
+    banned.mask.clear();
+    const int only = rng() % 8 == 0 ? static_cast<int>(rng() % n) : -1;
+    const int forced = static_cast<int>(rng() % n);
+    for (int i = 0; i < n; ++i) {
+      if (only >= 0 ? i == only : i == forced || rng() % 3 == 0) {
+        masked.mask[i / 32] |= 1u << (i % 32);
+      } else {
+        banned.bias.push_back({i, -kInf});
+      }
+    }
+    const StepResult a = sample(z, masked), b = sample(z, banned);
+    const int token = a.tokens[0];
+    CHECK((masked.mask[token / 32] >> (token % 32) & 1) == 1 && (only < 0 || token == only));
+    const auto same = [](const std::vector<float>& x, const std::vector<float>& y) {
+      bool equal = x.size() == y.size();
+      for (size_t i = 0; equal && i < x.size(); ++i) equal = x[i] == y[i] || (std::isnan(x[i]) && std::isnan(y[i]));
+      return equal;
+    };
+    CHECK(a.tokens == b.tokens && same(a.logprobs, b.logprobs) && same(a.id_logprobs, b.id_logprobs));
+    CHECK(a.top_ids == b.top_ids && same(a.top_logprobs, b.top_logprobs));
+  }
+  // Bits behind the vocabulary have no effect, and a NaN that is not allowed does not spoil the row.
+  const StepResult r = sample({kNaN, 3, 1, 2}, {.top = 3, .temperature = 0, .mask = {0xfffffffc}});
+  CHECK(r.tokens[0] == 3 && r.top_ids == (std::vector<int32_t>{3, 2, 0}) && std::isfinite(r.logprobs[0]));
+}
+
 void test_poison() {
   for (const Row& row : {Row{.top = 2, .temperature = 0, .ids = {0, 1}},
                          Row{.top_k = 2, .top = 2, .top_p = 0.5f, .min_p = 0.1f, .ids = {0, 1}}}) {
@@ -349,6 +345,7 @@ int main() {
   test_greedy();
   for (const std::string& isa : cpu::isas()) test_logprobs(isa);
   test_penalties();
+  test_allowed();
   test_poison();
   test_device();
   return finish("sampler_test");

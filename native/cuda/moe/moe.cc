@@ -1,7 +1,8 @@
+#include "cuda/moe/moe.h"
+
 #include <stdexcept>
 #include <string>
 
-#include "cuda/moe/moe.h"
 #include "cuda/moe/moe_kernels.h"
 
 namespace refit::cuda {

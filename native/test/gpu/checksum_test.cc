@@ -1,11 +1,12 @@
 // Checksums and the noise of scramble on the GPU against the CPU's.   checksum_test [--quick] [--seed N]
+#include "core/checksum.h"
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <string>
 #include <vector>
 
-#include "core/checksum.h"
 #include "core/store.h"
 #include "cuda/device/check.h"
 #include "cuda/weights/checksum.h"
@@ -34,7 +35,7 @@ struct Memory {
   uint16_t* gpu = nullptr;
   explicit Memory(Random& random, int64_t elements) : host(static_cast<size_t>(elements)) {
     for (uint16_t& b : host) b = static_cast<uint16_t>(random.next());
-    check(cudaMalloc(&gpu, host.size() * 2), "cudaMalloc");
+    check(cudaMalloc(reinterpret_cast<void**>(&gpu), host.size() * 2), "cudaMalloc");
     check(cudaMemcpy(gpu, host.data(), host.size() * 2, cudaMemcpyHostToDevice), "cudaMemcpy");
   }
   ~Memory() { cudaFree(gpu); }
@@ -135,7 +136,7 @@ void noise_is_the_cpus(uint64_t seed) {
       const int64_t count = store.shape(p).rows * store.shape(p).cols;
       std::vector<uint16_t> got(static_cast<size_t>(count) + 64, 0xA5C3);
       uint16_t* gpu = nullptr;
-      check(cudaMalloc(&gpu, got.size() * 2), "cudaMalloc");
+      check(cudaMalloc(reinterpret_cast<void**>(&gpu), got.size() * 2), "cudaMalloc");
       check(cudaMemcpy(gpu, got.data(), got.size() * 2, cudaMemcpyHostToDevice), "cudaMemcpy");
       scramble(reinterpret_cast<bf16*>(gpu), count, seed, static_cast<uint64_t>(rank * store.params() + p), nullptr);
       check(cudaMemcpy(got.data(), gpu, got.size() * 2, cudaMemcpyDeviceToHost), "scramble");
