@@ -32,12 +32,14 @@ export interface GenerateRequestBody {
   logprob_start_len?: number | number[] | null
   top_logprobs_num?: number | number[] | null
   token_ids_logprob?: number[] | Array<number[] | null> | null
+  token_ids_logprob_positions?: number[][] | null
   return_text_in_logprobs?: boolean | null
   return_raw_logprobs?: boolean | null
   return_prompt_token_ids?: boolean | null
   stream_deltas?: boolean | null
   extra_key?: string | string[] | null
   return_routed_experts?: boolean | null
+  return_sampling_mask?: boolean | boolean[] | null
   routed_experts_start_len?: number | null
   [field: string]: unknown
 }
@@ -50,5 +52,7 @@ export interface DiskUpdateRequest {
   weight_version?: string | null
   flush_cache?: boolean
   abort_all_requests?: boolean
+  /** Whether tensors of the model may be missing (default: only in a transaction). */
+  allow_missing?: boolean | null
   transaction?: string | null
 }

@@ -1,5 +1,6 @@
 import type { MemoryTag } from '../native/addon.ts'
 import type { DeltaHost } from './delta-host.ts'
+import type { Grammar } from './grammar.ts'
 import type { GroupHost } from './group-host.ts'
 import type { WeightSource, WriteReport } from './weight-source.ts'
 import type { WeightCoverage, WeightTransactions } from './weight-transactions.ts'
@@ -31,6 +32,10 @@ export interface SamplingParams {
   logitBias: [id: number, bias: number][]
   /** Seed of the counter-based noise; null draws one. */
   seed: bigint | null
+  /** No other tokens are sampled. */
+  allowedTokenIds?: readonly number[]
+  /** The last token of each list is not sampled where the output ends with the tokens before it. */
+  badWords?: readonly (readonly number[])[]
 }
 
 export interface LogprobOptions {
@@ -44,6 +49,14 @@ export interface LogprobOptions {
   raw: boolean
 }
 
+/** Ids to score at each position of a prompt from `from` on, which is at least 1. */
+export interface ScoredRows {
+  from: number
+  width: number
+  /** [prompt tokens - from, width], row-major; -1 fills up short rows. */
+  ids: Int32Array
+}
+
 export interface GenerateRequest {
   /** Unique among the engine's live requests. */
   rid: string
@@ -55,18 +68,43 @@ export interface GenerateRequest {
    * records none (`EngineInfo.experts`).
    */
   expertsFrom?: number
+  /** Scores these ids at positions of the prompt, by the model's own distribution. */
+  scores?: ScoredRows
+  /**
+   * Reports the kept set of each token. INVALID_REQUEST if it would be the whole vocabulary: without top_k, top_p and
+   * min_p, and not greedy.
+   */
+  kept?: boolean
   /** A key that keeps prefix-cache entries of different callers apart. */
   cacheSalt?: string
+  /** Tokens that break it are not sampled. UNSUPPORTED if the engine has no grammars. */
+  grammar?: Grammar
 }
 
 /** [logprob, id] */
 export type Scored = [logprob: number, id: number]
 
+/**
+ * The tokens that top_k, top_p and min_p kept, one of which was sampled, best first; and the sampled token's logprob
+ * among them. Greedy sampling keeps its token alone.
+ */
+export interface KeptSet {
+  ids: Int32Array
+  logprob: number
+}
+
+/** An array, or a table that makes its rows when they are read. */
+export interface Rows<T> extends Iterable<T> {
+  readonly length: number
+  at: (index: number) => T | undefined
+  map: <R>(change: (row: T, index: number) => R) => R[]
+}
+
 /** Logprobs of prompt positions from `startLen` on. The first position of a prompt has none (null). */
 export interface InputLogprobs {
-  logprobs: [logprob: number | null, id: number][]
-  top: (Scored[] | null)[]
-  ids: (Scored[] | null)[]
+  logprobs: Rows<[logprob: number | null, id: number]>
+  top: Rows<Scored[] | null>
+  ids: Rows<Scored[] | null>
 }
 
 export type FinishReason =
@@ -90,8 +128,12 @@ export interface TokenEvent {
   logprobs: Scored[]
   top: Scored[][]
   ids: Scored[][]
+  /** One entry per token, if requested. */
+  kept?: KeptSet[]
   /** On the event that ends the prefill, if requested. */
   input: InputLogprobs | null
+  /** On the same event, if requested: logprobs in the shape of `ScoredRows.ids`, -Infinity for -1. */
+  scores?: Float32Array
   /** Label of the weights that made these tokens. */
   weightVersion: string
   promptTokens: number
@@ -137,6 +179,12 @@ export interface MemoryReport {
   ms: number
 }
 
+/** The place of an engine among those behind one address. */
+export interface DataParallel {
+  rank: number
+  size: number
+}
+
 export interface EngineInfo {
   modelPath: string
   servedModelName: string
@@ -152,11 +200,15 @@ export interface EngineInfo {
   visibleGpus?: { ordinal: number, uuid: string }[]
   isa: string
   ranks: number
+  /** Set by an engine of `refit serve --dp`. */
+  dataParallel?: DataParallel
   threads: number
   dtype: 'bfloat16' | 'float32'
   weightBytes: number
   kvBytes: number
   kvTokens: number
+  /** Tokens of one page of the KV cache; absent if the engine does not report it. */
+  pageSize?: number
   /** Released weights keep a copy in host memory. */
   weightsCpuBackup: boolean
   /** Set by engines that record which experts tokens are routed to. */
@@ -208,6 +260,11 @@ export interface UpdateOptions {
   deadlineMs?: number
   /** Refuse names that the model does not have (default true). */
   strictNames?: boolean
+  /**
+   * Refuse a source that lacks tensors of the model, before the first byte is written (default false). `alone`: unless
+   * the update belongs to a transaction, which may have other parts.
+   */
+  requireAll?: boolean | 'alone'
   /**
    * Id of the open transaction that the update belongs to. Without one: the trainer's scope that is open, else a
    * transaction of its own.
@@ -325,4 +382,11 @@ export interface RolloutEngine {
   /** Fills all weights with noise and marks them torn, so that tensors that are not written afterwards are found. */
   scrambleWeights: () => Promise<void>
   close: () => Promise<void>
+}
+
+type WritesWeights = 'expectUpdate' | 'scrambleWeights' | 'setWeightVersion' | 'update'
+
+/** An engine for callers that write no weights: without the methods that write them or change their label. */
+export interface ServingEngine extends Omit<RolloutEngine, WritesWeights | 'transactions'> {
+  readonly transactions: Omit<WeightTransactions, 'abort' | 'commit' | 'open' | 'refused'>
 }

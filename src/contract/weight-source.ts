@@ -1,3 +1,4 @@
+import type { ErrorCode } from '../errors.ts'
 import type { ElementPatch } from '../native/deltas.ts'
 import type { DType } from '../native/dtypes.ts'
 import type { NativeSource } from '../native/write-job.ts'
@@ -37,8 +38,15 @@ export interface AnnouncedTensor {
   ranks?: readonly number[]
 }
 
-/** The way in which the bytes arrive, for reports, logs and metrics. */
-export type Transport = 'disk' | 'memory' | 'tensor' | 'upload' | 'distributed'
+/** The way in which the bytes arrive. Each transport is one constant beside the code that makes its sources. */
+export interface Transport {
+  /** For reports, logs and messages. */
+  readonly name: string
+  /** Code of the error if the bytes cannot be read and nothing has been written. */
+  readonly readError: ErrorCode
+  /** Bytes may arrive straight in the weights, without staging, and reports count them (default false). */
+  readonly inPlace?: true
+}
 
 interface SourceBase {
   readonly transport: Transport
@@ -98,7 +106,8 @@ export interface WeightPatch {
 
 /** Result of one write. Times are in milliseconds; bytes are counted at the source. */
 export interface WriteReport {
-  source: Transport
+  /** The transport's name. */
+  source: string
   tensors: number
   bytes: number
   /** For broadcasts: bytes that were received straight into the weights, without staging. */

@@ -6,33 +6,27 @@ import {
   copyFileSync,
   existsSync,
   fstatSync,
-  fsyncSync,
   mkdirSync,
-  openSync,
   readdirSync,
-  readFileSync,
   readSync,
-  realpathSync,
-  renameSync,
   rmSync,
-  statSync,
-  writeSync
+  statSync
 } from 'node:fs'
 import { availableParallelism } from 'node:os'
-import { basename, dirname, join } from 'node:path'
-import { errorMessage, RefitError } from '../errors.ts'
+import { basename, join } from 'node:path'
+import { RefitError } from '../errors.ts'
 import { DELTA, DELTA_FIELDS } from '../native/deltas.ts'
 import type { NativeAddon } from '../native/addon.ts'
 import { headerLength, parseHeader, PREFIX_BYTES } from '../wire/safetensors/header.ts'
 import type { SafetensorsHeader } from '../wire/safetensors/header.ts'
 import { INDEX_NAME, SINGLE_NAME } from '../wire/safetensors/index.ts'
+import { insideOf, openFile, readJson } from './files.ts'
+import type { Contains } from './files.ts'
 
 // A checkpoint on this host whose tensors are changed in place by the compressed changes that a trainer publishes. All
 // calls block, so they run on threads of their own.
 
 export type PatchAddon = Pick<NativeAddon, 'lockFile' | 'applyDeltas'>
-/** True if a real path may be read. */
-export type Contains = (real: string) => boolean
 
 /** The place of a tensor in a file; `end` is exclusive. */
 export interface Place {
@@ -60,8 +54,6 @@ export function add (sum: Applied, { tensors, bytes }: Applied): void {
   sum.tensors += tensors
   sum.bytes += bytes
 }
-
-const LOCK_POLL_MS = 20
 
 export const CHECKSUMS = ['xxh3-128', 'adler32', 'sha256'] as const
 export type ChecksumName = typeof CHECKSUMS[number]
@@ -169,14 +161,14 @@ export class CheckpointPatch {
 
   #descriptor (path: string): number {
     let fd = this.#open.get(path)
-    if (fd === undefined) this.#open.set(path, fd = openSync(path, 'r+'))
+    if (fd === undefined) this.#open.set(path, fd = openFile(path, constants.O_RDWR))
     return fd
   }
 }
 
 /** Copies the files of a whole checkpoint, not its folders, and removes other files from the target. */
 export function copyCheckpoint (from: string, to: string, contains: Contains): void {
-  const files = checkpointFiles(from)
+  const files = checkpointFiles(from, contains)
   mkdirSync(to, { recursive: true })
   for (const entry of readdirSync(to, { withFileTypes: true })) {
     if (!entry.isDirectory() && !files.includes(entry.name)) rmSync(join(to, entry.name))
@@ -185,7 +177,7 @@ export function copyCheckpoint (from: string, to: string, contains: Contains): v
     const source = insideOf(join(from, name), contains)
     // The files are changed later, so links of a Hugging Face cache become files, and all become writable.
     rmSync(join(to, name), { force: true })
-    copyFileSync(source, join(to, name), constants.COPYFILE_FICLONE)
+    copyFileSync(source, join(to, name), constants.COPYFILE_FICLONE | constants.COPYFILE_EXCL)
     chmodSync(join(to, name), 0o644)
     if (statSync(source).size !== statSync(join(to, name)).size) {
       throw new RefitError('CHECKPOINT_CHANGED', `${join(from, name)} changed its size while it was copied`)
@@ -193,11 +185,14 @@ export function copyCheckpoint (from: string, to: string, contains: Contains): v
   }
 }
 
-/** The file of each tensor, from the index of a folder. Null if there is no index. Throws CHECKPOINT_FORMAT. */
-export function readWeightMap (folder: string): Map<string, string> | null {
+/**
+ * The file of each tensor, from the index of a folder; null if there is no index. `contains`: the places to which the
+ * index may be a link (default none). Throws CHECKPOINT_FORMAT or CHECKPOINT_PATH.
+ */
+export function readWeightMap (folder: string, contains?: Contains): Map<string, string> | null {
   const path = join(folder, INDEX_NAME)
   if (!existsSync(path)) return null
-  const entries = Object.entries(readJson(path).weight_map ?? {})
+  const entries = Object.entries(readJson(contains === undefined ? path : insideOf(path, contains)).weight_map ?? {})
   const [wrong] = entries.find(([, file]) => typeof file !== 'string') ?? []
   if (wrong !== undefined) {
     throw new RefitError(
@@ -212,9 +207,9 @@ export function readWeightMap (folder: string): Map<string, string> | null {
  * The files of the weights, chosen as findCheckpoint chooses the files to load. Other files are neither read nor
  * changed. Throws CHECKPOINT_FORMAT if one is missing.
  */
-function weightFiles (folder: string): string[] {
+function weightFiles (folder: string, contains?: Contains): string[] {
   const all = readdirSync(folder).filter(name => name.endsWith('.safetensors') && !name.startsWith('.'))
-  const named = new Set(readWeightMap(folder)?.values())
+  const named = new Set(readWeightMap(folder, contains)?.values())
   for (const name of named) {
     if (!all.includes(name)) {
       throw new RefitError('CHECKPOINT_FORMAT', `${folder} has no ${name}, which its ${INDEX_NAME} names`)
@@ -224,27 +219,15 @@ function weightFiles (folder: string): string[] {
 }
 
 /** The names of its files. Throws CHECKPOINT_FORMAT if weights are missing. */
-function checkpointFiles (folder: string): string[] {
+function checkpointFiles (folder: string, contains: Contains): string[] {
   const files = readdirSync(folder).filter(name => statSync(join(folder, name)).isFile())
-  if (weightFiles(folder).length === 0) {
+  if (weightFiles(folder, contains).length === 0) {
     throw new RefitError(
       'CHECKPOINT_FORMAT',
       `${folder} contains no safetensors file: it is no checkpoint to begin from`
     )
   }
   return files
-}
-
-/** The real path of an existing file or folder. Throws CHECKPOINT_PATH. */
-export function insideOf (path: string, contains: Contains): string {
-  let real: string | undefined
-  try {
-    real = realpathSync(path)
-  } catch {}
-  if (real === undefined || !contains(real)) {
-    throw new RefitError('CHECKPOINT_PATH', `${path} does not exist, or leads out of the allowed roots (--model-root)`)
-  }
-  return real
 }
 
 export function readHeader (path: string): SafetensorsHeader {
@@ -258,70 +241,6 @@ export function readHeader (path: string): SafetensorsHeader {
     return parseHeader(json, size, path)
   } finally {
     closeSync(fd)
-  }
-}
-
-/**
- * Opens a file for reading. Never waits for the writer of a FIFO, because a waiting thread cannot be ended. Throws
- * CHECKPOINT_FORMAT.
- */
-function openFile (path: string): number {
-  const fd = openSync(path, constants.O_RDONLY | constants.O_NONBLOCK)
-  if (fstatSync(fd).isFile()) return fd
-  closeSync(fd)
-  throw new RefitError('CHECKPOINT_FORMAT', `${path} is not a regular file`)
-}
-
-/** Reads a JSON object. Throws CHECKPOINT_FORMAT. */
-export function readJson (path: string): Record<string, unknown> {
-  const fd = openFile(path)
-  try {
-    const value: unknown = JSON.parse(readFileSync(fd, 'utf8'))
-    if (typeof value === 'object' && value !== null && !Array.isArray(value)) return value as Record<string, unknown>
-  } catch (error) {
-    throw new RefitError(
-      'CHECKPOINT_FORMAT',
-      `${path} is not JSON: ${errorMessage(error)}`,
-      { cause: error }
-    )
-  } finally {
-    closeSync(fd)
-  }
-  throw new RefitError('CHECKPOINT_FORMAT', `${path} is JSON, but not an object`)
-}
-
-/** Writes the text atomically, also if the machine loses power. */
-export function writeDurably (path: string, text: string): void {
-  const temporary = join(dirname(path), `.${basename(path)}.tmp`)
-  const fd = openSync(temporary, 'w')
-  try {
-    writeSync(fd, text)
-    fsyncSync(fd)
-  } finally {
-    closeSync(fd)
-  }
-  renameSync(temporary, path)
-}
-
-/**
- * The id of this boot of the system. Changed files are not synced to the disk, which would take seconds. A state that
- * an earlier boot wrote may therefore describe bytes that were lost.
- */
-export function bootId (): string {
-  return readFileSync('/proc/sys/kernel/random/boot_id', 'utf8').trim()
-}
-
-/** Runs with an exclusive lock on a file, which other processes on this host respect. */
-export function locked<T> (path: string, addon: PatchAddon, run: () => T): T {
-  mkdirSync(dirname(path), { recursive: true })
-  const lock = openSync(path, 'a')
-  const cell = new Int32Array(new SharedArrayBuffer(4))
-  try {
-    // Sleep between tries: a thread that waits in a system call cannot be ended.
-    while (!addon.lockFile(lock)) Atomics.wait(cell, 0, 0, LOCK_POLL_MS)
-    return run()
-  } finally {
-    closeSync(lock)
   }
 }
 

@@ -1,20 +1,11 @@
 import { createHash } from 'node:crypto'
-import { existsSync, readdirSync, readFileSync, rmSync } from 'node:fs'
-import { readFile } from 'node:fs/promises'
+import { closeSync, existsSync, readdirSync, readFileSync, rmSync } from 'node:fs'
 import { join } from 'node:path'
 import { RefitError } from '../errors.ts'
-import {
-  add,
-  bootId,
-  CheckpointPatch,
-  copyCheckpoint,
-  insideOf,
-  locked,
-  readHeader,
-  readJson,
-  writeDurably
-} from './checkpoint-patch.ts'
-import type { Change, Contains, PatchAddon } from './checkpoint-patch.ts'
+import { add, CheckpointPatch, copyCheckpoint, readHeader } from './checkpoint-patch.ts'
+import type { Change, PatchAddon } from './checkpoint-patch.ts'
+import { bootId, insideOf, locked, openFile, readJson, writeDurably } from './files.ts'
+import type { Contains } from './files.ts'
 import { readManifest } from './delta-manifest.ts'
 import type { DeltaRecord } from './delta-manifest.ts'
 
@@ -122,7 +113,7 @@ export function fetchDeltas (request: FetchRequest, addon: PatchAddon, contains:
           // Check the whole delta before the first byte is changed.
           const folder = insideOf(deltaFolder(request, version), contains)
           const files = readDelta(folder, version, patch, contains)
-          changing(version - 1, version, digestOf(join(folder, MANIFEST)), () => {
+          changing(version - 1, version, digestOf(insideOf(join(folder, MANIFEST), contains)), () => {
             for (const { file, checksum, changes } of files) {
               add(
                 done,
@@ -141,9 +132,7 @@ export function fetchDeltas (request: FetchRequest, addon: PatchAddon, contains:
 
 /** The folder to load, if its checkpoint has that version. Throws CONFLICT. */
 export async function fetchedFolder (local: string, version: number): Promise<string> {
-  const state = await readFile(statePath(local), 'utf8')
-    .then(text => toState(JSON.parse(text) as Record<string, unknown>))
-    .catch(() => null)
+  const state = stateOf(local)
   if (state === null || state.write_in_progress || state.version !== version) {
     const what = state === null
       ? 'nothing has been fetched'
@@ -157,6 +146,15 @@ export async function fetchedFolder (local: string, version: number): Promise<st
     )
   }
   return join(local, WEIGHTS)
+}
+
+/** Null without a readable state. */
+function stateOf (local: string): State | null {
+  try {
+    return toState(readJson(statePath(local)))
+  } catch {
+    return null
+  }
 }
 
 interface FileChanges {
@@ -223,7 +221,12 @@ function isOfThisRun (request: FetchRequest, { version, manifest_sha256: known }
 }
 
 function digestOf (path: string): string {
-  return createHash('sha256').update(readFileSync(path)).digest('hex')
+  const fd = openFile(path)
+  try {
+    return createHash('sha256').update(readFileSync(fd)).digest('hex')
+  } finally {
+    closeSync(fd)
+  }
 }
 
 function deltaFolder ({ syncFolder, targetFolder, targetVersion }: FetchRequest, version: number): string {

@@ -1,19 +1,10 @@
 import { existsSync, mkdirSync, readdirSync, rmSync } from 'node:fs'
 import { join } from 'node:path'
 import { RefitError } from '../errors.ts'
-import {
-  add,
-  bootId,
-  CheckpointPatch,
-  copyCheckpoint,
-  insideOf,
-  locked,
-  readHeader,
-  readJson,
-  readWeightMap,
-  writeDurably
-} from './checkpoint-patch.ts'
-import type { Applied, Contains, Encoding, PatchAddon } from './checkpoint-patch.ts'
+import { add, CheckpointPatch, copyCheckpoint, readHeader, readWeightMap } from './checkpoint-patch.ts'
+import type { Applied, Encoding, PatchAddon } from './checkpoint-patch.ts'
+import { bootId, insideOf, locked, readJson, writeDurably } from './files.ts'
+import type { Contains } from './files.ts'
 import { checkIndex } from '../sources/disk/safetensors-tensors.ts'
 import { INDEX_NAME } from '../wire/safetensors/index.ts'
 
@@ -62,7 +53,7 @@ export function pullWeights (request: PullRequest, addon: PatchAddon, contains: 
     const before = applied?.version ?? null
     const folder = (version: number): string => versionFolder(sourceFolder, version, contains)
     let start = target
-    while (start > (before ?? 0) && readDelta(folder(start)) !== null) start--
+    while (start > (before ?? 0) && readDelta(folder(start), contains) !== null) start--
     const done: Pulled = { from: before, version: target, tensors: 0, bytes: 0 }
     // Version 0 begins a training run, even if an earlier run has left its checkpoint or its own version 0.
     const isNewRun = target === 0 && before !== null && (before > 0 || (applied!.from ?? baseFolder) !== baseFolder)
@@ -93,9 +84,9 @@ function versionFolder (source: string, version: number, contains: Contains): st
 }
 
 /** Null for a whole checkpoint. */
-function readDelta (folder: string): DeltaIndex | null {
-  const path = join(folder, INDEX_NAME)
-  if (!existsSync(path)) return null
+function readDelta (folder: string, contains: Contains): DeltaIndex | null {
+  if (!existsSync(join(folder, INDEX_NAME))) return null
+  const path = insideOf(join(folder, INDEX_NAME), contains)
   const metadata = (readJson(path).metadata ?? {}) as Record<string, unknown>
   const { delta_encoding: encoding, compression_format: compression, checksum_format: checksum } = metadata
   if (encoding === undefined) return null
@@ -157,7 +148,7 @@ function resetTo (from: string, local: string, version: number, contains: Contai
 }
 
 function applyVersion (local: string, folder: string, version: number, addon: PatchAddon, contains: Contains): Applied {
-  const delta = readDelta(folder)!
+  const delta = readDelta(folder, contains)!
   if (delta.version !== version || delta.base !== version - 1) {
     throw new RefitError(
       'CHECKPOINT_FORMAT',
@@ -185,7 +176,7 @@ function applyVersion (local: string, folder: string, version: number, addon: Pa
     })
     // In a shared folder a file may appear later than the index that was written after it.
     const homes = new Map(files.flatMap(({ name: home, changes }) => changes.map(({ name }) => [name, home] as const)))
-    checkIndex({ label: join(folder, INDEX_NAME), weightMap: readWeightMap(folder)! }, homes)
+    checkIndex({ label: join(folder, INDEX_NAME), weightMap: readWeightMap(folder, contains)! }, homes)
     changing(local, version, () => {
       for (const { file, changes } of files) add(sum, patch.apply(file, changes, delta))
     })

@@ -6,15 +6,16 @@ import type { ErrorCode } from '../errors.ts'
 import { fetchedFolder } from './delta-store.ts'
 import type { Fetched, FetchRequest } from './delta-store.ts'
 import type { Pulled, PullRequest } from './local-checkpoint.ts'
+import { CallJoiner } from '../weights/call-joiner.ts'
 import { PathJail } from '../sources/disk/path-jail.ts'
 
 // The compiled file beside this one, or the source if Node runs TypeScript directly.
 const WORKER = new URL(`./pull-worker${import.meta.url.endsWith('.ts') ? '.ts' : '.js'}`, import.meta.url)
 
 /** The message to the thread of a pull. */
-export type PullJob =
-  & { roots: readonly string[] }
-  & ({ kind: 'pull', request: PullRequest } | { kind: 'fetch', request: FetchRequest })
+export type PullJob = Job & { roots: readonly string[] }
+
+type Job = { kind: 'pull', request: PullRequest } | { kind: 'fetch', request: FetchRequest }
 
 type Reply<T> = { done: T } | { refused: { code: ErrorCode, message: string, param?: string } }
 
@@ -39,10 +40,11 @@ export interface DeltaVersion {
 
 /**
  * Keeps checkpoints on this host up to date with the versions that a trainer publishes. Each pull has a thread of its
- * own.
+ * own; a call equal to a running one gets that one's outcome.
  */
 export class WeightPulls {
   readonly #options: WeightPullsOptions
+  readonly #running = new CallJoiner<unknown>()
 
   constructor (options: WeightPullsOptions) {
     this.#options = options
@@ -125,7 +127,11 @@ export class WeightPulls {
     }
   }
 
-  async #run<T> (job: { kind: 'pull', request: PullRequest } | { kind: 'fetch', request: FetchRequest }): Promise<T> {
+  async #run<T> (job: Job): Promise<T> {
+    return await this.#running.join(JSON.stringify(job), async () => await this.#inThread<T>(job)) as T
+  }
+
+  async #inThread<T> (job: Job): Promise<T> {
     const worker = new Worker(WORKER, { workerData: { ...job, roots: this.#options.roots } satisfies PullJob })
     const reply = await new Promise<Reply<T>>((resolve, reject) => {
       worker.once('message', resolve)

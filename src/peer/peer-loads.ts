@@ -3,7 +3,6 @@ import type { EngineInfo } from '../contract/rollout-engine.ts'
 import { RefitError } from '../errors.ts'
 import { resolveMaster } from '../rendezvous/resolve-master.ts'
 import { Deadline } from '../rendezvous/deadline.ts'
-import { loadFromPeer } from './load-from-peer.ts'
 import type { PeerLoadResult } from './load-from-peer.ts'
 import type { StoreRules } from './remote-stores.ts'
 
@@ -50,6 +49,8 @@ export class PeerLoads {
       const { store } = this.#own
       await store.transactions.requireNone()
       const both = AbortSignal.any([signal, this.#closing.signal])
+      // It has an HTTP client, which takes long to import.
+      const { loadFromPeer } = await import('./load-from-peer.ts')
       return await loadFromPeer(this.#own, {
         url: await this.#allowed(url, timeoutMs),
         key,

@@ -1,5 +1,6 @@
 import { errorMessage, RefitError } from '../errors.ts'
 import { cutCheckpoint, layOutCheckpoint, weightBytes } from '../model/checkpoint-layout.ts'
+import { DISTRIBUTED } from '../process-groups/transport.ts'
 import { overwriteWeights } from '../weights/exclusive-access.ts'
 import type { WeightSource, WriteReport } from '../contract/weight-source.ts'
 import type { WeightStore } from '../weights/weight-store.ts'
@@ -70,7 +71,7 @@ async function receiveParameters (
   const bytes = weightBytes(table)
   const tensors = [...table.tensors.values()].filter(({ alternative }) => !alternative).length
   return {
-    source: 'distributed',
+    source: DISTRIBUTED.name,
     tensors,
     bytes,
     missing: [],
@@ -92,7 +93,7 @@ async function receiveTensors (
   const pieces = [...cutCheckpoint(layout, pieceBytes)]
   const source: WeightSource = {
     kind: 'streamed',
-    transport: 'distributed',
+    transport: DISTRIBUTED,
     tensors: layout.tensors.map(({ plan: { name, dtype, shape }, offset }) => (
       { name, dtype, shape, source: 0, offset }
     )),

@@ -6,6 +6,10 @@ export interface ConnectionOptions {
   apiKey?: string | undefined
   /** Key for routes that change weights or state; default: the API key. */
   adminApiKey?: string | undefined
+  /** Names of the caller's headers that are not sent. */
+  withhold?: readonly string[]
+  /** Sent with every request, at the end of the caller's own `via`. */
+  via?: string
   /** Longest time to open a connection (default 10 s). */
   connectMs?: number
 }
@@ -51,7 +55,7 @@ export class Connection {
     this.#pool.on('disconnect', lost)
   }
 
-  /** Sends the key of this connection, or without one the caller's. */
+  /** Sends the key of this connection, or without one the caller's, unless it is withheld. */
   async request (
     { method, path, headers = {}, body = null, signal, admin = false }: EngineRequest
   ): Promise<Dispatcher.ResponseData> {
@@ -59,10 +63,18 @@ export class Connection {
     return await this.#pool.request({
       method: method as Dispatcher.HttpMethod,
       path: this.#prefix + path,
-      headers: key === undefined ? headers : { ...headers, authorization: `Bearer ${key}` },
+      headers: this.#headers(headers, key),
       body,
       ...signal === undefined ? {} : { signal }
     })
+  }
+
+  #headers (headers: NonNullable<EngineRequest['headers']>, key: string | undefined): EngineRequest['headers'] {
+    const { withhold = [], via } = this.#options
+    const sent = { ...headers }
+    for (const name of withhold) delete sent[name]
+    if (via !== undefined) sent['via'] = [sent['via'] ?? [], via].flat().join(', ')
+    return key === undefined ? sent : { ...sent, authorization: `Bearer ${key}` }
   }
 
   /** Sends JSON and reads the whole reply. */

@@ -1,5 +1,4 @@
-import { messageOf } from './connection.ts'
-import type { Connection, JsonReply } from './connection.ts'
+import type { Connection } from './connection.ts'
 import { RefitError } from '../errors.ts'
 
 /** The program behind an engine's address. */
@@ -132,6 +131,7 @@ export async function readFacts (
     if (reply.status === 401 || reply.status === 403) {
       throw failed(connection, `${probe} wants a key (status ${reply.status}): name it`)
     }
+    if (reply.status === 508) throw failed(connection, 'leads back to this gateway: it is no engine')
     if (reply.status < 400 && isObject(reply.body) && matches(reply.body)) {
       return { kind, ...await read(connection, reply.body, signal) }
     }
@@ -147,9 +147,11 @@ async function getObject (
 ): Promise<Record<string, unknown>> {
   const reply = await connection.json('GET', path, undefined, { ...signal === undefined ? {} : { signal } })
   if (reply.status < 400 && isObject(reply.body)) return reply.body
-  const form = reply.body === undefined ? ', which is no JSON' : ''
-  const message = messageOf(reply as JsonReply).slice(0, 200)
-  throw failed(connection, `GET ${path} answered ${reply.status}${form}: ${message}`)
+  // Not its text: whoever may name an address would read the replies of any service there.
+  throw failed(
+    connection,
+    `GET ${path} answered ${reply.status}${reply.body === undefined ? ', which is no JSON' : ''}`
+  )
 }
 
 function failed ({ url }: Connection, message: string): RefitError {

@@ -139,6 +139,16 @@ export class RemoteEngine implements RolloutEngine {
         { param: 'return_routed_experts' }
       )
     }
+    if (request.scores !== undefined) {
+      throw new RefitError('UNSUPPORTED', 'ids at each position of a prompt are not scored by remote engines', {
+        param: 'prompt_logprob_token_ids'
+      })
+    }
+    if (request.kept === true) {
+      throw new RefitError('UNSUPPORTED', 'sampling masks are not requested from remote engines', {
+        param: 'return_sampling_mask'
+      })
+    }
     if (this.#live.has(request.rid)) {
       throw new RefitError('INVALID_REQUEST', `Duplicate request ID detected: ${request.rid}`, { param: 'rid' })
     }

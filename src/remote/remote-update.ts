@@ -42,10 +42,14 @@ export class RemoteUpdate implements WeightUpdate {
     if (path === undefined && !isRefit) {
       throw new RefitError(
         'UNSUPPORTED',
-        `a remote SGLang takes checkpoints on disk, not weights of the kind ${JSON.stringify(source.transport)}`
+        `a remote SGLang takes checkpoints on disk, not weights of the kind ${JSON.stringify(source.transport.name)}`
       )
     }
-    const body = path === undefined ? safetensorsBody(source) : null
+    const { requireAll = false } = this.#options
+    const isWhole = requireAll === true || (requireAll === 'alone' && !this.#isInside)
+    // A trainer's bucket may be empty, and an upload may not.
+    const isEmpty = path === undefined && source.tensors.length === 0
+    const body = path === undefined && !isEmpty ? safetensorsBody(source) : null
     if (isRefit && !this.#isInside) {
       this.#own ??= (await this.#transactions.open({
         owner: `remote engine ${randomUUID()}`,
@@ -58,7 +62,12 @@ export class RemoteUpdate implements WeightUpdate {
     const id = this.#options.transaction ?? this.#own
     const fields = {
       ...id === null ? {} : { transaction: id },
+      ...isWhole ? { allow_missing: false } : {},
       ...this.#options.abortAllRequests === true ? { abort_all_requests: true } : {}
+    }
+    if (isEmpty) {
+      this.#report = reportOf(source, {})
+      return this.#report
     }
     const reply = path !== undefined
       ? await this.#connection.json('POST', '/update_weights_from_disk', { model_path: path, ...fields }, {
@@ -139,11 +148,11 @@ function isRefusal ({ status, body }: JsonReply): boolean {
 }
 
 /** SGLang's reply has no report; its fields get defaults. */
-function reportOf (source: WeightSource, { body }: JsonReply): WriteReport {
+function reportOf (source: WeightSource, { body }: Partial<JsonReply>): WriteReport {
   const { report = {} } = (body ?? {}) as { report?: Record<string, unknown> }
   const ms = { plan: 0, gate: 0, write: 0, verify: 0, total: 0, ...report['ms'] as object | undefined }
   return {
-    source: source.transport,
+    source: source.transport.name,
     tensors: Number(report['tensors'] ?? source.tensors.length),
     bytes: Number(report['bytes'] ?? 0),
     missing: (report['missing'] ?? []) as string[],

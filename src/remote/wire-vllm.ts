@@ -1,3 +1,4 @@
+import type { Grammar } from '../contract/grammar.ts'
 import type { FinishReason, GenerateRequest, Scored, TokenEvent } from '../contract/rollout-engine.ts'
 import { RefitError } from '../errors.ts'
 import type { Connection } from './connection.ts'
@@ -80,12 +81,15 @@ export async function* generateVllm (
   }
 }
 
-function bodyOf ({ rid, inputIds, sampling, logprobs, cacheSalt }: GenerateRequest, model: string): object {
+function bodyOf ({ rid, inputIds, sampling, logprobs, cacheSalt, grammar }: GenerateRequest, model: string): object {
   if (logprobs !== null && (logprobs.startLen !== null || logprobs.ids.length > 0)) {
     throw new RefitError(
       'UNSUPPORTED',
       'a remote vLLM scores output tokens only: leave logprob_start_len and token_ids_logprob out'
     )
+  }
+  if (sampling.badWords !== undefined) {
+    throw new RefitError('UNSUPPORTED', 'a remote vLLM takes bad_words as texts, which the tokens do not tell')
   }
   return {
     request_id: rid,
@@ -107,9 +111,32 @@ function bodyOf ({ rid, inputIds, sampling, logprobs, cacheSalt }: GenerateReque
         ? {}
         : { logit_bias: Object.fromEntries(sampling.logitBias.map(([id, bias]) => [String(id), bias])) },
       ...sampling.seed === null ? {} : { seed: Number(BigInt.asUintN(31, sampling.seed)) },
-      ...logprobs === null ? {} : { logprobs: logprobs.top }
+      ...logprobs === null ? {} : { logprobs: logprobs.top },
+      ...sampling.allowedTokenIds === undefined ? {} : { allowed_token_ids: sampling.allowedTokenIds },
+      ...grammar === undefined ? {} : { structured_outputs: vllmGrammar(grammar) }
     },
     ...cacheSalt === undefined ? {} : { cache_salt: cacheSalt }
+  }
+}
+
+function vllmGrammar (grammar: Grammar): object {
+  // With an opening, the grammar may begin with the first token.
+  if (grammar.after !== undefined && grammar.opening === undefined) {
+    throw new RefitError('UNSUPPORTED', 'a remote vLLM decides by its own options where a grammar begins')
+  }
+  switch (grammar.kind) {
+    case 'json_object':
+      return { json_object: true }
+    case 'json_schema':
+      return { json: grammar.schema, disable_any_whitespace: grammar.compact ?? false }
+    case 'regex':
+      return { regex: grammar.pattern }
+    case 'ebnf':
+      return { grammar: grammar.grammar }
+    case 'choice':
+      return { choice: grammar.choices }
+    case 'structural_tag':
+      return { structural_tag: grammar.tag }
   }
 }
 

@@ -1,3 +1,4 @@
+import type { Grammar } from '../contract/grammar.ts'
 import type {
   ExpertLayout,
   FinishReason,
@@ -31,9 +32,12 @@ interface Meta {
 
 /** The body of SGLang's /generate for a request. `refit`: with refit's own fields. */
 export function generateBody (
-  { rid, inputIds, sampling, logprobs, cacheSalt, expertsFrom }: GenerateRequest,
+  { rid, inputIds, sampling, logprobs, cacheSalt, expertsFrom, grammar }: GenerateRequest,
   refit: boolean
 ): object {
+  if (sampling.allowedTokenIds !== undefined || sampling.badWords !== undefined) {
+    throw new RefitError('UNSUPPORTED', "SGLang's /generate takes neither allowed_token_ids nor bad_words")
+  }
   return {
     rid,
     input_ids: Array.from(inputIds),
@@ -53,7 +57,8 @@ export function generateBody (
       ...sampling.logitBias.length === 0
         ? {}
         : { logit_bias: Object.fromEntries(sampling.logitBias.map(([id, bias]) => [String(id), bias])) },
-      ...sampling.seed === null ? {} : { sampling_seed: seedOf(sampling.seed, refit) }
+      ...sampling.seed === null ? {} : { sampling_seed: seedOf(sampling.seed, refit) },
+      ...grammar === undefined ? {} : sglangGrammar(grammar)
     },
     ...logprobs === null
       ? {}
@@ -67,6 +72,27 @@ export function generateBody (
     ...expertsFrom === undefined ? {} : { return_routed_experts: true, routed_experts_start_len: expertsFrom },
     ...refit ? { stream_deltas: true } : {},
     ...cacheSalt === undefined ? {} : { extra_key: cacheSalt }
+  }
+}
+
+function sglangGrammar (grammar: Grammar): object {
+  // With an opening, the grammar may begin with the first token.
+  if (grammar.after !== undefined && grammar.opening === undefined) {
+    throw new RefitError('UNSUPPORTED', "SGLang's /generate has no field for a grammar that begins later")
+  }
+  switch (grammar.kind) {
+    case 'json_object':
+      return { json_schema: '{"type":"object"}' }
+    case 'json_schema':
+      return { json_schema: grammar.schema }
+    case 'regex':
+      return { regex: grammar.pattern }
+    case 'ebnf':
+      return { ebnf: grammar.grammar }
+    case 'choice':
+      return { ebnf: `root ::= ${grammar.choices.map(text => JSON.stringify(text)).join(' | ')}` }
+    case 'structural_tag':
+      return { structural_tag: grammar.tag }
   }
 }
 

@@ -13,7 +13,7 @@ export interface DiskHost extends UpdateHost {
 export interface DiskUpdate extends UpdateFields {
   /**
    * A function for a path that is known only after a check. If the check fails, the transaction of the update has
-   * tensors pending.
+   * tensors pending. Retries then join only if `identity` is given.
    */
   readonly path: string | (() => Promise<string>)
   /** null, "auto" or "safetensors". */
@@ -23,8 +23,8 @@ export interface DiskUpdate extends UpdateFields {
 const FORMATS = [null, undefined, 'auto', 'safetensors']
 
 /**
- * Opens, checks and writes a checkpoint, then moves the label. A part of a checkpoint heals the tensors that it
- * contains.
+ * Opens, checks and writes a checkpoint, then moves the label. It must be whole, unless `allowMissing` is set or the
+ * update belongs to a transaction: then a part heals the tensors that it contains.
  */
 export async function updateFromDisk (
   host: DiskHost,
@@ -33,7 +33,8 @@ export async function updateFromDisk (
   let folder = ''
   const options = {
     ...fields,
-    identity: typeof path === 'string' ? ['disk', path, loadFormat ?? ''] : undefined,
+    isWhole: true,
+    identity: typeof path === 'string' ? ['disk', path, loadFormat ?? ''] : fields.identity,
     failurePrefix: 'Failed to update weights: ',
     check: (report: WriteReport) => {
       requireWeights(folder, report)

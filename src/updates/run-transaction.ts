@@ -3,8 +3,8 @@ import type { WeightSource, WriteReport } from '../contract/weight-source.ts'
 import { errorMessage, RefitError } from '../errors.ts'
 import { sumReports } from '../weights/sum-reports.ts'
 import { measureUpdate } from './measure-update.ts'
-import { registerPending, writeSource } from './run-update.ts'
-import type { UpdateFields, UpdateHost } from './run-update.ts'
+import { joinRetry, registerPending, tornCount, writeSource } from './run-update.ts'
+import type { UpdateFields, UpdateHost, UpdateOutcome } from './run-update.ts'
 
 export interface TransactionRunOptions extends Omit<UpdateFields, 'abortAllRequests'> {
   /** Name of the writer, for people. */
@@ -13,6 +13,8 @@ export interface TransactionRunOptions extends Omit<UpdateFields, 'abortAllReque
   readonly deadlineMs: number
   /** Join the trainer's scope if one is open (default false: TRANSACTION_OPEN). */
   readonly joinsScope?: boolean
+  /** Closes what the run has opened, after the transaction has ended; retries join until then. */
+  readonly close?: () => Promise<void>
   /** Makes the caller's error from the error that ended the run. `isOld`: nothing had been written before it. */
   readonly explain?: (error: unknown, isOld: boolean) => unknown
 }
@@ -23,22 +25,33 @@ export interface TransactionRunOptions extends Omit<UpdateFields, 'abortAllReque
  *
  * If `run` fails, its own transaction is aborted, and WEIGHTS_TORN names what had been written. A transaction that it
  * joined stays open, and its commit then requires all tensors. If `run` returns, its own transaction is committed.
+ *
+ * A call with the identity of a running call gets that call's outcome, and `run` is not called.
  */
 export async function runTransaction (
-  { engine, metrics }: UpdateHost,
+  host: UpdateHost,
   options: TransactionRunOptions,
   run: (part: TransactionPart) => Promise<void>
 ): Promise<WriteReport> {
-  const { report } = await measureUpdate(metrics, async () => {
+  const { engine, metrics } = host
+  const runOnce = async (): Promise<UpdateOutcome> => {
     const part = new TransactionPart(engine, options)
     try {
       await run(part)
       await part.commit()
-      return { report: part.report }
+      return { report: part.report, torn: tornCount(engine) }
     } catch (error) {
       throw await part.giveUp(error)
     }
-  })
+  }
+  const { report } = await joinRetry(
+    host,
+    options,
+    async () =>
+      await measureUpdate(metrics, runOnce).finally(async () => {
+        await options.close?.()
+      })
+  )
   return report
 }
 
@@ -83,8 +96,9 @@ export class TransactionPart {
     )
   }
 
+  /** Nothing has been written: there was no source, or none had a tensor that the model uses. */
   get isEmpty (): boolean {
-    return this.#reports.length === 0
+    return this.#reports.every(({ tensors }) => tensors === 0)
   }
 
   /** Commits an own transaction, once. `run` calls it itself if its peer waits for the commit. */

@@ -21,13 +21,20 @@ export interface UpdateFields {
   readonly flushCache?: boolean | undefined
   /** The label of the new weights; without one the label stays. */
   readonly version?: string | null | undefined
+  /**
+   * Whether a source may lack tensors of the model. Null: it may if it is no whole checkpoint (`RunOptions.isWhole`),
+   * or belongs to a transaction.
+   */
+  readonly allowMissing?: boolean | null | undefined
   /** Id of the transaction that the update belongs to. Without one: the trainer's scope that is open, or none. */
   readonly transaction?: string | null | undefined
+  /** Texts that only a retry of the same request repeats. Without them no call joins this one. */
+  readonly identity?: readonly string[] | undefined
 }
 
 export interface RunOptions extends UpdateFields {
-  /** Texts that only a retry of the same request repeats. Without them no call joins this one. */
-  readonly identity?: readonly string[] | undefined
+  /** The source is a whole checkpoint, not one bucket of many (default false). */
+  readonly isWhole?: boolean | undefined
   /** Throws to refuse the written weights before the label moves. */
   readonly check?: ((report: WriteReport) => void) | undefined
   /** Succeed although tensors outside of this update are torn: it may be one bucket of many (default true). */
@@ -63,10 +70,31 @@ export async function runUpdate (
   open: (write: WriteSource) => Promise<WriteReport>
 ): Promise<UpdateOutcome> {
   const now = typeof options === 'function' ? options : () => options
-  const { identity } = now()
-  const run = async (): Promise<UpdateOutcome> =>
-    await measureUpdate(host.metrics, async () => await runOnce(host.engine, now, open))
-  return identity === undefined ? await run() : await host.retries.join([...identity, keyOf(host.engine, now())], run)
+  return await joinRetry(
+    host,
+    now(),
+    async () => await measureUpdate(host.metrics, async () => await runOnce(host.engine, now, open)),
+    // A call joins only within the same transaction.
+    host.engine.transactions.currentId
+  )
+}
+
+/**
+ * Runs an update, or returns the outcome of a running one with the same identity and fields. `scope`: what else must be
+ * equal.
+ */
+export async function joinRetry (
+  { retries }: UpdateHost,
+  { identity, transaction = null, version = null, flushCache = true, abortAllRequests = false, allowMissing = null }:
+    UpdateFields,
+  run: () => Promise<UpdateOutcome>,
+  scope: string | null = null
+): Promise<UpdateOutcome> {
+  if (identity === undefined) return await run()
+  return await retries.join(
+    [...identity, JSON.stringify([transaction, scope, version, flushCache, abortAllRequests, allowMissing])],
+    run
+  )
 }
 
 /**
@@ -79,18 +107,6 @@ export function registerPending (
   error: unknown
 ): void {
   transactions.refused(transaction ?? null, errorMessage(error))
-}
-
-/**
- * Key of the transaction that a call belongs to. Calls with the same identity join only within the same transaction.
- */
-export function transactionKey ({ transactions }: RolloutEngine, transaction?: string | null): string {
-  return JSON.stringify([transaction ?? null, transactions.currentId])
-}
-
-function keyOf (engine: RolloutEngine, fields: UpdateFields): string {
-  const { transaction, version = null, flushCache = true, abortAllRequests = false } = fields
-  return JSON.stringify([transactionKey(engine, transaction), version, flushCache, abortAllRequests])
 }
 
 async function runOnce (
@@ -117,9 +133,14 @@ export async function writeSource (
   source: WeightSource,
   options: () => RunOptions
 ): Promise<WriteReport> {
-  const { abortAllRequests = false, transaction, check, failurePrefix = '' } = options()
+  const { abortAllRequests = false, transaction, check, failurePrefix = '', isWhole = false, allowMissing } = options()
+  const requireAll = allowMissing == null ? isWhole && 'alone' : !allowMissing
   const write = async (): Promise<WriteReport> => {
-    const update = await engine.update({ abortAllRequests, ...transaction == null ? {} : { transaction } })
+    const update = await engine.update({
+      abortAllRequests,
+      ...requireAll === false ? {} : { requireAll },
+      ...transaction == null ? {} : { transaction }
+    })
     try {
       const report = await update.write(source)
       check?.(report)
@@ -164,6 +185,6 @@ export async function requireTurn (
   )
 }
 
-function tornCount ({ weights }: RolloutEngine): number {
+export function tornCount ({ weights }: RolloutEngine): number {
   return weights.state === 'torn' ? weights.tensors.length : 0
 }

@@ -14,6 +14,8 @@ export interface TensorUpdate extends UpdateFields {
   /** Base64 of pickled handles, one text per rank or one for all. Required unless `kept` is given. */
   readonly entries?: readonly string[] | undefined
   readonly loadFormat?: string | null | undefined
+  /** The handles go to several engines, and another one gives their references back. */
+  readonly borrowed?: boolean | undefined
   /** Keep the opened tensors under this name, to be written again by `kept`. */
   readonly keep?: KeptName | null | undefined
   /** Instead of `entries`: write the tensors that are kept under this name again. */
@@ -25,14 +27,14 @@ export interface TensorUpdate extends UpdateFields {
  */
 export async function updateFromTensors (
   host: TensorHost,
-  { entries, loadFormat = null, keep, kept, ...fields }: TensorUpdate
+  { entries, loadFormat = null, borrowed = false, keep, kept, ...fields }: TensorUpdate
 ): Promise<UpdateOutcome> {
   const options = { ...fields, failurePrefix: 'Failed to update weights: ' }
   if (kept != null) {
     // Never joined: the memory may hold other bytes now than when the previous call read it.
     return await runUpdate(host, options, async write => {
       if (entries === undefined && keep == null) return await host.kept.write(kept, write)
-      await host.tensors.discard(entries ?? [])
+      if (!borrowed) await host.tensors.discard(entries ?? [])
       throw new RefitError('INVALID_REQUEST', 'kept: it replaces serialized_named_tensors and keep', {
         param: 'kept'
       })
@@ -47,7 +49,7 @@ export async function updateFromTensors (
       })
     }
     const began = performance.now()
-    const source = await host.tensors.open({ entries, loadFormat })
+    const source = await host.tensors.open({ entries, loadFormat, borrowed })
     const decode = performance.now() - began
     const report = keep == null ? await write(source) : await host.kept.keep(keep, source, write)
     return { ...report, ms: { decode, ...report.ms } }

@@ -1,8 +1,9 @@
 import { createHash } from 'node:crypto'
 import { RefitError } from '../errors.ts'
-import type { RolloutEngine, TensorChecksum } from '../contract/rollout-engine.ts'
+import type { DataParallel, RolloutEngine, TensorChecksum } from '../contract/rollout-engine.ts'
 
 const SHOWN = 50
+const ALONE: DataParallel = { rank: 0, size: 1 }
 
 /**
  * SGLang's weight checker, built on the engine's checksums: a snapshot stores the checksums, a reset fills all weights
@@ -18,7 +19,7 @@ export class WeightsChecker {
 
   async checksum (): Promise<Record<string, unknown>> {
     const { tensors, ranks } = await this.#engine.checksums()
-    const reports = ranks.map((rank, i) => rankReport(rank, i, ranks.length))
+    const reports = ranks.map((rank, i) => rankReport(rank, i, ranks.length, this.#engine.info.dataParallel))
     return {
       success: true,
       message: 'Success.',
@@ -53,12 +54,21 @@ export class WeightsChecker {
   }
 }
 
-function rankReport (tensors: TensorChecksum[], rank: number, size: number) {
+function rankReport (tensors: TensorChecksum[], rank: number, size: number, place: DataParallel = ALONE) {
   const sorted = tensors.map(({ name, checksum }) => name + checksum).sort()
   return {
     checksums: asObject(tensors),
     per_gpu_checksum: sha256(sorted.join('')),
-    parallelism_info: { tp_rank: rank, tp_size: size, dp_rank: 0, dp_size: 1, pp_rank: 0, pp_size: 1, rank, size }
+    parallelism_info: {
+      tp_rank: rank,
+      tp_size: size,
+      dp_rank: place.rank,
+      dp_size: place.size,
+      pp_rank: 0,
+      pp_size: 1,
+      rank,
+      size
+    }
   }
 }
 

@@ -1,5 +1,6 @@
 import { RefitError } from '../errors.ts'
-import type { HeldDType, Rect, TensorEntry } from '../model/architecture.ts'
+import type { Rect, TensorEntry } from '../model/architecture.ts'
+import type { HeldDType } from '../native/dtypes.ts'
 import type { WeightStore } from './weight-store.ts'
 
 /**

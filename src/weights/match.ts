@@ -2,7 +2,7 @@ import { RefitError } from '../errors.ts'
 import type { ModelTable, TensorEntry } from '../model/architecture.ts'
 import { engineTensors } from '../model/engine-names.ts'
 import type { CoveredNames } from './covered-names.ts'
-import type { AnnouncedTensor, WeightSource } from '../contract/weight-source.ts'
+import type { AnnouncedTensor, StoredSource } from '../contract/weight-source.ts'
 
 /** A tensor of a source that the model has a place for, and the ranks that take their part from it (null: all). */
 export interface MatchedTensor {
@@ -20,15 +20,15 @@ export interface MatchedTensor {
 export function matchTensors (
   table: ModelTable,
   coverage: CoveredNames,
-  source: WeightSource,
+  { tensors: announced, layout }: Pick<StoredSource, 'tensors' | 'layout'>,
   strictNames: boolean
 ): { matched: MatchedTensor[], ignored: string[] } {
   const ignored = new Set<string>()
   const unknown = new Set<string>()
   const found = new Map<TensorEntry, AnnouncedTensor[]>()
-  const isEngine = source.kind === 'stored' && source.layout === 'engine'
+  const isEngine = layout === 'engine'
   const tensors = isEngine ? engineTensors(table) : table.tensors
-  for (const tensor of source.tensors) {
+  for (const tensor of announced) {
     const name = table.canonical(tensor.name)
     const plan = tensors.get(isEngine ? tensor.name : name)
     if (plan === undefined) {

@@ -17,6 +17,16 @@ export function missingTensors (missing: readonly string[]): RefitError {
   )
 }
 
+/** For a source that has to be a whole checkpoint. `count`: tensors of the model. */
+export function partOfModel (missing: readonly string[], count: number): RefitError {
+  return new RefitError(
+    'WEIGHTS_INCOMPLETE',
+    `${missing.length} of the ${count} tensors of the model are missing: ${listNames(missing)}. Nothing has changed. ` +
+      'If it is a part on purpose, send "allow_missing": true, or send all parts in one transaction',
+    { param: 'allow_missing' }
+  )
+}
+
 /** For an owner who is not part of the open transaction. */
 export function openTransaction (transaction: string, isScope: boolean, msLeft: number): RefitError {
   const ways = isScope

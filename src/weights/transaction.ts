@@ -139,7 +139,7 @@ export class WeightTransaction {
    */
   async write (
     source: WeightSource,
-    { abortAllRequests = false, strictNames = true }: UpdateOptions,
+    { abortAllRequests = false, strictNames = true, requireAll = false }: UpdateOptions,
     progress?: Progress
   ): Promise<WriteReport> {
     this.#requireOpen()
@@ -153,6 +153,7 @@ export class WeightTransaction {
           this.#requireOpen()
           this.#abortRequests ||= abortAllRequests
           this.#writes.strictNames = strictNames
+          this.#writes.requireAll = requireAll === true
           const report = await this.#update.write(source, progress)
           for (const name of names) this.#failed.delete(name)
           this.#count++

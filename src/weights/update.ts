@@ -9,7 +9,7 @@ import { scatterStream } from './scatter-stream.ts'
 import { scatter } from './scatter.ts'
 import type { Progress, ScatterOutcome } from './scatter.ts'
 import type { WeightSource, WriteReport } from '../contract/weight-source.ts'
-import { missingTensors } from './transaction-messages.ts'
+import { missingTensors, partOfModel } from './transaction-messages.ts'
 import type { WeightStore } from './weight-store.ts'
 
 const SHOWN_NAMES = 100
@@ -17,6 +17,8 @@ const SHOWN_NAMES = 100
 export interface UpdateContext {
   store: WeightStore
   strictNames: boolean
+  /** Refuse a source that lacks tensors of the model (default false). */
+  requireAll?: boolean
   /** Shuts the gate within the rest of the deadline. */
   shut: () => Promise<Gate>
   /** Lets the next update in. */
@@ -101,7 +103,7 @@ export class Update implements WeightUpdate {
   }
 
   async #write (sent: WeightSource, progress?: Progress): Promise<WriteReport> {
-    const { store, strictNames, signal } = this.#context
+    const { store, strictNames, requireAll, signal } = this.#context
     const patched = sent.kind === 'patch' ? patchSource(store, sent) : null
     const source = sent.kind === 'patch' ? patched!.source : sent
     const stream = source.kind === 'stored'
@@ -111,6 +113,7 @@ export class Update implements WeightUpdate {
       : abortableStream(source.stream, signal)
     const started = performance.now()
     const plan = store.planner.plan(source, strictNames)
+    if (requireAll === true) this.#requireWhole(plan)
     const planned = performance.now()
     await stream?.ready()
     await this.#shut()
@@ -127,7 +130,7 @@ export class Update implements WeightUpdate {
     const missing = missingNames(store.table, this.#written)
     const warning = store.mappings.takeWarning()
     return {
-      source: source.transport,
+      source: source.transport.name,
       tensors: plan.count,
       bytes: sent.kind === 'patch' ? sent.patch.bytes : outcome.bytes,
       missing: missing.slice(0, SHOWN_NAMES),
@@ -141,7 +144,7 @@ export class Update implements WeightUpdate {
         total: ended - started
       },
       gbPerSecond: outcome.bytes / 1e6 / Math.max(scattered - shut, 1e-3),
-      ...source.transport === 'distributed' ? { bytesInPlace: outcome.inPlace } : {},
+      ...source.transport.inPlace === true ? { bytesInPlace: outcome.inPlace } : {},
       ...patched === null ? {} : { changed: patched.changed },
       ...warning === undefined ? {} : { warning }
     }
@@ -177,17 +180,13 @@ export class Update implements WeightUpdate {
     if (!outcome.touched) {
       if (failure instanceof RefitError) throw failure
       throw new RefitError(
-        source.transport === 'tensor'
-          ? 'TENSOR_PAYLOAD'
-          : source.transport === 'distributed'
-          ? 'INTERNAL'
-          : 'CHECKPOINT_FORMAT',
+        source.transport.readError,
         `reading failed${at} before anything was written: ${cause}`
       )
     }
     const whole = moved === undefined ? [...names(arrived)] : []
     const rest = [...names(moved === undefined ? outcome.rest : [...plan.tensors.keys()])]
-    ledger.markTorn(whole, rest, `a write from ${source.transport} failed${at}: ${cause}`)
+    ledger.markTorn(whole, rest, `a write from ${source.transport.name} failed${at}: ${cause}`)
     for (const name of whole) this.#written.add(name)
     for (const name of rest) this.#written.delete(name)
     // The rest of a stream may hold only tensors that the model does not need.
@@ -199,6 +198,12 @@ export class Update implements WeightUpdate {
       `the write failed${at}: ${cause}. ${what}. Repeat the update, from any source`,
       { cause: failure }
     )
+  }
+
+  #requireWhole ({ names }: WritePlan): void {
+    const { table } = this.#context.store
+    const missing = missingNames(table, names)
+    if (missing.length > 0) throw partOfModel(missing, missingNames(table, new Set()).length)
   }
 
   #requireAll (): void {

@@ -2,6 +2,7 @@ import { randomUUID } from 'node:crypto'
 import { UPDATE_DEADLINE_SECONDS } from '../contract/update-deadline.ts'
 import { RefitError } from '../errors.ts'
 import type { NativeAddon } from '../native/addon.ts'
+import type { HeldDType } from '../native/dtypes.ts'
 import type { ModelTable } from '../model/architecture.ts'
 import type {
   MemoryReport,
@@ -36,7 +37,7 @@ export interface WeightStoreOptions {
   /** Handle of the core that holds the parameters. */
   core: number
   table: ModelTable
-  dtype: 'bfloat16' | 'float32'
+  dtype: HeldDType
   gates: GateKeeper
   /** Label before the first update. */
   version?: string
@@ -70,7 +71,7 @@ export class WeightStore {
   readonly addon: NativeAddon
   readonly core: number
   readonly table: ModelTable
-  readonly dtype: 'bfloat16' | 'float32'
+  readonly dtype: HeldDType
   /** Unique among all engines. */
   readonly id = randomUUID()
   readonly ledger: WeightLedger
@@ -148,6 +149,7 @@ export class WeightStore {
       return new Update({
         store: this,
         strictNames: options.strictNames ?? true,
+        requireAll: (options.requireAll ?? false) !== false,
         shut: async () => await this.#shut(options.abortAllRequests ?? false, left()),
         leave
       })
@@ -253,14 +255,7 @@ export class WeightStore {
       source: 0,
       offset: 0
     }))
-    matchTensors(this.table, this.coverage, {
-      kind: 'stored',
-      transport: 'memory',
-      tensors: announced,
-      sources: [],
-      verify: async () => {},
-      close: async () => {}
-    }, true)
+    matchTensors(this.table, this.coverage, { tensors: announced }, true)
   }
 
   /** Aborts the open transaction. */

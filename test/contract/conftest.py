@@ -66,6 +66,12 @@ def cards():
 os.environ.update(NCCL_NVLS_ENABLE="0", NCCL_SOCKET_IFNAME="lo", GLOO_SOCKET_IFNAME="lo")
 
 
+def pytest_collection_finish():
+    from tensors import freeze_imports
+
+    freeze_imports()
+
+
 def pytest_sessionstart():
     from pynccl import library_path
 

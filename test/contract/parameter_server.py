@@ -1,7 +1,8 @@
 """checkpoint-engine's parameter server as an engine sees it, with the message order of its ps.py.
 
 It has a rank for each GPU. Each rank has a REQ socket and a buffer with two halves that it fills in turn. A bucket is
-sent once all ranks have their replies. On CPUs the buffers are shared memory; checkpoint-engine itself has none there.
+sent once all ranks have their replies. No socket is closed before the HTTP request has ended. On CPUs the buffers are
+shared memory; checkpoint-engine itself has none there.
 """
 
 import io
@@ -91,10 +92,11 @@ class ParameterServer:
         buckets = cut(named, self.bucket_bytes)
         together = threading.Barrier(len(self.devices))
         codes, outcome, errors, ready = [0] * len(self.devices), {}, [], threading.Barrier(len(self.devices) + 1)
+        answered = threading.Event()
 
         def rank_thread(rank):
             try:
-                self.rank(rank, endpoints[self.keys[rank]], size, buckets, together, codes, ready)
+                self.rank(rank, endpoints[self.keys[rank]], size, buckets, together, codes, ready, answered)
             except threading.BrokenBarrierError:
                 pass
             except Exception as error:  # noqa: BLE001
@@ -109,13 +111,14 @@ class ParameterServer:
             ready.wait(self.timeout_s)
             outcome["reply"] = request(endpoints)
         finally:
+            answered.set()
             for thread in threads:
                 thread.join()
         if errors:
             raise errors[0]
         return outcome["reply"]
 
-    def rank(self, rank, endpoint, size, buckets, together, codes, ready):
+    def rank(self, rank, endpoint, size, buckets, together, codes, ready, answered):
         device = self.devices[rank]
         buffer = torch.empty(2 * size, dtype=torch.uint8, device=device)
         handle = reduce_tensor(buffer)
@@ -163,7 +166,11 @@ class ParameterServer:
             if last:
                 raise WorkersFailed(last.decode())
         finally:
-            socket.close()
+            try:
+                if not answered.wait(self.timeout_s):
+                    raise Gone("the HTTP request is still open after the last message")
+            finally:
+                socket.close()
 
 
 __all__ = ["Gone", "ParameterServer", "WorkersFailed"]

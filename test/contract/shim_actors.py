@@ -62,10 +62,10 @@ def get(asked, timeout=300):
 def actor_of():
     if ray:
         os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-        environment = {"PYTHONPATH": os.pathsep.join([CLIENTS, os.environ.get("PYTHONPATH", "")])}
-        ray.init(
-            "local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": environment}
-        )
+        # Ray starts its workers with the variables of its own start. With a `runtime_env` it would start each twice.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONPATH", os.pathsep.join([CLIENTS, os.environ.get("PYTHONPATH", "")]))
+            ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
 
     def make(kind, name=None, **options):
         return ray.remote(kind).options(num_cpus=0, name=name).remote(**options) if ray else Plain(kind, **options)

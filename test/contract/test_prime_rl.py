@@ -121,6 +121,18 @@ def test_weights_go_to_a_to_b_and_back_to_a(engines, trainer, tmp_path, backend,
 
 
 @NCCL
+def test_an_update_without_tensors_is_refused(engines, trainer, tmp_path):
+    engine = served(engines, "gloo")
+    joined(engine, trainer, "gloo")
+    Update(engine, trainer, tmp_path / "step-0", 1).ok()
+    update = Update(engine, trainer, tmp_path / "step-1", 2, dicts=[[], []])
+    assert update.refused.status == 400 and "no weight of this model" in update.refused.body
+    engine.holds(1)
+    Update(engine, trainer, tmp_path / "step-2", 3).ok()
+    engine.holds(3)
+
+
+@NCCL
 @pytest.mark.brings("group")
 @pytest.mark.parametrize("backend", WAYS)
 def test_the_prefix_cache_is_kept_apart_by_the_salt(engines, trainer, tmp_path, backend):

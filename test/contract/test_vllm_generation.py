@@ -119,8 +119,8 @@ def test_wait_lets_running_requests_end_and_holds_new_ones(steered):
     control = Control(steered)
     running = begun(steered)
     paused = Beside(lambda: Control(steered)("/pause?mode=wait"))
-    time.sleep(0.1)
-    assert control("/is_paused", method="GET") == {"is_paused": True}
+    state = settled(lambda: control("/is_paused", method="GET"), lambda state: state["is_paused"])
+    assert state == {"is_paused": True}
     late = Beside(lambda: generate(steered, 5))
     assert paused.result() == {"status": "paused"}
     assert steered.metric("refit:num_requests_running") == 0, "they have ended when it is answered"
@@ -282,11 +282,15 @@ def test_salts_keep_the_cache_of_one_policy_from_another(steered):
 @PRIME
 def test_scores_of_a_prompt_are_those_of_the_model(steered):
     update(steered, 1)
-    scored = steered.score([PROMPT])[0]
-    body = dict(token_ids=PROMPT, sampling_params=dict(max_tokens=1, temperature=1, top_p=1, prompt_logprobs=1))
+    # Tokens with the largest ids, so that at most positions the best token has a smaller one.
+    prompt = list(range(319, 307, -1))
+    scored = steered.score([prompt])[0]
+    body = dict(token_ids=prompt, sampling_params=dict(max_tokens=1, temperature=1, top_p=1, prompt_logprobs=1))
     rows = steered.post("/inference/v1/generate", body)["prompt_logprobs"]
-    assert rows[0] is None and len(rows) == len(PROMPT)
-    own = [row[str(token)] for row, token in zip(rows[1:], PROMPT[1:], strict=True)]
+    assert rows[0] is None and len(rows) == len(prompt)
+    own = [row[str(token)] for row, token in zip(rows[1:], prompt[1:], strict=True)]
+    assert [next(iter(row.values())) for row in rows[1:]] == own, "prime-rl takes the first entry"
+    assert any(list(row) != sorted(row, key=int) for row in rows[1:]), "another order than that of the ids"
     assert [entry["logprob"] for entry in own] == scored
     for row, entry in zip(rows[1:], own, strict=True):
         best = min(row.values(), key=lambda one: one["rank"])

@@ -1,6 +1,6 @@
 import t from 'tap'
 import { join } from 'node:path'
-import { chooseRoute, FLEET_PROTOCOL, loadRefusal } from '../../src/peer/fleet-info.ts'
+import { chooseRoute, fleetInfo, FLEET_PROTOCOL, loadRefusal } from '../../src/peer/fleet-info.ts'
 import type { FleetInfo, Receiver } from '../../src/peer/fleet-info.ts'
 import { describeModel, modelDifference, tableDigest } from '../../src/model/describe-model.ts'
 import { buildModelTable } from '../../src/model/model-table.ts'
@@ -25,6 +25,27 @@ const peer: FleetInfo = {
   weight_version: 'v',
   not_ready: null
 }
+
+t.test('an engine reports each reason why it cannot send its weights', async t => {
+  const table = buildModelTable(arch, 1)
+  const ready = {
+    info: { dtype: 'bfloat16', device: 'cpu', gpus: [], ranks: 1 },
+    weights: { state: 'current' },
+    weightVersion: 'v',
+    transactions: { current: null },
+    closed: false
+  }
+  const held = { store: { id: 'one', table }, model } as unknown as Parameters<typeof fleetInfo>[1]
+  const reason = (change: object, from: string | null = null): string | null =>
+    fleetInfo({ ...ready, ...change } as unknown as Parameters<typeof fleetInfo>[0], held, '1', from).not_ready
+  t.equal(reason({}), null)
+  t.equal(reason({ closed: true }), 'it is closed')
+  t.match(reason({ weights: { state: 'torn', tensors: ['a'], reason: 'a is torn' } }), /torn: a is torn/)
+  t.match(reason({ weights: { state: 'asleep', tags: ['kv_cache', 'weights'] } }), /memory of its weights is released/)
+  t.equal(reason({ weights: { state: 'asleep', tags: ['kv_cache'] } }), null, 'its weights are there')
+  t.match(reason({ transactions: { current: { id: 't' } } }), /a weight transaction is open/)
+  t.equal(reason({}, 'http://10.0.0.7:30000'), 'it is loading weights itself, from http://10.0.0.7:30000')
+})
 
 t.test('engines of the same model can load from each other, whatever their ranks', async t => {
   t.equal(loadRefusal(own, peer), undefined)
@@ -73,6 +94,7 @@ t.test('a model description contains exactly the fields that change what the wei
     t.ok(modelDifference(model, describeModel({ ...arch, [field]: arch[field] + 1 })), field)
   }
   t.ok(modelDifference(model, describeModel({ ...arch, qkNorm: arch.qkNorm === 'none' ? 'head' : 'none' })), 'qkNorm')
+  t.ok(modelDifference(model, describeModel({ ...arch, activation: 'gelu_pytorch_tanh' })), 'activation')
   for (const field of ['tieWordEmbeddings', 'qkvBias', 'oBias'] as const) {
     t.ok(modelDifference(model, describeModel({ ...arch, [field]: !arch[field] })), field)
   }
@@ -95,6 +117,8 @@ t.test('the route depends on devices and ranks: NCCL between GPUs, parameters fo
   }
   t.equal(route(on('cpu'), on('cpu')), 'gloo parameters')
   t.equal(route(on('cpu', [], 2), on('cpu')), 'gloo checkpoint')
+  t.equal(route(on('cpu'), on('cpu', [], 2)), 'gloo checkpoint')
+  t.equal(route(on('cuda', ['A']), on('cuda', ['B', 'C'], 2)), 'nccl checkpoint')
   t.equal(route(on('cuda', ['A']), on('cuda', ['B'])), 'nccl parameters')
   t.equal(route(on('cuda', ['A', 'B'], 2), on('cuda', ['C'])), 'nccl checkpoint')
   t.equal(route(on('cuda', ['A']), on('cuda', ['A'])), 'gloo checkpoint', 'NCCL refuses one GPU twice')

@@ -6,8 +6,10 @@ import t from 'tap'
 import type { Test } from 'tap'
 import { RemoteEngine } from '../../src/remote/remote-engine.ts'
 import { createServer } from '../../src/app/server.ts'
+import type { GenerateRequest, Scored } from '../../src/contract/rollout-engine.ts'
 import { loadTokenizer } from '../../src/text/tokenizer.ts'
 import { engineServer, modelFolder } from '../helpers/gateway.ts'
+import { memorySource } from '../helpers/memory-source.ts'
 import { rollout, rolloutRequest } from '../helpers/rollout.ts'
 
 async function connect (t: Test, url: string, options: object = {}): Promise<RemoteEngine> {
@@ -35,8 +37,11 @@ t.test('a remote refit engine generates the same tokens, logprobs and versions a
     }, { startLen: 0, top: 3, ids: [4, 5] }], [{ maxNewTokens: 0 }, { startLen: 0 }]] as const
   ) {
     // The second turn hits the prefix cache and computes the prompt's logprobs again: tokens and scores are the same.
-    const own = await rollout(engine, rolloutRequest(prompt, sampling as never, logprobs as never))
-    const far = await rollout(remote, rolloutRequest(prompt, sampling as never, logprobs as never))
+    const ownTop: Scored[][] = []
+    const farTop: Scored[][] = []
+    const request = (): GenerateRequest => rolloutRequest(prompt, sampling as never, logprobs as never)
+    const own = await rollout(engine, request(), ({ top }) => ownTop.push(...top))
+    const far = await rollout(remote, request(), ({ top }) => farTop.push(...top))
     t.same(far.tokens, own.tokens)
     t.same(far.logprobs.map(Math.fround), own.logprobs.map(Math.fround))
     t.same(
@@ -50,7 +55,7 @@ t.test('a remote refit engine generates the same tokens, logprobs and versions a
       completionTokens: own.last.completionTokens,
       seed: own.last.seed
     })
-    t.same(ids(far.last.top), ids(own.last.top.slice(-far.last.top.length)))
+    t.same(ids(farTop), ids(ownTop))
   }
 })
 
@@ -115,6 +120,13 @@ t.test('the plugin serves a remote engine: text, pause, updates, checksums, tran
   t.equal(upload.status, 200, JSON.stringify(upload.body))
   t.equal(engine.weightVersion, 'step-2')
   t.same((await engine.checksums()).tensors, before)
+
+  const nothing = await remote.update()
+  t.match(await nothing.write(memorySource({} as never, [], 1)), { tensors: 0, bytes: 0 }, "a trainer's empty bucket")
+  await nothing.commit({ version: 'empty' })
+  t.equal(engine.weightVersion, 'empty')
+  t.same((await engine.checksums()).tensors, before)
+  t.equal((await post('/update_weight_version', { new_version: 'step-2' })).status, 200)
 
   const refused = await post('/update_weights_from_disk', { model_path: join(folder, 'nothing') })
   t.equal(refused.status, 400)
@@ -265,7 +277,7 @@ t.test('a remote vLLM engine generates by its own route, pauses by its own paths
   await t.rejects(
     update.write({
       kind: 'stored',
-      transport: 'disk',
+      transport: { name: 'disk', readError: 'CHECKPOINT_FORMAT' },
       path: '/m',
       tensors: [],
       sources: [],

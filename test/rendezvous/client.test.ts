@@ -38,6 +38,40 @@ t.test('the bytes of a session equal a recording of torch', async t => {
   t.equal(script.count, 2, 'a wait has a connection of its own')
 })
 
+t.test('a wait for several keys ends when the last one is there, whichever comes last', async t => {
+  const server = await StoreServer.listen({ host, port: 0 })
+  const [client, other] = [
+    await StoreClient.connect({ host, port: server.address.port, ...limits }),
+    await StoreClient.connect({ host, port: server.address.port, ...limits })
+  ]
+  for (const [round, order] of [[0, 1, 2], [2, 1, 0], [1, 2, 0]].entries()) {
+    const keys = [0, 1, 2].map(key => `${round}/${key}`)
+    let ended = 0
+    const waits = [client.wait(keys), client.multiGet(keys)]
+    for (const wait of waits) {
+      void wait.then(() => {
+        ended++
+      })
+    }
+    for (const key of order) {
+      // After a reply to a later request, the reply to a wait that is over would be there, too.
+      for (let i = 0; i < 3; i++) await Promise.all([other.numKeys(), client.numKeys()])
+      t.equal(ended, 0, `before key ${key} of ${keys.join()}`)
+      t.notOk(await client.check(keys), 'a check asks for all of them, too')
+      await other.set(keys[key]!, `value ${key}`)
+    }
+    const [, values] = await Promise.all(waits)
+    t.same(values!.map(String), ['value 0', 'value 1', 'value 2'])
+    t.ok(await client.check(keys))
+  }
+  await t.rejects(client.wait(['0/0', 'never'], { timeoutMs: 30 }), { code: 'DEADLINE' })
+  await t.rejects(client.wait(['never', '0/0'], { timeoutMs: 30 }), { code: 'DEADLINE' })
+  await t.rejects(client.multiGet(['0/0', 'never'], { timeoutMs: 30 }), { code: 'DEADLINE' })
+  client.close()
+  other.close()
+  await server.close()
+})
+
 t.test('every request is written in one piece, because the server reads on one thread for all clients', async t => {
   const script = await tcpScript(t, (socket, bytes) => {
     if (bytes.length === HELLO || bytes.length > 100_000) socket.write(READY)

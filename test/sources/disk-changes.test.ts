@@ -1,7 +1,10 @@
+import { execFileSync } from 'node:child_process'
 import {
   appendFileSync,
+  closeSync,
   linkSync,
   mkdirSync,
+  openSync,
   readdirSync,
   readFileSync,
   readSync,
@@ -63,6 +66,14 @@ const changes: Array<[string, (path: string) => void, RegExp]> = [
     writeFileSync(path, readFileSync(path))
     utimesSync(path, 1, 1)
   }, /mtimeNs|ctimeNs/],
+  ['is written to and given its own time again', path => {
+    const { mtimeNs } = statSync(path, { bigint: true })
+    const bytes = readFileSync(path)
+    bytes[bytes.length - 1]! ^= 1
+    writeFileSync(path, bytes)
+    execFileSync('touch', ['-d', `@${mtimeNs / 10n ** 9n}.${String(mtimeNs % 10n ** 9n).padStart(9, '0')}`, path])
+    if (statSync(path, { bigint: true }).mtimeNs !== mtimeNs) throw new Error('the time is not restored')
+  }, /ctimeNs went from/],
   ['grows', path => {
     appendFileSync(path, 'x')
   }, /size went from/],
@@ -80,7 +91,10 @@ const changes: Array<[string, (path: string) => void, RegExp]> = [
     const folder = dirname(path)
     renameSync(folder, folder + '-old')
     mkdirSync(folder)
-    writeFileSync(path, readFileSync(join(folder + '-old', 'model-00002-of-00002.safetensors')))
+    // Equal files at the same paths: only their inodes differ.
+    for (const name of readdirSync(folder + '-old')) {
+      writeFileSync(join(folder, name), readFileSync(join(folder + '-old', name)))
+    }
   }, /its path now leads elsewhere/],
   ['becomes a link elsewhere', path => {
     linkSync(path, path + '.kept')
@@ -148,4 +162,22 @@ t.test('a file that is written to all the time is refused', async t => {
   clearInterval(writer)
   t.match(error, { name: 'RefitError', code: 'CHECKPOINT_CHANGED', message: /it is being written to right now/ })
   t.equal(fds(), before, 'no file stays open')
+})
+
+t.test('a file that is open for writing is refused, because stores through a mapping move no time stamp', async t => {
+  const folder = t.testdir({})
+  const path = join(folder, 'model.safetensors')
+  writeFileSync(path, encodeSafetensors([{ name: 'a', dtype: 'F32', shape: [1], data: Buffer.alloc(4) }]))
+  const old = new Date(Date.now() - 60_000)
+  utimesSync(path, old, old)
+  const writer = openSync(path, 'r+')
+  await t.rejects(openDiskSource(path, { roots: [folder] }), {
+    code: 'CHECKPOINT_CHANGED',
+    message: /is open or mapped for writing/
+  })
+  closeSync(writer)
+  const reader = openSync(path, 'r')
+  const source = await openDiskSource(path, { roots: [folder] })
+  await source.close()
+  closeSync(reader)
 })

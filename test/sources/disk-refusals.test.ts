@@ -170,6 +170,12 @@ const folders: Array<[string, Record<string, string | Buffer>, string, RegExp]> 
     /lacks model-00002-of-00003.safetensors/
   ],
   [
+    'shards without the last one',
+    { 'model-00001-of-00003.safetensors': small('a'), 'model-00002-of-00003.safetensors': small('b') },
+    'CHECKPOINT_PATH',
+    /lacks model-00003-of-00003.safetensors/
+  ],
+  [
     'shards of two saves',
     {
       'model-00001-of-00002.safetensors': small('a'),

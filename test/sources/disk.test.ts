@@ -51,7 +51,7 @@ for (const shards of [1, 2, 7]) {
     const folder = t.testdir()
     writeTensors(folder, tensors, shards)
     const source = await open(t, folder)
-    t.equal(source.transport, 'disk')
+    t.equal(source.transport.name, 'disk')
     t.equal(source.sources.length, shards)
     t.same(source.tensors.map(({ name }) => name).sort(), tensors.map(({ name }) => name).sort())
     for (const { name, data, shape, dtype } of tensors) {

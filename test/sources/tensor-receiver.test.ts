@@ -200,6 +200,12 @@ t.test('all references of a refused payload are released, and nothing stays open
       memory => [tensorEntry([tensor(memory), tensor({ ...memory, bytes: 1 << 20 }, { name: 'v' })])]
     ],
     [
+      'one byte more than the file has behind its header',
+      'TENSOR_PAYLOAD',
+      1,
+      memory => [tensorEntry([tensor({ ...memory, bytes: memory.bytes + 1 })])]
+    ],
+    [
       'beside one that is gone',
       'TENSOR_PAYLOAD',
       1,

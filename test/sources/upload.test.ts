@@ -96,6 +96,22 @@ t.test('bytes that arrive in any chunks are buffered, spooled or streamed unchan
   t.same(staging.bytes, { live: 0, kept: 0 })
 })
 
+t.test('a write that breaks off gives back the memory of every piece, also of the one that it writes', async t => {
+  for (const read of [0, 1, 2]) {
+    const { upload, staging } = open(t.testdir({}), true)
+    const to = upload.begin('file', null)
+    const fed = feed(to, file, []).catch((error: unknown) => error)
+    const source = await upload.opened
+    for (let i = 0; i < read; i++) await (source as StreamedSource).stream.next()
+    t.ok(staging.bytes.live > 0)
+    await source.close()
+    await upload.close()
+    await fed
+    t.equal(staging.bytes.live, 0, `after ${read} pieces`)
+    staging.close()
+  }
+})
+
 t.test('the last piece of a stream is written once the end is valid, and none before there are two', async t => {
   const { upload, staging } = open(t.testdir({}), true)
   const to = upload.begin('file', null)

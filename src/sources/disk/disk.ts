@@ -7,7 +7,7 @@ import {
   MAX_TENSORS,
   PREFIX_BYTES
 } from '../../wire/safetensors/header.ts'
-import type { AnnouncedTensor, StoredSource } from '../../contract/weight-source.ts'
+import type { AnnouncedTensor, StoredSource, Transport } from '../../contract/weight-source.ts'
 import { findCheckpoint } from './checkpoint-files.ts'
 import { PathJail } from './path-jail.ts'
 import { announce, checkIndex, parseTensors } from './safetensors-tensors.ts'
@@ -15,6 +15,7 @@ import { WatchedFile } from './watched-file.ts'
 
 // Each file stays open until the update has ended.
 const MAX_FILES = 4096
+const DISK: Transport = { name: 'disk', readError: 'CHECKPOINT_FORMAT' }
 
 export interface DiskOptions {
   /** Folders in which checkpoints may lie. Symlinks are followed. */
@@ -63,7 +64,7 @@ export async function openDiskSource (path: string, { roots }: DiskOptions): Pro
 
 class DiskSource implements StoredSource {
   readonly kind = 'stored'
-  readonly transport = 'disk'
+  readonly transport = DISK
   readonly path: string
   readonly tensors: readonly AnnouncedTensor[]
   readonly sources: ReadonlyArray<{ fd: number }>

@@ -1,7 +1,7 @@
 import { setImmediate as breathe } from 'node:timers/promises'
 import { formatError, parseHeaderInSlices } from '../../wire/safetensors/header.ts'
 import type { SafetensorsTensor } from '../../wire/safetensors/header.ts'
-import { toDType } from '../../wire/safetensors/dtypes.ts'
+import { describeUnreadName, toDType } from '../../wire/safetensors/dtypes.ts'
 import type { AnnouncedTensor } from '../../contract/weight-source.ts'
 
 /** Parses the tensors of a header without blocking the event loop. See `parseHeaderInSlices`. */
@@ -29,9 +29,7 @@ export function announce (
   base = 0
 ): AnnouncedTensor {
   const type = toDType(dtype)
-  if (type === undefined) {
-    throw formatError(file, `dtype ${dtype} is not supported; refit reads BF16, F16 and F32`, name)
-  }
+  if (type === undefined) throw formatError(file, describeUnreadName(dtype), name)
   return { name, dtype: type, shape, source, offset: base + begin }
 }
 

@@ -3,6 +3,7 @@ import { stat } from 'node:fs/promises'
 import type { FileHandle } from 'node:fs/promises'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { RefitError } from '../../errors.ts'
+import { native } from '../../native/load-addon.ts'
 import type { PathJail } from './path-jail.ts'
 
 // Kernels stamp files with a clock that ticks every 1 to 10 ms, so two writes within one tick leave the same mtime.
@@ -30,6 +31,13 @@ export class WatchedFile {
   static async open (jail: PathJail, path: string, label: string): Promise<WatchedFile> {
     const handle = await jail.open(path, label)
     try {
+      // Stores through a mapping that exists already move no time stamp.
+      if (native().hasWriter(handle.fd)) {
+        throw new RefitError(
+          'CHECKPOINT_CHANGED',
+          `${label} is open or mapped for writing and may change while it is read: close it, then send the update again`
+        )
+      }
       for (let wait = 0; wait < MAX_WAITS; wait++) {
         const opened = await handle.stat({ bigint: true })
         if (Math.abs(Date.now() - Number(opened.mtimeMs)) >= TICK_MS) {

@@ -2,6 +2,7 @@ import { RefitError } from '../../errors.ts'
 import { layOutPieces } from '../../process-groups/pieces.ts'
 import { nameRange } from '../../process-groups/group-messages.ts'
 import type { BroadcastStream } from '../../process-groups/broadcast-stream.ts'
+import { DISTRIBUTED } from '../../process-groups/transport.ts'
 import type { WeightGroups } from '../../process-groups/weight-groups.ts'
 import { describeUnreadDType, torchWeightDType } from '../../wire/torch/dtypes.ts'
 import type { AnnouncedTensor, StreamedSource } from '../../contract/weight-source.ts'
@@ -77,7 +78,7 @@ export class DistributedReceiver {
     }
     return {
       kind: 'streamed',
-      transport: 'distributed',
+      transport: DISTRIBUTED,
       tensors: tensors.map(({ name, dtype, shape }, index): AnnouncedTensor => ({
         name,
         dtype: torchWeightDType(dtype)!,

@@ -22,6 +22,8 @@ export interface SentEntries {
   loadFormat: string | null
   ranks: number
   gpus: readonly string[]
+  /** The references stay the sender's: another engine gives them back. */
+  borrowed?: boolean | undefined
 }
 
 export type ToHandleThread =
@@ -40,6 +42,7 @@ export type ToHandleThread =
     classes: readonly string[]
     ranks: number
     gpus: readonly string[]
+    borrowed?: boolean | undefined
   }
   /** The same for the handle of one tensor, sent on its own (src/wire/torch/handle.ts). */
   | { type: 'handle', id: number, name: string, bytes: Uint8Array, gpu: string | null }

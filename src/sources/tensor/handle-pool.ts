@@ -91,20 +91,23 @@ export class HandlePool {
 
   #receive (message: LoadRequest): FromHandleThread {
     const { id } = message
+    const isOwn = !('borrowed' in message && message.borrowed === true)
     let read: Read | undefined
     let handles: RequestHandles | undefined
     try {
       read = this.#read(message)
-      handles = new RequestHandles(read.references, this.#addon, this.#gpus, read.spares)
+      handles = isOwn
+        ? new RequestHandles(read.references, this.#addon, this.#gpus, read.spares)
+        : new RequestHandles(NO_REFERENCES, this.#addon, this.#gpus)
       const reply = read.open(handles)
       this.#open.set(id, handles)
-      this.#discardRest(message)
+      if (isOwn) this.#discardRest(message)
       return reply
     } catch (error) {
       const { code, message: text, param } = toRefusal(error, read)
       // A payload that cannot be read has no references.
-      const released = handles?.release() ?? this.#giveBack(referencesOf(storagesOf(message)))
-      if (handles !== undefined) this.#discardRest(message)
+      const released = handles?.release() ?? this.#giveBack(isOwn ? referencesOf(storagesOf(message)) : NO_REFERENCES)
+      if (handles !== undefined && isOwn) this.#discardRest(message)
       return { type: 'refused', id, code, message: text, param, released, taken: handles?.taken ?? [] }
     }
   }
@@ -180,6 +183,8 @@ export class HandlePool {
     return new RequestHandles(references, this.#addon, this.#gpus).release()
   }
 }
+
+const NO_REFERENCES: HandleReferences = { files: new Map(), counters: new Map() }
 
 /** The storages of a body that could not be read. */
 function storagesOf (message: LoadRequest): TensorStorage[] {

@@ -4,6 +4,7 @@ import { errorMessage, RefitError } from '../../errors.ts'
 import { bytesOf } from '../../native/dtypes.ts'
 import type { NativeSource } from '../../native/write-job.ts'
 import type { StoredSource, WeightSource } from '../../contract/weight-source.ts'
+import { TENSOR } from './tensor.ts'
 import type { TensorPatch, TensorSource } from './tensor.ts'
 
 /** The sender's name for tensors that are kept between requests. The generation identifies the sender's allocations. */
@@ -231,7 +232,7 @@ export class KeptTensors {
 /** A kept source during one write. */
 class KeptSource implements StoredSource {
   readonly kind = 'stored'
-  readonly transport = 'tensor'
+  readonly transport = TENSOR
   readonly layout: 'checkpoint' | 'engine'
   readonly tensors: TensorSource['tensors']
   readonly sources: readonly NativeSource[]

@@ -4,6 +4,7 @@ import type { NativeSource } from '../../native/write-job.ts'
 import type { StoredSource } from '../../contract/weight-source.ts'
 import type { TensorDescriptor, TensorStorage } from '../../wire/torch/tensor.ts'
 import { announceTensors } from '../announce-tensors.ts'
+import { TENSOR } from './tensor.ts'
 import type { OpenHandle } from './tensor-receiver.ts'
 
 export interface SharedBuffersOptions {
@@ -53,7 +54,7 @@ export class SharedBuffers {
     }
     return {
       kind: 'stored',
-      transport: 'tensor',
+      transport: TENSOR,
       tensors: announceTensors(this.#bufferOf.map(buffer => tensors[buffer]!), this.#sourceOf),
       sources: this.#sources.map(one =>
         'segment' in one

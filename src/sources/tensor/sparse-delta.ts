@@ -9,6 +9,7 @@ import { readSparsePayload } from '../../wire/trainers/sparse-payload.ts'
 import type { SparseItem } from '../../wire/trainers/sparse-payload.ts'
 import { zstdContentBytes } from '../../wire/trainers/zstd-frame.ts'
 import { payloadError } from '../../wire/torch/tensor.ts'
+import { UPLOAD } from '../upload/transport.ts'
 
 const DIGEST = /^[0-9a-f]{32}$/
 
@@ -67,7 +68,7 @@ export function sparseSource (items: readonly SparseItem[], baseEpoch: number): 
   }
   return {
     kind: 'patch',
-    transport: 'upload',
+    transport: UPLOAD,
     tensors: [...tensors.values()].map(({ announced }) => announced),
     patch: { tensors: new Map([...tensors].map(([name, { patches }]) => [name, patches])), bytes, baseEpoch },
     verify: async () => {},

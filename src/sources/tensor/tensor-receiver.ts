@@ -30,6 +30,8 @@ export interface TensorPayload {
   /** `serialized_named_tensors`. */
   entries: readonly string[]
   loadFormat: string | null
+  /** The references stay the sender's: another engine gives them back. */
+  borrowed?: boolean | undefined
 }
 
 /**
@@ -88,9 +90,10 @@ export class TensorReceiver {
    * Throws INVALID_REQUEST, PICKLE_MALFORMED, PICKLE_REFUSED, PICKLE_LIMIT, TENSOR_PAYLOAD, UNSUPPORTED or
    * WEIGHT_LOADER.
    */
-  async open ({ entries, loadFormat }: TensorPayload): Promise<TensorSource | TensorPatch> {
+  async open (payload: TensorPayload): Promise<TensorSource | TensorPatch> {
+    const { entries, loadFormat, borrowed = false } = payload
     if (loadFormat === 'direct' && entries.length === 1 && this.#options.ranks > 1) {
-      await this.discard(entries)
+      if (!borrowed) await this.discard(entries)
       throw new RefitError(
         'INVALID_REQUEST',
         'serialized_named_tensors has one entry; with load_format "direct" every tensor-parallel rank ' +
@@ -98,15 +101,15 @@ export class TensorReceiver {
         { param: 'serialized_named_tensors' }
       )
     }
-    const loader = await this.#findLoader(entries, loadFormat)
-    if (loader === undefined && loadFormat === VERL_DELTA) return await this.#openDelta(this.#deltas!, entries)
-    if (loader === undefined) return await this.#openWeights(entries, loadFormat)
-    const opened = await this.#openTensors(this.#entriesRequest('open', entries, loadFormat), entries)
+    const loader = await this.#findLoader(payload)
+    if (loader === undefined && loadFormat === VERL_DELTA) return await this.#openDelta(this.#deltas!, payload)
+    if (loader === undefined) return await this.#openWeights(payload)
+    const opened = await this.#openTensors(this.#entriesRequest('open', payload), entries)
     const { ranks, sources, sourceOf, hold } = await loadTensors(
       loadFormat!,
       loader,
       opened,
-      async (bytes, classes) => await this.#openPickle(bytes, classes)
+      async (bytes, classes) => await this.#openPickle(bytes, classes, borrowed)
     )
     try {
       return this.#sourceOf({ tensors: announceTensors(ranks, sourceOf), sources, layout: 'checkpoint', hold })
@@ -177,8 +180,8 @@ export class TensorReceiver {
     await this.#thread.close()
   }
 
-  async #openDelta (deltas: VerlDelta, entries: readonly string[]): Promise<TensorSource | TensorPatch> {
-    const opened = await this.#openTensors(this.#entriesRequest('open', entries, VERL_DELTA), entries)
+  async #openDelta (deltas: VerlDelta, payload: TensorPayload): Promise<TensorSource | TensorPatch> {
+    const opened = await this.#openTensors(this.#entriesRequest('open', payload), payload.entries)
     try {
       const { tensors, patch, accept } = await deltas.open(opened)
       return patch === undefined
@@ -191,31 +194,32 @@ export class TensorReceiver {
   }
 
   /** Undefined for refit's own formats and for deltas. */
-  async #findLoader (entries: readonly string[], loadFormat: string | null): Promise<WeightLoader | undefined> {
+  async #findLoader ({ entries, loadFormat, borrowed }: TensorPayload): Promise<WeightLoader | undefined> {
     if (loadFormat === null || OWN_FORMATS.includes(loadFormat)) return undefined
     const loader = this.#loaders.get(loadFormat)
     if (loader !== undefined || (loadFormat === VERL_DELTA && this.#deltas !== undefined)) return loader
-    await this.discard(entries)
+    if (borrowed !== true) await this.discard(entries)
     throw unknownFormat(loadFormat, this.#loaders.keys())
   }
 
-  async #openWeights (entries: readonly string[], loadFormat: string | null): Promise<TensorSource> {
+  async #openWeights (payload: TensorPayload): Promise<TensorSource> {
+    const { entries, loadFormat } = payload
     const layout = loadFormat === 'direct' ? 'engine' : 'checkpoint'
+    const request = this.#entriesRequest('announce', { ...payload, entries: decodeEntries(entries) })
     const { reply, sources, hold } = await this.#held(
       entries,
-      async life =>
-        await this.#thread.request(life, this.#entriesRequest('announce', decodeEntries(entries), loadFormat))
+      async life => await this.#thread.request(life, request),
+      payload.borrowed
     )
     return this.#sourceOf({ tensors: this.#reader.read(reply.tensors), sources, layout, hold })
   }
 
   #entriesRequest<T extends 'announce' | 'open'> (
     type: T,
-    entries: SentEntries['entries'],
-    loadFormat: string | null
+    { entries, loadFormat, borrowed }: Pick<SentEntries, 'entries' | 'loadFormat' | 'borrowed'>
   ): { type: T } & SentEntries {
     const { ranks, gpus } = this.#options
-    return { type, entries, loadFormat, ranks, gpus }
+    return { type, entries, loadFormat, ranks, gpus, borrowed }
   }
 
   /** A source that counts as open until it is closed. */
@@ -231,9 +235,13 @@ export class TensorReceiver {
     return source
   }
 
-  async #openPickle (bytes: Uint8Array, classes: readonly string[]): Promise<HeldTensors & { value: PlainValue }> {
+  async #openPickle (
+    bytes: Uint8Array,
+    classes: readonly string[],
+    borrowed: boolean
+  ): Promise<HeldTensors & { value: PlainValue }> {
     const { ranks, gpus } = this.#options
-    return await this.#openTensors({ type: 'unpickle', bytes, classes, ranks, gpus }, [bytes])
+    return await this.#openTensors({ type: 'unpickle', bytes, classes, ranks, gpus, borrowed }, [bytes])
   }
 
   /** The thread on which a body is read. */
@@ -247,7 +255,11 @@ export class TensorReceiver {
     request: PoolRequestOf<'open'> | PoolRequestOf<'unpickle'> | PoolRequestOf<'handle'> | PoolRequestOf<'offer'>,
     entries: SentEntries['entries']
   ): Promise<HeldTensors & { value: PlainValue }> {
-    const { reply, sources, hold } = await this.#held(entries, async life => await this.#thread.request(life, request))
+    const { reply, sources, hold } = await this.#held(
+      entries,
+      async life => await this.#thread.request(life, request),
+      'borrowed' in request ? request.borrowed : false
+    )
     const { body: { ranks, storages }, sourceOf, value } = reply
     return {
       ranks,
@@ -264,7 +276,8 @@ export class TensorReceiver {
    */
   async #held<T extends HeldSources> (
     entries: SentEntries['entries'],
-    send: (life: ThreadLife) => Promise<T & { id: number }>
+    send: (life: ThreadLife) => Promise<T & { id: number }>,
+    borrowed = false
   ): Promise<{ reply: T, sources: NativeSource[], hold: HandleHold }> {
     return await this.#seen(entries, async life => {
       const reply = await send(life)
@@ -272,7 +285,7 @@ export class TensorReceiver {
       return {
         reply,
         sources: [...fds.map(fd => ({ fd })), ...unpackSegments(segments).map(segment => ({ segment }))],
-        hold: this.#holdOf(life, id, references)
+        hold: this.#holdOf(life, id, borrowed ? [] : references)
       }
     })
   }

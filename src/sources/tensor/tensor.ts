@@ -4,9 +4,12 @@ import type {
   AnnouncedTensor,
   PatchSource,
   StoredSource,
+  Transport,
   WeightPatch,
   WriteReport
 } from '../../contract/weight-source.ts'
+
+export const TENSOR: Transport = { name: 'tensor', readError: 'TENSOR_PAYLOAD' }
 
 /** The state that the handle thread holds for a source. */
 export interface HandleHold {
@@ -40,7 +43,7 @@ export interface TensorPatchParts extends SharedParts {
  * memory.
  */
 abstract class SharedTensors {
-  readonly transport = 'tensor'
+  readonly transport = TENSOR
   readonly tensors: readonly AnnouncedTensor[]
   readonly #hold: HandleHold
   readonly #closed: () => unknown

@@ -6,7 +6,7 @@ import type { ElementPatch } from '../../native/deltas.ts'
 import type { DType } from '../../native/dtypes.ts'
 import type { AnnouncedTensor, WeightPatch, WriteReport } from '../../contract/weight-source.ts'
 import { contiguous } from '../../wire/torch/bucket.ts'
-import { torchWeightDType } from '../../wire/torch/dtypes.ts'
+import { describeUnreadDType, torchWeightDType } from '../../wire/torch/dtypes.ts'
 import { payloadError } from '../../wire/torch/tensor.ts'
 import type { TensorDescriptor } from '../../wire/torch/tensor.ts'
 import {
@@ -97,10 +97,7 @@ export class VerlDelta {
       }
       const size = valueBytes(values.dtype)
       if (size === undefined) {
-        throw payloadError(
-          `its dtype ${values.dtype} is not one of weights: refit takes bfloat16, float16 and float32`,
-          DELTA_VALUES
-        )
+        throw payloadError(describeUnreadDType(values.dtype), DELTA_VALUES)
       }
       text = own
     }

@@ -6,6 +6,7 @@ import type { AnnouncedTensor, WeightSource } from '../../contract/weight-source
 import { announce, checkIndex } from '../disk/safetensors-tensors.ts'
 import { Spool } from './spool.ts'
 import type { UploadPart } from './spool-stream.ts'
+import { UPLOAD } from './transport.ts'
 import { UploadFile } from './upload-file.ts'
 import { HeldSink } from './upload-sink.ts'
 import type { UploadSink } from './upload-sink.ts'
@@ -93,6 +94,7 @@ export class Upload {
   /** All files have come. `index`: the JSON of their index, if there was one. */
   async finish (index?: { label: string, json: Uint8Array }): Promise<WeightSource> {
     if (this.#files.length === 0) throw new RefitError('BODY_BROKEN', 'the upload has no file')
+    this.#requireTensors()
     if (index !== undefined) {
       checkIndex({
         label: index.label,
@@ -137,6 +139,7 @@ export class Upload {
     if (this.#homes.size > MAX_TENSORS) {
       throw formatError(label, `with it this upload has more than ${MAX_TENSORS} tensors`)
     }
+    if (isStream()) this.#requireTensors()
     // Dtypes are checked before memory is taken or a file is made.
     const announced = tensors.map(tensor => announce(tensor, this.#parts.length, label, -dataStart))
     this.#tensors.push(...announced)
@@ -145,7 +148,7 @@ export class Upload {
       const stream = this.#stream = new UploadStream(staging, stallMs)
       this.#open({
         kind: 'streamed',
-        transport: 'upload',
+        transport: UPLOAD,
         tensors: this.#tensors,
         stream,
         verify: async () => {
@@ -170,6 +173,12 @@ export class Upload {
     return sink
   }
 
+  #requireTensors (): void {
+    if (this.#homes.size > 0) return
+    const files = this.#files.map(({ label }) => label).join(', ').slice(0, 500)
+    throw new RefitError('WEIGHTS_INCOMPLETE', `the upload contains no tensor (${files}). Nothing has changed`)
+  }
+
   /** The source of a complete upload, whose bytes only this process has. */
   #source (): WeightSource {
     const ends = {
@@ -181,7 +190,7 @@ export class Upload {
     if (this.#spool === undefined) {
       return {
         kind: 'stored',
-        transport: 'upload',
+        transport: UPLOAD,
         tensors: this.#tensors,
         sources: this.#parts.filter(part => 'buffer' in part),
         ...ends
@@ -196,7 +205,7 @@ export class Upload {
       source: 0,
       offset: begins[tensor.source]! + tensor.offset
     }))
-    return { kind: 'streamed', transport: 'upload', tensors, stream: this.#spool.stream(this.#parts), ...ends }
+    return { kind: 'streamed', transport: UPLOAD, tensors, stream: this.#spool.stream(this.#parts), ...ends }
   }
 
   async #close (): Promise<void> {

@@ -1,19 +1,10 @@
-import { bytesOf, isElementType } from '../../native/dtypes.ts'
-import { TORCH_DTYPES } from './dtypes.ts'
+import { bytesOf, ELEMENTS, isElementType } from '../../native/dtypes.ts'
 
 // torch's dtypes as trainers write them into JSON: an attribute of the module, with or without `torch.` before it.
 
-const ALIASES: ReadonlyMap<string, string> = new Map([
-  ['half', 'float16'],
-  ['float', 'float32'],
-  ['double', 'float64'],
-  ['short', 'int16'],
-  ['int', 'int32'],
-  ['long', 'int64'],
-  ['chalf', 'complex32'],
-  ['cfloat', 'complex64'],
-  ['cdouble', 'complex128']
-])
+const ALIASES: ReadonlyMap<string, string> = new Map(
+  ELEMENTS.flatMap(([name, { alias }]) => alias === undefined ? [] : [[alias, name]])
+)
 
 /**
  * The canonical name and the bytes of an element; undefined for a text that is no dtype, or a dtype that tensors are
@@ -22,5 +13,5 @@ const ALIASES: ReadonlyMap<string, string> = new Map([
 export function readDTypeText (text: string): { name: string, bytes: number } | undefined {
   const bare = text.replace(/^torch\./, '')
   const name = ALIASES.get(bare) ?? bare
-  return TORCH_DTYPES.includes(name) && isElementType(name) ? { name, bytes: bytesOf(name) } : undefined
+  return isElementType(name) ? { name, bytes: bytesOf(name) } : undefined
 }

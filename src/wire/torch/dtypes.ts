@@ -1,34 +1,16 @@
-import { bytesOf, DTYPES } from '../../native/dtypes.ts'
-import type { DType, ElementType } from '../../native/dtypes.ts'
+import { ELEMENTS, isDType, listDTypes } from '../../native/dtypes.ts'
+import type { DType } from '../../native/dtypes.ts'
 
 // torch's dtypes, by their names in a pickle (always the canonical one: `bfloat16`, never `half`).
 
-/** Dtypes that a payload may carry: three are for weights, the others for bytes, indices and masks. */
-const CARRIED: readonly ElementType[] = [
-  'bfloat16',
-  'float16',
-  'float32',
-  'float64',
-  'uint8',
-  'int8',
-  'bool',
-  'int16',
-  'uint16',
-  'int32',
-  'uint32',
-  'int64',
-  'uint64'
-]
-const BYTES: ReadonlyMap<string, number> = new Map(CARRIED.map(name => [name, bytesOf(name)]))
+/** Bytes of the dtypes that a payload may carry. */
+const BYTES: ReadonlyMap<string, number> = new Map(
+  ELEMENTS.filter(([, { use }]) => use === 'weight' || use === 'data').map(([name, { bytes }]) => [name, bytes])
+)
 
 /** Known by name, and refused. */
-const QUANTISED = new Set([
-  'float8_e4m3fn',
-  'float8_e4m3fnuz',
-  'float8_e5m2',
-  'float8_e5m2fnuz',
-  'float8_e8m0fnu',
-  'float4_e2m1fn_x2',
+const QUANTISED: ReadonlySet<string> = new Set([
+  ...ELEMENTS.filter(([, { use }]) => use === 'quantised').map(([name]) => name),
   'qint8',
   'quint8',
   'qint32',
@@ -54,23 +36,16 @@ const QUANTISED = new Set([
   'uint6',
   'uint7'
 ])
-const COMPLEX = new Set(['complex32', 'complex64', 'complex128'])
+const COMPLEX: ReadonlySet<string> = new Set(
+  ELEMENTS.filter(([, { use }]) => use === 'complex').map(([name]) => name)
+)
 
 /** Classes of torch before 2.0 whose names are the dtypes of storages. */
-const STORAGES: ReadonlyMap<string, string> = new Map([
-  ['BFloat16Storage', 'bfloat16'],
-  ['HalfStorage', 'float16'],
-  ['FloatStorage', 'float32'],
-  ['DoubleStorage', 'float64'],
-  ['ByteStorage', 'uint8'],
-  ['CharStorage', 'int8'],
-  ['BoolStorage', 'bool'],
-  ['ShortStorage', 'int16'],
-  ['IntStorage', 'int32'],
-  ['LongStorage', 'int64']
-])
+const STORAGES: ReadonlyMap<string, string> = new Map(
+  ELEMENTS.flatMap(([name, { storage }]) => storage === undefined ? [] : [[storage, name]])
+)
 
-export const TORCH_DTYPES: readonly string[] = [...CARRIED, ...QUANTISED, ...COMPLEX]
+export const TORCH_DTYPES: readonly string[] = [...BYTES.keys(), ...QUANTISED, ...COMPLEX]
 export const TORCH_STORAGES: readonly string[] = [...STORAGES.keys()]
 
 /** Bytes of an element, or undefined for a dtype that payloads may not carry. */
@@ -80,7 +55,7 @@ export function torchItemBytes (name: string): number | undefined {
 
 /** refit's dtype for a weight of a torch dtype; undefined if refit has none. */
 export function torchWeightDType (name: string): DType | undefined {
-  return Object.hasOwn(DTYPES, name) ? name as DType : undefined
+  return isDType(name) ? name : undefined
 }
 
 export function torchStorageDType (storageClass: string): string | undefined {
@@ -89,7 +64,7 @@ export function torchStorageDType (storageClass: string): string | undefined {
 
 /** The reason why a dtype is refused, and what to do. */
 export function describeUnreadDType (name: string): string {
-  const taken = 'refit takes bfloat16, float16 and float32'
+  const taken = `refit takes ${listDTypes()}`
   if (QUANTISED.has(name)) {
     return `dtype ${name} is a quantised one; ${taken}: send the weights before they are quantised, or dequantise them`
   }

@@ -1,3 +1,4 @@
+import { DTYPES, isDType } from '../../native/dtypes.ts'
 import { HANDLE_ROLES } from '../../native/handles.ts'
 import type { HandleColumns, NativeHandles, HandleRole } from '../../native/handles.ts'
 import { PickleBytes, PickleName } from '../pickle/values.ts'
@@ -68,12 +69,8 @@ function roleOf (module: string, name: string): HandleRole {
     case 'legacy storage class':
       return HANDLE_ROLES.storageClass
     case 'dtype':
-      return dtypeRole(found.name)
+      return isDType(found.name) ? HANDLE_ROLES.dtype + DTYPES[found.name] : HANDLE_ROLES.unknown
     default:
       return found.use === 'tuple' ? HANDLE_ROLES.tuple : HANDLE_ROLES.unknown
   }
-}
-
-function dtypeRole (name: string): HandleRole {
-  return name === 'bfloat16' || name === 'float16' || name === 'float32' ? HANDLE_ROLES[name] : HANDLE_ROLES.unknown
 }
