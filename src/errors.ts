@@ -7,11 +7,16 @@ const CODES = {
   UNSUPPORTED: [400, 'known, but not supported by refit'],
   UNAUTHORIZED: [401, 'the key is missing or wrong'],
   FORBIDDEN: [403, 'the key does not permit this route'],
+  FOREIGN_REQUEST: [
+    403,
+    'a page of another website sent the request, or it names a host that is not this server: see --allowed-host'
+  ],
   NOT_FOUND: [404, 'no such route, model or name'],
   CONFLICT: [409, 'another update, or the state of the engine, prevents it'],
   TRANSACTION_OPEN: [409, 'a weight transaction of another owner is open'],
   TRANSACTION_INCOMPLETE: [409, 'a weight transaction cannot be committed yet: it stays open'],
   TRANSACTION_ENDED: [409, 'the weight transaction was committed or aborted, or its deadline has passed'],
+  WEIGHT_VERSION: [409, 'the engine does not have the weights that the request is bound to'],
   BODY_TOO_LARGE: [413, 'the body exceeds the limit of its route'],
   BODY_BROKEN: [400, 'the body broke off, differs from its stated length, or is no well-formed form'],
   BODY_STALLED: [408, 'no byte of an upload arrived for longer than --upload-timeout'],
@@ -25,6 +30,7 @@ const CODES = {
   ENGINE_CLOSED: [503, 'the engine is shutting down or has failed'],
   DEVICE_LOST: [503, 'a device is lost or stuck; the process must end'],
   NO_MEMORY: [503, 'there is not enough memory; nothing has changed, or released memory stays released'],
+  WORKERS_CLOSED: [403, 'a gateway that has keys of engines and none of its own takes no engine from clients'],
   MASTER_REFUSED: [403, 'the address of a store is one that refit does not connect to: see --allow-master'],
   STORE_UNREACHABLE: [502, 'the store of a rendezvous cannot be reached, or the connection to it broke'],
   STORE_PROTOCOL: [502, "the peer at a store's address is no TCPStore, or holds invalid values"],
@@ -32,6 +38,7 @@ const CODES = {
   ZMQ_PROTOCOL: [502, 'the peer at a ZeroMQ socket is no parameter server, or sends invalid messages'],
   NO_ENGINE: [503, 'no engine behind the gateway is ready'],
   ENGINE_FAILED: [502, 'an engine behind the gateway, or a remote one, could not be reached or replied with an error'],
+  LOOP: [508, 'a gateway got a request that it had sent: one of its engines leads back to it'],
   VERSIONS_DISAGREE: [409, 'engines behind the gateway hold different weights'],
   DEADLINE: [504, 'a deadline passed'],
   MODEL_CONFIG: [400, 'config.json does not describe a model that refit can run'],
@@ -82,12 +89,19 @@ export class RefitError extends Error {
   readonly statusCode: number
   /** The request field, flag or tensor at fault. */
   readonly param: string | undefined
+  /** Fields that a reply has beside the usual ones. */
+  readonly details: Readonly<Record<string, unknown>> | undefined
 
-  constructor (code: ErrorCode, message: string, options: { param?: string, cause?: unknown } = {}) {
+  constructor (
+    code: ErrorCode,
+    message: string,
+    options: { param?: string, cause?: unknown, details?: Record<string, unknown> } = {}
+  ) {
     super(message, options.cause === undefined ? undefined : { cause: options.cause })
     this.code = code
     this.statusCode = CODES[code][0]
     this.param = options.param
+    this.details = options.details
   }
 }
 

@@ -29,6 +29,7 @@ export type {
   PatchSource,
   StoredSource,
   StreamedSource,
+  Transport,
   WeightSource,
   WriteReport
 } from './contract/weight-source.ts'

@@ -15,20 +15,25 @@ interface Command {
 
 const COMMANDS: Record<string, Command> = {
   serve: {
-    summary: 'serve MODEL   Load a model and serve it over HTTP.',
+    summary: 'serve MODEL       Load a model and serve it over HTTP.',
     help: () => serveHelp(Math.min(process.stdout.columns ?? 100, 120)),
     // Each command loads its own modules, so that `--help` answers at once.
     run: async args => await (await import('./cli/serve.ts')).serve(args)
   },
   gateway: {
-    summary: 'gateway       Serve many engines at one address: --engine URL --engine URL ...',
+    summary: 'gateway           Serve many engines at one address: --engine URL --engine URL ...',
     help: () => gatewayHelp(Math.min(process.stdout.columns ?? 100, 120)),
     run: async args => await (await import('./cli/gateway.ts')).gateway(args)
   },
   devices: {
-    summary: 'devices       Show the CUDA cards and libraries that can be used.',
+    summary: 'devices           Show the CUDA cards and libraries that can be used.',
     help: async () => (await import('./cli/devices.ts')).DEVICES_HELP,
     run: async args => await (await import('./cli/devices.ts')).devices(args)
+  },
+  conformance: {
+    summary: 'conformance URL   Check what a server promises about weight updates.',
+    help: async () => (await import('./cli/conformance.ts')).CONFORMANCE_HELP,
+    run: async args => await (await import('./cli/conformance.ts')).conformance(args)
   }
 }
 

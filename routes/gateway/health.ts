@@ -16,8 +16,8 @@ const GatewayState = Type.Object({
   ...fleetFields
 }, { title: 'GatewayState', description: 'State of the gateway.' })
 
-/** Health and metrics of a gateway. */
-const health: FastifyPluginAsyncTypebox<{ context: GatewayContext }> = async (app, { context: { fleet, metrics } }) => {
+/** Health of a gateway. */
+const health: FastifyPluginAsyncTypebox<{ context: GatewayContext }> = async (app, { context: { fleet } }) => {
   const tags = ['workers']
 
   app.get('/health', {
@@ -58,20 +58,6 @@ const health: FastifyPluginAsyncTypebox<{ context: GatewayContext }> = async (ap
       response: { 200: Type.String({ description: 'Empty.' }), ...refusals() }
     }
   }, async () => '')
-
-  app.get('/metrics', {
-    config: { auth: 'public' },
-    schema: {
-      operationId: 'metrics',
-      summary: 'Prometheus metrics of the gateway',
-      description: 'Each engine serves its own metrics.',
-      tags,
-      response: {
-        200: { description: 'In the text format.', content: { 'text/plain': { schema: Type.String() } } },
-        ...refusals()
-      }
-    }
-  }, async (_request, reply) => await reply.type(metrics.registry.contentType).send(await metrics.registry.metrics()))
 
   function state (): Type.Static<typeof GatewayState> {
     const { ready, errors, version, paused, list } = fleet

@@ -54,7 +54,7 @@ const DRAIN_POLL_MS = 50
 
 /** The engines behind a gateway. */
 const workers: FastifyPluginAsyncTypebox<{ context: GatewayContext }> = async (app, { context }) => {
-  const { fleet, health } = context
+  const { fleet } = context
   installBodyParsers(app)
   const admin = { auth: 'admin' } as const
   const tags = ['workers']
@@ -90,26 +90,14 @@ const workers: FastifyPluginAsyncTypebox<{ context: GatewayContext }> = async (a
       operationId: 'addWorker',
       summary: 'Add an engine',
       description: 'Replies at once. Requests go to the engine when it is ready: ' +
-        'when it replies and holds the current weights, which are loaded into it if needed.',
+        'when it replies and holds the current weights, which are loaded into it if needed. ' +
+        'A gateway without a key of its own sends it no key but these, and takes no engine if it has keys of engines.',
       tags,
       body: AddBody,
       response: { 202: Described, ...refusals() }
     }
   }, async (request, reply) => {
-    const { url, worker_type: type, api_key: apiKey, admin_api_key: adminApiKey } = request.body
-    if (type != null && type !== 'regular') {
-      throw new RefitError(
-        'UNSUPPORTED',
-        `worker_type: expected "regular" or nothing, got ${JSON.stringify(type.slice(0, 100))}`,
-        { param: 'worker_type' }
-      )
-    }
-    const isKnown = fleet.workers.size
-    const worker = fleet.add(url, {
-      ...apiKey == null ? {} : { apiKey, adminApiKey: apiKey },
-      ...adminApiKey == null ? {} : { adminApiKey }
-    })
-    if (fleet.workers.size > isKnown) void health.watch(worker)
+    const worker = addEngine(context, request.body)
     return await reply.code(202).header('location', `/workers/${worker.id}`).send(describe(worker))
   })
 
@@ -132,6 +120,36 @@ const workers: FastifyPluginAsyncTypebox<{ context: GatewayContext }> = async (a
     else void drain(context, worker)
     return await reply.code(202).send(describe(worker))
   })
+}
+
+/** Throws WORKERS_CLOSED or UNSUPPORTED. */
+function addEngine (
+  { fleet, health, options: { apiKey, adminApiKey, engineKeys = {} } }: GatewayContext,
+  { url, worker_type: type, api_key: ownKey, admin_api_key: ownAdminKey }: Type.Static<typeof AddBody>
+): Worker {
+  // The caller had to know it.
+  const hasKey = apiKey !== undefined || adminApiKey !== undefined
+  if (!hasKey && (engineKeys.apiKey !== undefined || engineKeys.adminApiKey !== undefined)) {
+    throw new RefitError(
+      'WORKERS_CLOSED',
+      'this gateway has keys of engines and none of its own, so it takes no engine from just anybody: name it with ' +
+        '--engine at the start, or start the gateway with --admin-api-key'
+    )
+  }
+  if (type != null && type !== 'regular') {
+    throw new RefitError(
+      'UNSUPPORTED',
+      `worker_type: expected "regular" or nothing, got ${JSON.stringify(type.slice(0, 100))}`,
+      { param: 'worker_type' }
+    )
+  }
+  const isKnown = fleet.workers.size
+  const worker = fleet.add(url, {
+    ...ownKey == null ? {} : { apiKey: ownKey, adminApiKey: ownKey },
+    ...ownAdminKey == null ? {} : { adminApiKey: ownAdminKey }
+  }, hasKey)
+  if (fleet.workers.size > isKnown) void health.watch(worker)
+  return worker
 }
 
 /** Finds an engine by its id or address. */

@@ -5,7 +5,6 @@ import { describeModel } from '../model/describe-model.ts'
 import { buildModelTable } from '../model/model-table.ts'
 import { readArchitecture } from '../model/read-config.ts'
 import { native } from '../native/load-addon.ts'
-import { loadFromPeer } from '../peer/load-from-peer.ts'
 import { openDiskSource } from '../sources/disk/disk.ts'
 import type { WeightSource, WriteReport } from '../contract/weight-source.ts'
 import { WeightStore } from '../weights/weight-store.ts'
@@ -66,6 +65,7 @@ async function start (
       version: weightVersion,
       torn: 'no weights have been loaded'
     },
+    vocabulary: options.vocabulary ?? null,
     randomSeed: options.randomSeed === undefined ? null : BigInt(options.randomSeed)
   }
   const deadlineMs = options.updateDeadlineMs
@@ -103,8 +103,10 @@ async function start (
       weightBytes: native.weightBytes,
       kvBytes: native.kvBytes,
       kvTokens: config.pages * config.pageSize,
+      pageSize: config.pageSize,
       weightsCpuBackup: options.enableWeightsCpuBackup ?? false,
       ...limits,
+      ...options.dataParallel === undefined ? {} : { dataParallel: options.dataParallel },
       ...experts === null ? {} : { experts }
     }
     const held: HeldWeights = { store, model: describeModel(arch), device: config.device }
@@ -130,6 +132,8 @@ async function startScheduler (
 
 async function loadFromOther (own: HeldWeights & { info: EngineInfo }, options: EngineOptions): Promise<WriteReport> {
   const { updateDeadlineMs: timeoutMs, onProgress, loadFrom } = options
+  // It has an HTTP client, which takes long to import.
+  const { loadFromPeer } = await import('../peer/load-from-peer.ts')
   const { report } = await loadFromPeer(own, { timeoutMs, onProgress, ...loadFrom! })
   return report
 }

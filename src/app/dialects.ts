@@ -1,3 +1,4 @@
+import anthropicRoutes from '../../routes/anthropic/index.ts'
 import arealRoutes from '../../routes/areal/index.ts'
 import checkpointEngineRoutes from '../../routes/checkpoint-engine/index.ts'
 import nemoRlRoutes from '../../routes/nemo-rl/index.ts'
@@ -10,6 +11,7 @@ import trlRoutes from '../../routes/trl/index.ts'
 import vllmRoutes from '../../routes/vllm/index.ts'
 import { RefitError } from '../errors.ts'
 import type { Routes } from '../http/context.ts'
+import { anthropic } from '../dialects/anthropic/dialect.ts'
 import { areal } from '../dialects/areal/dialect.ts'
 import { checkpointEngine } from '../dialects/checkpoint-engine/dialect.ts'
 import type { Dialect } from '../dialects/dialect.ts'
@@ -44,7 +46,8 @@ export const DIALECTS = [
   { ...primeRl, routes: primeRlRoutes },
   { ...nemoRl, routes: nemoRlRoutes },
   { ...trl, routes: trlRoutes },
-  { ...checkpointEngine, routes: checkpointEngineRoutes }
+  { ...checkpointEngine, routes: checkpointEngineRoutes },
+  { ...anthropic, routes: anthropicRoutes }
 ] as const satisfies ServedDialect[]
 
 export const ALL_DIALECTS: readonly ServedDialect[] = [...BASE_DIALECTS, ...DIALECTS]

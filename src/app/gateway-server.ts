@@ -1,15 +1,20 @@
 import Fastify, { LogController } from 'fastify'
 import type { FastifyBaseLogger, FastifyInstance } from 'fastify'
 import health from '../../routes/gateway/health.ts'
+import metrics from '../../routes/gateway/metrics.ts'
 import workers from '../../routes/gateway/workers.ts'
 import { registerGateway } from '../gateway/gateway.ts'
 import type { GatewayContext, GatewayOptions } from '../gateway/gateway.ts'
+import { boundConnections } from '../http/bound-connections.ts'
 import { closeIdle } from '../http/close-idle.ts'
 import { ALL_DIALECTS } from './dialects.ts'
+import { hostsFor } from './hosts-for.ts'
 import { describeApi } from './openapi.ts'
 import { validatorCompiler } from '../http/validation.ts'
 
 export interface GatewayServerOptions extends GatewayOptions {
+  /** The address that it will listen on. */
+  host?: string
   /** A pino logger; default none. */
   logger?: FastifyBaseLogger
 }
@@ -29,7 +34,8 @@ const API = {
 
 /** A gateway that does not listen yet; resolves once every engine has been checked. */
 export async function createGateway (options: GatewayServerOptions): Promise<GatewayServer> {
-  const { logger } = options
+  const { logger, host = '127.0.0.1' } = options
+  const allowedHosts = hostsFor(host, options.allowedHosts)
   const app = Fastify({
     ...logger === undefined ? { logger: false } : { loggerInstance: logger },
     logController: new LogController({ disableRequestLogging: true }),
@@ -40,12 +46,14 @@ export async function createGateway (options: GatewayServerOptions): Promise<Gat
     return503OnClosing: true
   })
   closeIdle(app)
+  boundConnections(app)
   app.setValidatorCompiler(validatorCompiler)
   await describeApi(app, API)
-  const context = registerGateway(app, ALL_DIALECTS, options, app.log)
+  const context = registerGateway(app, ALL_DIALECTS, { ...options, allowedHosts }, app.log)
   app.get('/openapi.json', { config: { auth: 'public' }, schema: { hide: true } }, async () => app.swagger())
   await app.register(workers, { context })
   await app.register(health, { context })
+  await app.register(metrics, { context })
   const { fleet } = context
   // One after another, so that the first engine of the list decides which weights are current.
   for (const url of options.engines) await context.health.watch(fleet.add(url))

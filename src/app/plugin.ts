@@ -5,15 +5,23 @@ import { heldWeights } from '../engine/held-weights.ts'
 import { guard } from '../http/auth.ts'
 import type { RolloutEngine } from '../contract/rollout-engine.ts'
 import { installBodyParsers } from '../http/body-parser.ts'
+import { VersionWaits } from '../http/generation/bound-version.ts'
 import type { RouteContext } from '../http/context.ts'
+import { rankOf } from '../http/generation/data-parallel-rank.ts'
 import { errorHandler, refusalBody, refusalOf } from '../http/error-reply.ts'
-import { BODY_LIMIT, MAX_BATCH } from '../http/limits.ts'
-import { LiveRequests } from '../http/live-requests.ts'
+import { BODY_LIMIT, MAX_BATCH, MAX_BODY_BYTES, MAX_REQUEST_MEMORY } from '../http/limits.ts'
+import { LiveRequests } from '../http/generation/live-requests.ts'
 import { LoadedFrom } from '../updates/loaded-from.ts'
 import { logUnknownFields } from '../http/unknown-fields.ts'
+import { BodyMemory } from '../http/upload/body-memory.ts'
+import { RequestMemory } from '../http/generation/request-memory.ts'
+import { readSamplingDefaults } from '../http/generation/sampling-defaults.ts'
 import { validatorCompiler } from '../http/validation.ts'
 import { packageVersion } from '../http/version.ts'
 import { Metrics } from '../http/metrics.ts'
+import { stringify } from '../http/ordered-json.ts'
+import { chooseMetricNames } from '../http/metric-families.ts'
+import type { MetricNames } from '../http/metric-families.ts'
 import { PeerLoads } from '../peer/peer-loads.ts'
 import type { StoreRules } from '../peer/remote-stores.ts'
 import { SendGroups } from '../peer/send-groups.ts'
@@ -24,9 +32,11 @@ import { KeptTensors } from '../sources/tensor/kept-tensors.ts'
 import { TensorReceiver } from '../sources/tensor/tensor-receiver.ts'
 import type { WeightLoader } from '../sources/disk/weight-loader.ts'
 import { UploadReceiver } from '../sources/upload/upload-receiver.ts'
+import { encodeLabel, WEIGHT_VERSION_HEADER } from '../http/weight-version-header.ts'
 import { WeightPulls } from '../deltas/weight-pulls.ts'
 import { masterPolicy } from '../rendezvous/master-policy.ts'
 import { CallJoiner } from '../weights/call-joiner.ts'
+import { replyParsers } from '../text/reply-parsers.ts'
 import { loadTokenizer } from '../text/tokenizer.ts'
 import type { Tokenizer } from '../text/tokenizer.ts'
 import { chooseDialects, chooseRoutes } from './dialects.ts'
@@ -36,6 +46,12 @@ export interface RefitPluginOptions {
   engine: RolloutEngine
   /** null: token ids only. Absent: the tokenizer in the model's folder, if there is one. */
   tokenizer?: Tokenizer | null
+  /** Format of the calls in chat replies (--tool-call-parser). */
+  toolCallParser?: string | undefined
+  /** Format of the reasoning in chat replies (--reasoning-parser). */
+  reasoningParser?: string | undefined
+  /** Grammars of requests begin with the reasoning, not behind it (--enable-in-reasoning). */
+  enableInReasoning?: boolean | undefined
   /** Required on all routes except health and metrics. */
   apiKey?: string | undefined
   /** Required instead on the routes that change weights or the state of the engine. */
@@ -62,17 +78,40 @@ export interface RefitPluginOptions {
   stagedBroadcasts?: boolean | undefined
   /** Longest that each phase of a process group may take, in milliseconds (default 300000). */
   groupTimeoutMs?: number | undefined
+  /**
+   * Host names of the app that requests without a key may name (default: any, but not in requests of pages; see
+   * PageOptions). Null: foreign pages are not refused, because the host app does it.
+   */
+  allowedHosts?: readonly string[] | null | undefined
   /** Stores of trainers that refit may connect to, besides loopback and private addresses; see --allow-master. */
   allowMasters?: readonly string[] | undefined
   /** The trainer's libnccl.so.2 (default: the one that the addon finds). */
   ncclPath?: string | undefined
   /** The dialects whose routes are served besides SGLang's, OpenAI's and refit's own (default all). */
   dialects?: readonly DialectName[] | undefined
+  /**
+   * Source of sampling parameters that requests of OpenAI's routes leave out: `model`, its generation_config.json
+   * (default); `openai`, OpenAI's defaults.
+   */
+  samplingDefaults?: 'model' | 'openai' | undefined
+  /** Longest that a request waits for the weight version that it is bound to, in milliseconds (default 30000). */
+  versionWaitMs?: number | undefined
+  /** The names under which `/metrics` reports (default all). */
+  metricNames?: readonly MetricNames[] | undefined
   /** Most samples of one request. */
   maxBatch?: number
+  /** Most bytes of the body of a request that does not change weights or state (default 8 MiB). */
+  maxBodyBytes?: number | undefined
+  /** Most memory of the bodies of requests under way, in bytes (default a quarter of the heap's limit). */
+  bodyMemory?: number | undefined
+  /** Most bytes that the results of one request may take (default 1 GiB). */
+  maxRequestMemory?: number | undefined
+  /** Replies of vLLM's /inference/v1/generate have the sampling mask; default false. */
+  samplingMasks?: boolean
 }
 
 const BUCKET_BYTES = 2 ** 32
+const VERSION_WAIT_MS = 30_000
 const GROUP_TIMEOUT_MS = 300_000
 
 /** Delay after which the thread that reads tensors starts, if no request has started it before. */
@@ -87,6 +126,11 @@ export default async function refit (app: FastifyInstance, options: RefitPluginO
   checkOptions(options)
   const { context, receiver } = await makeContext(options)
   installHandlers(app, options)
+  app.addHook('onSend', async (_request, reply, payload) => {
+    const label = encodeLabel(options.engine.weightVersion)
+    if (label !== undefined) reply.header(WEIGHT_VERSION_HEADER, label)
+    return payload
+  })
   watchReceivers(context, receiver)
   closeWith(app, context, receiver)
   for (const routes of chooseRoutes(context.dialects)) await app.register(routes, { context })
@@ -122,10 +166,15 @@ async function makeContext (
   const context: RouteContext = {
     engine,
     tokenizer: options.tokenizer === undefined ? await loadTokenizer(engine.info.modelPath) : options.tokenizer,
+    parsers: replyParsers(options.toolCallParser, options.reasoningParser, options.enableInReasoning),
     live: new LiveRequests(engine),
-    metrics: new Metrics(engine),
+    versions: new VersionWaits(engine, options.versionWaitMs ?? VERSION_WAIT_MS),
+    metrics: new Metrics(engine, chooseMetricNames(options.metricNames)),
     retries: new CallJoiner(),
+    samplingDefaults: options.samplingDefaults === 'openai' ? {} : await readSamplingDefaults(engine.info.modelPath),
     maxBatch: options.maxBatch ?? MAX_BATCH,
+    memory: new RequestMemory(options.maxRequestMemory ?? MAX_REQUEST_MEMORY),
+    samplingMasks: options.samplingMasks ?? false,
     openCheckpoint: async path => await openDiskSource(path, { roots }),
     tensors: receiver,
     kept,
@@ -156,11 +205,15 @@ function installHandlers (app: FastifyInstance, options: RefitPluginOptions): vo
     }
     return payload
   })
-  installBodyParsers(app)
+  installBodyParsers(app, new BodyMemory(options.bodyMemory))
+  app.addHook('onRequest', async ({ headers, method, routeOptions }) => {
+    if (method === 'POST' && routeOptions.config.auth === 'normal') rankOf(headers, 1)
+  })
   guard(app, options)
   logUnknownFields(app)
   app.addHook('onRoute', route => {
-    route.bodyLimit ??= BODY_LIMIT
+    const { auth } = route.config ?? {}
+    route.bodyLimit ??= auth === 'admin' ? BODY_LIMIT : options.maxBodyBytes ?? MAX_BODY_BYTES
   })
 }
 
@@ -208,16 +261,19 @@ function checkOptions (options: RefitPluginOptions): void {
       : `; got ${engine instanceof Promise ? 'a promise: await it' : inspect(engine, { depth: 0 }).slice(0, 100)}`
     throw new TypeError(`refit needs an engine: app.register(refit, { engine: await createEngine(model) })${got}`)
   }
-  for (const name of ['modelRoots', 'allowMasters', 'dialects'] as const) {
+  for (const name of ['modelRoots', 'allowedHosts', 'allowMasters', 'dialects', 'metricNames'] as const) {
     const list: unknown = options[name]
-    if (list === undefined || (Array.isArray(list) && list.every(item => typeof item === 'string'))) continue
+    if (
+      list === undefined || (name === 'allowedHosts' && list === null) ||
+      (Array.isArray(list) && list.every(item => typeof item === 'string'))
+    ) continue
     throw new TypeError(`refit: ${name} is ${inspect(list, { depth: 0 }).slice(0, 100)}; expected an array of strings`)
   }
 }
 
 // An error comes here only if a hook of a host failed after the error handler had run.
 function serialize (data: unknown): string {
-  return JSON.stringify(data instanceof Error ? refusalBody('sglang', refusalOf(data)) : data)
+  return stringify(data instanceof Error ? refusalBody('sglang', refusalOf(data)) : data)
 }
 
 function defaultRoots (modelPath: string): string[] {

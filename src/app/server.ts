@@ -1,5 +1,7 @@
 import Fastify, { LogController } from 'fastify'
 import type { FastifyBaseLogger, FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
+import { hostsFor } from './hosts-for.ts'
+import { boundConnections } from '../http/bound-connections.ts'
 import { closeIdle } from '../http/close-idle.ts'
 import { refusalBody } from '../http/error-reply.ts'
 import { deferContinue } from '../http/upload/expect-continue.ts'
@@ -30,7 +32,7 @@ export async function buildServer (options: ServerOptions): Promise<FastifyInsta
 
 /** The same server before it listens. */
 export async function createServer (options: ServerOptions): Promise<FastifyInstance> {
-  const { logger = false, closeGraceMs = 10_000, host: _host, port: _port, ...plugin } = options
+  const { logger = false, closeGraceMs = 10_000, host = '127.0.0.1', port: _port, ...plugin } = options
   const app = Fastify({
     ...typeof logger === 'boolean' ? { logger } : { loggerInstance: logger },
     logController: new LogController({ disableRequestLogging: true }),
@@ -44,13 +46,14 @@ export async function createServer (options: ServerOptions): Promise<FastifyInst
   await describeApi(app)
   app.addHook('onResponse', logResponse)
   closeIdle(app)
+  boundConnections(app, { stallMs: plugin.uploadTimeoutMs })
   app.setNotFoundHandler(notFound)
   app.addHook('preClose', done => {
     setTimeout(() => app.server.closeAllConnections(), closeGraceMs).unref()
     done()
   })
   app.get('/openapi.json', { config: { auth: 'public' }, schema: { hide: true } }, async () => app.swagger())
-  await app.register(refit, plugin)
+  await app.register(refit, { ...plugin, allowedHosts: hostsFor(host, plugin.allowedHosts) })
   return app
 
   function notFound (request: FastifyRequest, reply: FastifyReply): FastifyReply {

@@ -1,7 +1,7 @@
 import { OPTIONS } from './schema.ts'
 import type { Option, OptionValue } from './option.ts'
 
-const { host, port, apiKey, adminApiKey, insecure, logLevel, config } = OPTIONS
+const { host, port, apiKey, adminApiKey, insecure, maxBodyBytes, bodyMemory, allowedHost, logLevel, config } = OPTIONS
 
 /** The options of `refit gateway`. Those of its own address are the server's. */
 export const GATEWAY_OPTIONS = {
@@ -36,6 +36,17 @@ export const GATEWAY_OPTIONS = {
     help: 'The same for the routes that change weights or the state of an engine.',
     unset: 'the same as --engine-api-key'
   },
+  engineWait: {
+    type: 'number',
+    default: 30,
+    min: 0,
+    max: 86400,
+    group: 'gateway',
+    value: 'SECONDS',
+    help:
+      'Longest time that a request waits while no engine takes requests but one that is alive may soon: memory is ' +
+      'released, weights are torn or are being compared. Then it is refused with 503.'
+  },
   healthInterval: {
     type: 'number',
     default: 2,
@@ -68,6 +79,9 @@ export const GATEWAY_OPTIONS = {
   apiKey,
   adminApiKey,
   insecure,
+  maxBodyBytes,
+  bodyMemory,
+  allowedHost,
   logLevel,
   config
 } as const satisfies Record<string, Option>

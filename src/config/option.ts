@@ -19,7 +19,7 @@ export interface Option {
   takes?: string
   /** Separates the entries of a list in a variable (default that of paths) and, if it is set, on the command line. */
   separator?: string
-  /** Accepted values of a choice. */
+  /** Accepted values of a choice, or of the entries of a list. */
   choices?: readonly string[]
   /** Other spellings of values. */
   spellings?: Readonly<Record<string, string>>
@@ -31,7 +31,8 @@ export interface Option {
   secret?: boolean
 }
 
-type Base<O extends Option> = O extends { choices: readonly (infer C)[] } ? C :
+type Base<O extends Option> = O extends { type: 'list', choices: readonly (infer C)[] } ? readonly C[] :
+  O extends { choices: readonly (infer C)[] } ? C :
   O['type'] extends 'integer' | 'number' ? number :
   O['type'] extends 'boolean' ? boolean :
   O['type'] extends 'list' ? readonly string[] :

@@ -33,8 +33,10 @@ export function checkValue (option: Option, value: unknown, where: string): Valu
       if (typeof value === 'number' && inRange(option, value)) return value
       break
     case 'list':
-      if (typeof value === 'string' && value !== '') return [value]
-      if (Array.isArray(value) && value.every(part => typeof part === 'string' && part !== '')) return value
+      if (typeof value === 'string' && value !== '') return checkValue(option, [value], where)
+      if (Array.isArray(value) && value.every(part => typeof part === 'string' && part !== '')) {
+        return option.choices === undefined ? value : value.map(part => checkChoice(option, part, where))
+      }
       break
     case 'choice':
       if (typeof value === 'string') return checkChoice(option, value, where)

@@ -109,7 +109,9 @@ async function choosePeer (fleet: Fleet, worker: Worker): Promise<Worker | null>
   const peer = others.find(({ facts }) => facts?.kind === worker.facts?.kind) ?? others[0]
   if (peer === undefined) return null
   peer.facts = await readFacts(peer.connection, peer.facts!.kind, AbortSignal.timeout(CHECK_MS)).catch(() => peer.facts)
-  return peer
+  if (peer.facts!.torn === null) return peer
+  fleet.unready(peer, 'stale', peer.facts!.torn)
+  return await choosePeer(fleet, worker)
 }
 
 /** The reason why no request may go to the engine; null if there is none. */

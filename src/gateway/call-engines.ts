@@ -1,6 +1,8 @@
 import { Readable } from 'node:stream'
 import type { FastifyRequest } from 'fastify'
 import { RefitError } from '../errors.ts'
+import { BORROWED_HEADER } from '../http/borrowed-header.ts'
+import { decodeLabel, WEIGHT_VERSION_HEADER } from '../http/weight-version-header.ts'
 import type { EngineRequest } from '../remote/connection.ts'
 import { CHECK_MS } from './admission.ts'
 import { bodyPerEngine } from './bodies.ts'
@@ -109,7 +111,8 @@ async function sendCounted (
         outcomes.map(outcome => ({
           worker: outcome.worker,
           failure: failureOf(outcome) ?? (incomplete.includes(outcome.worker) ? MISSED : null),
-          isUnknown: isWhole && 'error' in outcome
+          isUnknown: isWhole && 'error' in outcome,
+          label: 'error' in outcome ? undefined : decodeLabel(outcome.headers[WEIGHT_VERSION_HEADER])
         })),
         checkpointOf(call, json, inGroup)
       )
@@ -183,7 +186,8 @@ async function send (
   }
   if (body === null) return await fanOutStream(workers, request.raw, () => plain)
   const bodies = request.method === 'GET' ? null : bodyPerEngine(fleet, call, json, workers)
-  if (bodies === null) return await fanOut(workers, () => ({ ...plain, body: body.length === 0 ? null : body }))
+  const same: EngineRequest = { ...plain, body: body.length === 0 ? null : body }
+  if (bodies === null) return call.perRank === undefined ? await fanOut(workers, () => same) : await lend(workers, same)
   const headers = bodylessHeaders(request.headers)
   return await fanOut(workers, worker => {
     const pieces = bodies.get(worker)!
@@ -193,6 +197,13 @@ async function send (
       body: Readable.from(pieces.filter(({ length }) => length > 0), { objectMode: false })
     }
   })
+}
+
+/** Sends the same handles to several engines: the first gets them last, and alone gives their references back. */
+async function lend ([first, ...others]: readonly Worker[], request: EngineRequest): Promise<Outcome[]> {
+  const borrowed = { ...request, headers: { ...request.headers, [BORROWED_HEADER]: '1' } }
+  const outcomes = await fanOut(others, () => borrowed)
+  return [...await fanOut([first!], () => request), ...outcomes]
 }
 
 /** Records what later calls depend on: announcements, pauses and process groups. */

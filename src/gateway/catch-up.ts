@@ -124,6 +124,9 @@ function fromPeer (worker: Worker, peer: Worker | null, timeoutMs: number): Orig
   if (peer === null) return 'no engine is ready that they could be loaded from'
   if (peer.facts?.kind !== 'refit') return `${peer.url} is no refit and cannot send its weights`
   if (peer.url.startsWith('unix:')) return `${peer.url} is an address that another engine cannot reach`
+  if (peer.adminKey !== undefined && !worker.isTrusted) {
+    return `it was added without a key, so it gets no key of ${peer.url}`
+  }
   const key = peer.adminKey === undefined ? {} : { api_key: peer.adminKey }
   return {
     from: 'peer',

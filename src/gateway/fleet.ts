@@ -15,6 +15,8 @@ export interface UpdateOutcome {
   worker: Worker
   failure: string | null
   isUnknown: boolean
+  /** The label of its weights after the update; undefined if its reply did not name it. */
+  label: string | undefined
 }
 
 /**
@@ -40,9 +42,14 @@ export class Fleet {
   onChange: () => void = () => {}
   readonly #options: ConnectionOptions
   #underWay = 0
+  readonly #waiting = new Set<() => void>()
 
-  constructor (options: ConnectionOptions, log: Log) {
+  readonly #keyHeaders: readonly string[]
+
+  /** `keyHeaders`: names of headers in which clients send keys. */
+  constructor (options: ConnectionOptions, keyHeaders: readonly string[], log: Log) {
     this.#options = options
+    this.#keyHeaders = keyHeaders
     this.log = log
   }
 
@@ -51,6 +58,10 @@ export class Fleet {
   }
   get ready (): Worker[] {
     return this.list.filter(({ state }) => state === 'ready')
+  }
+  /** Requests can go to it now. */
+  get generating (): Worker[] {
+    return this.ready.filter(({ refusal }) => refusal === null)
   }
   /** Engines that get control and weight calls. */
   get served (): Worker[] {
@@ -65,8 +76,11 @@ export class Fleet {
     return this.#underWay === 0 && !this.paused
   }
 
-  add (url: string, options: ConnectionOptions = {}): Worker {
-    const worker = new Worker(url, { ...this.#options, ...options })
+  /** `options`: its own keys. An engine that is not trusted gets no others: not those of fleet, clients and peers. */
+  add (url: string, options: ConnectionOptions = {}, isTrusted = true): Worker {
+    const { apiKey, adminApiKey, ...rest } = this.#options
+    const keys = isTrusted ? { apiKey, adminApiKey } : { withhold: this.#keyHeaders }
+    const worker = new Worker(url, { ...rest, ...keys, ...options }, isTrusted)
     const known = this.workers.get(worker.id)
     if (known !== undefined) {
       if (known.state !== 'draining') return known
@@ -83,14 +97,63 @@ export class Fleet {
     await worker.connection.close()
   }
 
-  pick (key: RoutingKey | null, tried: ReadonlySet<Worker>): Worker | undefined {
-    return choose(this.list.filter(worker => worker.state === 'ready' && !tried.has(worker)), key)
+  /**
+   * `only`: no other engine. `suits`: engines with such a label come first, also those that another client has updated
+   * before the others.
+   */
+  pick (
+    key: RoutingKey | null,
+    tried: ReadonlySet<Worker>,
+    { only, suits }: { only?: Worker | undefined, suits?: ((label: string) => boolean) | undefined } = {}
+  ): Worker | undefined {
+    if (only !== undefined) return this.generating.includes(only) && !tried.has(only) ? only : undefined
+    const suited = suits === undefined
+      ? []
+      : this.list.filter(worker =>
+        !tried.has(worker) && worker.refusal === null && suits(worker.facts?.version ?? '') &&
+        (worker.state === 'ready' || (worker.state === 'stale' && worker.isForeign))
+      )
+    return choose(suited.length > 0 ? suited : this.generating.filter(worker => !tried.has(worker)), key)
+  }
+
+  /** No engine (or not `only`) takes requests, but one that is alive may soon. */
+  isSettling (only?: Worker): boolean {
+    const among = only === undefined ? this.list : [only]
+    return !this.generating.some(worker => among.includes(worker)) &&
+      among.some(({ state, refusal }) => state === 'stale' || state === 'joining' || refusal !== null)
+  }
+
+  /** Resolves when an engine takes requests again or is down, and at the deadline (performance.now) or the abort. */
+  async nextChange (deadline: number, signal: AbortSignal): Promise<void> {
+    await new Promise<void>(resolve => {
+      const end = (): void => {
+        clearTimeout(timer)
+        signal.removeEventListener('abort', end)
+        this.#waiting.delete(end)
+        resolve()
+      }
+      const timer = setTimeout(end, deadline - performance.now())
+      signal.addEventListener('abort', end)
+      this.#waiting.add(end)
+    })
+  }
+
+  /** The engine cannot generate now, as its reply says; null: it can again. */
+  setRefusal (worker: Worker, refusal: string | null): void {
+    if (worker.refusal === refusal) return
+    this.log.info({ worker: worker.id, url: worker.url }, refusal ?? 'engine generates again')
+    worker.refusal = refusal
+    if (refusal === null) this.#wake()
+  }
+
+  #wake (): void {
+    for (const end of [...this.#waiting]) end()
   }
 
   /** The error of a request that no engine can take; it names every engine with its state. */
   noEngine (): RefitError {
-    const states = this.list.map(({ url, state, reason }) =>
-      `${url} is ${state}${reason === null ? '' : ` (${reason})`}`
+    const states = this.list.map(({ url, state, reason, refusal }) =>
+      `${url} is ${state}${(reason ?? refusal) === null ? '' : ` (${reason ?? refusal})`}`
     )
     return new RefitError(
       'NO_ENGINE',
@@ -101,12 +164,14 @@ export class Fleet {
   admitted (worker: Worker): void {
     worker.state = 'ready'
     worker.reason = null
+    worker.refusal = null
     worker.inSync = true
     worker.isForeign = false
     worker.update = this.updates
     this.version = worker.facts?.version ?? this.version
     this.log.info({ worker: worker.id, url: worker.url, version: this.version }, 'engine is ready')
     this.onChange()
+    this.#wake()
   }
 
   /** Takes an engine out of the rotation. */
@@ -117,6 +182,10 @@ export class Fleet {
     }
     worker.state = state
     worker.reason = reason
+    if (state === 'down') {
+      worker.refusal = null
+      this.#wake()
+    }
   }
 
   updateBegan (): void {
@@ -133,6 +202,7 @@ export class Fleet {
         this.checkpoint = checkpoint
         this.isOnDisk = checkpoint !== null
       }
+      this.#readLabels(outcomes)
       for (const worker of this.list) {
         if (took.has(worker)) {
           worker.update = this.updates
@@ -174,13 +244,31 @@ export class Fleet {
     // At a tie the fleet keeps its label; else the first engine's counts.
     const [version = this.version] =
       [...votes].sort((a, b) => b[1] - a[1] || Number(b[0] === this.version) - Number(a[0] === this.version))[0] ?? []
+    const isNew = version !== this.version
     this.version = version
+    // refit names its label in the replies to updates through the gateway, so another one is new to the gateway only if
+    // another client updated the engines directly: the checkpoint of the weights before that is no longer current.
+    if (isNew && ready.some(({ facts }) => facts?.kind === 'refit')) {
+      this.checkpoint = null
+      this.isOnDisk = false
+    }
     for (const worker of ready) {
       const label = worker.facts?.version ?? null
       if (label === version) continue
       worker.isForeign = true
       this.unready(worker, 'stale', `it holds version ${JSON.stringify(label)}, the others ${JSON.stringify(version)}`)
     }
+    // Engines that were updated first are compared with this label now.
+    if (isNew) this.onChange()
+  }
+
+  #readLabels (outcomes: readonly UpdateOutcome[]): void {
+    for (const { worker, label } of outcomes) {
+      if (label !== undefined && worker.facts !== null) worker.facts = { ...worker.facts, version: label }
+    }
+    const labels = new Set(outcomes.filter(({ failure }) => failure === null).map(({ label }) => label))
+    const [label] = labels
+    if (labels.size === 1 && label !== undefined) this.version = label
   }
 
   /** The problem of each engine, for /health and /workers. */

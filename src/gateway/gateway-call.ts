@@ -1,4 +1,5 @@
 import type { AuthLevel } from '../http/auth.ts'
+import type { OwnHeader } from '../http/pages.ts'
 import type { JsonBody, Step } from './json-body.ts'
 
 /** The gateway's handling of one path. Each dialect lists its paths in src/dialects/NAME/. */
@@ -15,6 +16,8 @@ export interface GatewayCall {
   auth?: AuthLevel
   /** A header that may hold the key instead of `authorization`. */
   keyHeader?: string
+  /** Its GET changes something (src/http/pages.ts). */
+  ownHeader?: OwnHeader
   /**
    * `weights`: carries weight bytes. `label`: ends an update or labels it. `begin`: opens an update of many requests.
    * `join`, `leave`: a process group. `pause`, `resume`: generation. `memory`: releases it or takes it back.
@@ -92,7 +95,7 @@ export const GET = ['GET']
 export const BOTH = ['GET', 'POST']
 export const one: GatewayCall = { to: 'one', auth: 'normal' }
 export const any: GatewayCall = { to: 'any', auth: 'normal', methods: BOTH }
-export const state: GatewayCall = { to: 'all', methods: BOTH }
+export const state: GatewayCall = { to: 'all', methods: BOTH, ownHeader: true }
 export const weights: GatewayCall = { to: 'members', effect: 'weights' }
 export const label: GatewayCall = { to: 'members', effect: 'label' }
 export const begin: GatewayCall = { to: 'members', effect: 'begin' }

@@ -1,11 +1,15 @@
+import { randomUUID } from 'node:crypto'
 import type { IncomingMessage } from 'node:http'
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
 import { RefitError } from '../errors.ts'
 import { guard } from '../http/auth.ts'
 import type { Keys } from '../http/auth.ts'
 import { errorHandler } from '../http/error-reply.ts'
+import { requireContentType } from '../http/content-type.ts'
+import type { PageOptions } from '../http/pages.ts'
 import { holdBody } from '../http/upload/hold-body.ts'
-import { TENSOR_BODY_LIMIT } from '../http/limits.ts'
+import { BodyMemory, releaseBodies } from '../http/upload/body-memory.ts'
+import { MAX_BODY_BYTES, TENSOR_BODY_LIMIT } from '../http/limits.ts'
 import { BYTES, FORM } from '../http/upload/upload-types.ts'
 import { readAll } from '../remote/connection.ts'
 import type { ConnectionOptions } from '../remote/connection.ts'
@@ -21,17 +25,23 @@ import { passToOneEngine } from './pass-to-one.ts'
 import { Health } from './health.ts'
 import { GatewayMetrics } from './metrics.ts'
 
-export interface GatewayOptions extends Keys {
+export interface GatewayOptions extends Keys, PageOptions {
   /** Addresses of the engines; the first one that answers decides which weights are current. */
   engines: readonly string[]
   /** Keys for the engines; without them the client's key is passed on. */
   engineKeys?: ConnectionOptions
+  /** Longest that a request waits while no engine takes requests but one may soon (default 30 s). */
+  waitMs?: number
   /** Time between two health checks of an engine (default 2 s). */
   healthMs?: number
   /** Load the current weights into engines that do not hold them (default true). */
   fill?: boolean
   /** Longest time of one such load (default 300 s). */
   fillTimeoutMs?: number
+  /** Most bytes of the body of a request that does not change weights or state (default 8 MiB). */
+  maxBodyBytes?: number | undefined
+  /** Most memory of the bodies of requests under way, in bytes (default a quarter of the heap's limit). */
+  bodyMemory?: number | undefined
 }
 
 export interface GatewayContext {
@@ -60,14 +70,17 @@ export function registerGateway (
   options: GatewayOptions,
   log: Log
 ): GatewayContext {
-  const fleet = new Fleet(options.engineKeys ?? {}, log)
+  const table = callTable(dialects)
+  const via = `1.1 refit-gateway-${randomUUID()}`
+  const fleet = new Fleet({ ...options.engineKeys, via }, keyHeaders(table), log)
   const metrics = new GatewayMetrics(fleet)
   const catchUp = options.fill === false ? null : { timeoutMs: options.fillTimeoutMs ?? CATCH_UP_MS, metrics }
   const health = new Health(fleet, { intervalMs: options.healthMs ?? 2000, catchUp })
   const context: GatewayContext = { fleet, health, metrics, options }
-  const parts: GatewayParts = { ...context, app, table: callTable(dialects) }
+  const parts: GatewayParts = { ...context, app, table }
   app.setErrorHandler(errorHandler)
   installBodyParsers(parts)
+  refuseLoops(app, via)
   guard(app, options)
   app.addHook('onClose', async () => {
     health.close()
@@ -80,22 +93,47 @@ export function registerGateway (
   return context
 }
 
+/** Refuses requests that have come through this gateway: one of its engines is the gateway itself, or leads to it. */
+function refuseLoops (app: FastifyInstance, via: string): void {
+  app.addHook('onRequest', async ({ headers }) => {
+    if (headers['via']?.includes(via) !== true) return
+    throw new RefitError(
+      'LOOP',
+      'the request has come through this gateway before: one of its engines leads back to it'
+    )
+  })
+}
+
+/** The headers in which clients send keys. */
+function keyHeaders ({ calls }: CallTable): string[] {
+  return ['authorization', 'cookie', ...Object.values(calls).flatMap(({ keyHeader }) => keyHeader ?? [])]
+}
+
 /** Bodies are read whole, except those that are passed on piece by piece. */
-function installBodyParsers ({ app, fleet, table }: GatewayParts): void {
+function installBodyParsers ({ app, fleet, table, options }: GatewayParts): void {
+  const memory = new BodyMemory(options.bodyMemory)
   app.removeAllContentTypeParsers()
+  releaseBodies(app)
+  app.addHook('preParsing', async request => {
+    requireContentType(request)
+  })
   app.addContentTypeParser(
     '*',
     { bodyLimit: TENSOR_BODY_LIMIT },
     async (request: FastifyRequest, body: IncomingMessage) =>
       isStreamed(fleet, table.calls[String(request.routeOptions.url)])
         ? null
-        : await holdBody(body, TENSOR_BODY_LIMIT, request.headers)
+        : await holdBody(body, limitOf(request, options), request.headers, memory.claimFor(request))
   )
   for (const type of [BYTES, FORM]) {
     app.addContentTypeParser(type, (_request, _payload, done) => {
       done(null, null)
     })
   }
+}
+
+function limitOf ({ routeOptions }: FastifyRequest, { maxBodyBytes = MAX_BODY_BYTES }: GatewayOptions): number {
+  return routeOptions.config.auth === 'normal' ? maxBodyBytes : TENSOR_BODY_LIMIT
 }
 
 function registerCalls (parts: GatewayParts): void {
@@ -108,7 +146,7 @@ function registerCalls (parts: GatewayParts): void {
       : toEngines(parts, call)
     addRoute(app, url, call, handler)
   }
-  const everywhere = { methods: ['GET', 'POST', 'PUT', 'DELETE'] }
+  const everywhere = { methods: ['GET', 'POST', 'PUT', 'DELETE'], ownHeader: true }
   for (const [url, message] of Object.entries(table.refused)) {
     addRoute(app, url, { methods: ['GET', 'POST'] }, async () => {
       throw new RefitError('UNSUPPORTED', message)
@@ -121,14 +159,22 @@ function registerCalls (parts: GatewayParts): void {
 function addRoute (
   app: FastifyInstance,
   url: string,
-  { methods = ['POST'], auth = 'admin', keyHeader }: Pick<GatewayCall, 'auth' | 'keyHeader' | 'methods'>,
+  { methods = ['POST'], auth = 'admin', keyHeader, ownHeader = false, effect }: Pick<
+    GatewayCall,
+    'auth' | 'effect' | 'keyHeader' | 'methods' | 'ownHeader'
+  >,
   handler: Handler
 ): void {
   app.route({
     method: [...methods],
     url,
     exposeHeadRoute: false,
-    config: { auth, ...keyHeader === undefined ? {} : { keyHeader } },
+    config: {
+      auth,
+      ownHeader,
+      ...keyHeader === undefined ? {} : { keyHeader },
+      ...effect === 'weights' ? { uploads: true } : {}
+    },
     schema: { hide: true },
     handler
   })

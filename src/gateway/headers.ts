@@ -13,21 +13,24 @@ const HOP_BY_HOP = new Set([
   'upgrade'
 ])
 
+/** The gateway has judged them (src/http/pages.ts); to the engine they would name a foreign page. */
+const OF_PAGES = new Set(['host', 'origin', 'referer', 'sec-fetch-dest', 'sec-fetch-mode', 'sec-fetch-site'])
+
 /** A client's headers for an engine. */
 export function requestHeaders (headers: IncomingHttpHeaders): Record<string, string | string[]> {
-  return pick(headers, name => name === 'host' || name === 'expect')
+  return pick(headers, name => OF_PAGES.has(name) || name === 'expect')
 }
 
 /** The same for replies that are read here: the client may accept an encoding that the gateway cannot decode. */
 export function readHeaders (headers: IncomingHttpHeaders): Record<string, string | string[]> {
-  return pick(headers, name => name === 'host' || name === 'expect' || name === 'accept-encoding')
+  return pick(headers, name => OF_PAGES.has(name) || name === 'expect' || name === 'accept-encoding')
 }
 
 /** The same for requests with a changed body. */
 export function bodylessHeaders (headers: IncomingHttpHeaders): Record<string, string | string[]> {
   return pick(
     headers,
-    name => name === 'host' || name === 'expect' || name === 'accept-encoding' || name === 'content-length'
+    name => OF_PAGES.has(name) || name === 'expect' || name === 'accept-encoding' || name === 'content-length'
   )
 }
 

@@ -14,6 +14,8 @@ export interface HealthOptions {
 }
 
 const SOON_MS = 50
+/** Time between two looks at the state of engines that take no requests although they are alive. */
+const LOOK_MS = 100
 /** Longest wait for the next check, in intervals. */
 const LONGEST_WAIT = 32
 
@@ -24,6 +26,11 @@ interface Watched {
   isChecking: boolean
   /** Check again when the running check has ended. */
   again: boolean
+  /** A check is due in a moment. */
+  isSoon: boolean
+  isLooking: boolean
+  /** The engine's state at the last look. */
+  seen: string | null
 }
 
 /**
@@ -35,6 +42,7 @@ export class Health {
   readonly #options: HealthOptions
   readonly #watched = new Map<Worker, Watched>()
   #closed = false
+  #looking: NodeJS.Timeout | undefined
 
   constructor (fleet: Fleet, options: HealthOptions) {
     this.#fleet = fleet
@@ -46,7 +54,15 @@ export class Health {
 
   /** Resolves after the first check. */
   async watch (worker: Worker): Promise<void> {
-    this.#watched.set(worker, { timer: undefined, waits: 1, isChecking: false, again: false })
+    this.#watched.set(worker, {
+      timer: undefined,
+      waits: 1,
+      isChecking: false,
+      again: false,
+      isSoon: false,
+      isLooking: false,
+      seen: null
+    })
     await this.#turn(worker, null)
     // The first check loads no weights, so a start does not wait for that; the next one does.
     if (worker.state === 'stale') this.soon(worker)
@@ -58,13 +74,28 @@ export class Health {
     this.soon(worker)
   }
 
+  /** A reply says that the engine cannot generate now. */
+  refused (worker: Worker, reason: string): void {
+    this.#fleet.setRefusal(worker, reason)
+    this.#lookOften()
+  }
+
+  /** A reply names the label of the engine's weights; undefined if it names none. */
+  heard (worker: Worker, version: string | undefined): void {
+    if (version !== undefined && worker.facts !== null && version !== worker.facts.version) this.soon(worker)
+  }
+
   /** Checks the engine now, before its turn. */
   soon (worker: Worker): void {
     const entry = this.#watched.get(worker)
     if (entry === undefined || this.#closed) return
     entry.waits = 1
     if (entry.isChecking) entry.again = true
-    else this.#schedule(worker, entry, SOON_MS)
+    else if (!entry.isSoon) {
+      // Set only once: calls that follow each other quickly would put the check off for ever.
+      entry.isSoon = true
+      this.#schedule(worker, entry, SOON_MS)
+    }
   }
 
   forget (worker: Worker): void {
@@ -75,6 +106,7 @@ export class Health {
 
   close (): void {
     this.#closed = true
+    clearInterval(this.#looking)
     for (const worker of [...this.#watched.keys()]) this.forget(worker)
   }
 
@@ -90,6 +122,7 @@ export class Health {
     const entry = this.#watched.get(worker)
     if (entry === undefined || entry.isChecking) return
     entry.isChecking = true
+    entry.isSoon = false
     const { state } = worker
     try {
       if (state === 'ready' || state === 'draining') await this.#check(worker)
@@ -105,6 +138,47 @@ export class Health {
       : 1
     this.#schedule(worker, entry, entry.again ? SOON_MS : this.#options.intervalMs * entry.waits)
     entry.again = false
+    if (worker.state !== 'stale') return
+    if (state === 'ready') entry.seen = null
+    this.#lookOften()
+  }
+
+  /** While engines are stale or refuse, looks at their state often, which costs them nothing, unlike a comparison. */
+  #lookOften (): void {
+    if (this.#closed) return
+    this.#looking ??= setInterval(() => {
+      const idle = this.#fleet.list.filter(({ facts, state, refusal }) =>
+        facts?.kind === 'refit' && (state === 'stale' || refusal !== null)
+      )
+      for (const worker of idle) void this.#look(worker)
+      if (idle.length > 0) return
+      clearInterval(this.#looking)
+      this.#looking = undefined
+    }, LOOK_MS)
+      .unref()
+  }
+
+  async #look (worker: Worker): Promise<void> {
+    const entry = this.#watched.get(worker)
+    if (entry === undefined || entry.isLooking) return
+    entry.isLooking = true
+    try {
+      const signal = AbortSignal.timeout(CHECK_MS)
+      const { body } = await worker.connection.json('GET', ENGINE_KINDS.refit.alive, undefined, { signal })
+      const { weights, weight_version: version, transaction } = body as {
+        weights: { state: string }
+        weight_version: string
+        transaction: { writing: boolean } | null
+      }
+      if (weights.state === 'current') this.#fleet.setRefusal(worker, null)
+      const seen = JSON.stringify([weights.state, version, transaction?.writing])
+      if (seen !== entry.seen) this.soon(worker)
+      entry.seen = seen
+    } catch {
+      // The next check reports it.
+    } finally {
+      entry.isLooking = false
+    }
   }
 
   async #check (worker: Worker): Promise<void> {

@@ -2,20 +2,33 @@ import { pipeline } from 'node:stream/promises'
 import type { FastifyReply, FastifyRequest } from 'fastify'
 import type { Dispatcher } from 'undici'
 import { RefitError } from '../errors.ts'
+import { boundVersion, versionFields } from '../http/generation/bound-version.ts'
+import type { BoundVersion } from '../http/generation/bound-version.ts'
+import { decodeLabel, WEIGHT_VERSION_HEADER } from '../http/weight-version-header.ts'
 import { readAll } from '../remote/connection.ts'
 import { routingKey } from './balance.ts'
-import type { Fleet } from './fleet.ts'
-import { replyHeaders, requestHeaders } from './headers.ts'
-import type { Health } from './health.ts'
-import type { GatewayMetrics } from './metrics.ts'
+import { chosenRank } from './chosen-rank.ts'
+import type { GatewayContext } from './gateway.ts'
+import { replyHeaders } from './headers.ts'
+import { JsonBody } from './json-body.ts'
 import type { Worker } from './worker.ts'
+
+/** Default of `waitMs`. */
+const WAIT_MS = 30_000
+
+/** Longest refusal of an engine. */
+const REFUSAL_LIMIT = 1 << 20
+
+/** Codes of replies of an engine whose weights are torn or whose memory is released. */
+const REFUSES = /"(ENGINE_TORN|ENGINE_ASLEEP)"/
 
 /**
  * Sends a request to one engine and streams its reply to the client. If the engine cannot be reached, dies, or replies
  * 503 (it is not ready and has generated nothing), another engine is tried, as long as the client has received nothing.
+ * While no engine takes requests but one that is alive may soon, the request waits for at most `waitMs`.
  */
 export async function passToOneEngine (
-  { fleet, health, metrics }: { fleet: Fleet, health: Health, metrics: GatewayMetrics },
+  { fleet, health, metrics, options: { waitMs = WAIT_MS } }: GatewayContext,
   request: FastifyRequest,
   reply: FastifyReply,
   body: Buffer
@@ -27,15 +40,23 @@ export async function passToOneEngine (
   }
   raw.once('close', leave)
   const key = routingKey(request.headers, body)
-  const headers = requestHeaders(request.headers)
+  const bound = boundBy(body)
+  const { only, headers, body: sent } = chosenRank(fleet, request.headers, body)
   const tried = new Set<Worker>()
+  const deadline = performance.now() + waitMs
   let last: Worker | undefined
   let failure: RefitError | undefined
   let notReady: { answer: Dispatcher.ResponseData, bytes: Buffer } | undefined
   try {
     for (;;) {
-      const worker = fleet.pick(key, tried)
+      const worker = fleet.pick(key, tried, { only, suits: bound?.suits })
       if (worker === undefined) {
+        if (fleet.isSettling(only) && performance.now() < deadline) {
+          await fleet.nextChange(deadline, gone.signal)
+          if (gone.signal.aborted) return reply.hijack()
+          tried.clear()
+          continue
+        }
         if (notReady === undefined) throw failure ?? fleet.noEngine()
         return await reply.code(503).headers(replyHeaders(notReady.answer.headers)).send(notReady.bytes)
       }
@@ -48,16 +69,19 @@ export async function passToOneEngine (
           method: request.method,
           path: request.url,
           headers,
-          body,
+          body: sent,
           signal: gone.signal,
           admin: request.routeOptions.config.auth === 'admin'
         })
         metrics.answered(worker, answer.statusCode)
+        health.heard(worker, decodeLabel(answer.headers[WEIGHT_VERSION_HEADER]))
         if (answer.statusCode !== 503) {
           await pass(answer, reply)
           return reply
         }
-        notReady = { answer, bytes: await readAll(answer.body) }
+        notReady = { answer, bytes: await readAll(answer.body, REFUSAL_LIMIT) }
+        const code = REFUSES.exec(String(notReady.bytes))?.[1]
+        if (code !== undefined) health.refused(worker, `it refused a request: ${code}`)
       } catch (error) {
         if (gone.signal.aborted) return reply.hijack()
         if (isInvalidRequest(error)) throw error
@@ -81,6 +105,18 @@ async function pass ({ statusCode, headers, body }: Dispatcher.ResponseData, rep
   // Clients of streams wait for the headers, and the first token may take a while.
   if (headers['content-length'] === undefined) reply.raw.flushHeaders()
   await pipeline(body, reply.raw)
+}
+
+/** The weights that the request needs; an engine refuses fields that cannot be read. */
+function boundBy (body: Buffer): BoundVersion | undefined {
+  if (!body.includes('weight_version"')) return undefined
+  const json = new JsonBody(body)
+  const fields = Object.fromEntries(Object.keys(versionFields).map(name => [name, json.get(name)]))
+  try {
+    return boundVersion(fields)
+  } catch {
+    return undefined
+  }
 }
 
 /** A request that cannot be sent is the client's fault and no failure of the engine. */

@@ -28,6 +28,8 @@ export class Worker {
   /** Why it is not ready. */
   reason: string | null = null
   facts: EngineFacts | null = null
+  /** Why it refused a request (torn weights, released memory); it gets no other until its state has changed. */
+  refusal: string | null = null
   /** Generations under way through this gateway. */
   load = 0
   /** Calls under way that are about weights or state. */
@@ -52,10 +54,13 @@ export class Worker {
   failedCatchUps = 0
   nextCatchUpAt = 0
   catchUpFailure = ''
+  /** It may get keys of others. It was named at the start, or added with a key. */
+  readonly isTrusted: boolean
   readonly #options: ConnectionOptions
 
-  constructor (url: string, options: ConnectionOptions) {
+  constructor (url: string, options: ConnectionOptions, isTrusted = true) {
     this.#options = options
+    this.isTrusted = isTrusted
     this.connection = new Connection(url, options)
     this.url = this.connection.url
     const digest = createHash('sha256').update(this.url).digest()
@@ -96,14 +101,14 @@ export class Worker {
   }
 
   toJSON (): Record<string, unknown> {
-    const { id, url, state, reason, facts, load, inSync } = this
+    const { id, url, state, reason, refusal, facts, load, inSync } = this
     return {
       id,
       url,
       worker_type: 'regular',
       state,
       is_healthy: state === 'ready',
-      reason,
+      reason: reason ?? refusal,
       weight_version: facts?.version ?? null,
       in_sync: inSync,
       load,

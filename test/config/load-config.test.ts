@@ -313,8 +313,18 @@ function sampleOf (option: Option): string | number | boolean {
     case 'choice':
       return option.choices!.at(-1)!
     case 'list':
-      return '/a'
+      return option.choices?.at(-1) ?? '/a'
     case 'string':
       return option.pattern === undefined ? 'word' : 'cuda:17'
   }
 }
+
+t.test('a list of choices takes known names only', async t => {
+  const load = (...args: string[]): readonly string[] => loadConfig(args, {}).config.metricNames
+  t.same(load('--metric-names', 'refit,VLLM'), ['refit', 'vllm'])
+  t.same(load('--metric-names', 'sglang', '--metric-names', 'refit'), ['sglang', 'refit'])
+  t.throws(() => load('--metric-names', 'vlm'), {
+    code: 'CONFIG',
+    message: /^--metric-names: expected names out of refit, vllm, sglang, .*did you mean vllm\?$/
+  })
+})

@@ -1,4 +1,6 @@
 import t from 'tap'
+import { Announcements } from '../../src/gateway/announcements.ts'
+import { Worker } from '../../src/gateway/worker.ts'
 import type { Test } from 'tap'
 import { gatewayTo } from '../helpers/gateway.ts'
 import type { GatewayUnderTest } from '../helpers/gateway.ts'
@@ -103,4 +105,27 @@ t.test("AReaL's buckets count as announcements", async t => {
   holdsOther(b)
   t.equal((await gateway.post('/areal_update_weights_xccl')).status, 200)
   t.same(gateway.states(), { [a.url]: 'ready', [b.url]: 'stale' })
+})
+
+t.test('an engine that restarts has missed what it took before, and what it takes again counts', async t => {
+  const [a, b] = [new Worker('http://127.0.0.1:1', {}), new Worker('http://127.0.0.1:2', {})]
+  t.teardown(async () => {
+    await Promise.all([a.connection.close(), b.connection.close()])
+  })
+  const announcements = new Announcements()
+  announcements.add('kind', true, Buffer.from('one'), [a, b])
+  announcements.add('kind', false, Buffer.from('two'), [a, b])
+  announcements.add('other', true, Buffer.from('one'), [b])
+  t.same(announcements.incomplete('kind', [a, b]), [])
+  announcements.forget(a)
+  t.same(announcements.incomplete('kind', [a, b]), [a])
+  t.same(announcements.incomplete('other', [a, b]), [a])
+  announcements.add('kind', false, Buffer.from('one'), [a])
+  t.same(announcements.incomplete('kind', [a, b]), [a], 'one of two is not all')
+  announcements.add('kind', false, Buffer.from('two'), [a])
+  t.same(announcements.incomplete('kind', [a, b]), [])
+  announcements.add('kind', false, Buffer.from('three'), [])
+  t.same(announcements.incomplete('kind', [a, b]), [], 'what no engine took does not count')
+  announcements.end('kind')
+  t.same(announcements.incomplete('kind', [a, b, b]), [])
 })

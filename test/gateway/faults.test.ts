@@ -75,6 +75,11 @@ t.test('an engine that fails or is not ready is skipped; a broken reply is broke
     response.writeHead(200, { 'content-type': 'text/event-stream' }).write('data: {"text":"be')
     setTimeout(() => response.socket!.destroy(), 20)
   }
+  const before = odd.calls()
+  let answered = 0
+  good.app.server.on('request', ({ url }) => {
+    if (url === '/generate') answered++
+  })
   const outcomes = await Promise.all(sessions.map(async session => {
     await gateway.until(odd.url, 'ready')
     return await fetch(`${gateway.url}/generate`, {
@@ -90,6 +95,12 @@ t.test('an engine that fails or is not ready is skipped; a broken reply is broke
   }))
   t.ok(outcomes.includes('broken'))
   t.ok(outcomes.includes('whole'))
+  const count = (outcome: string): number => outcomes.filter(one => one === outcome).length
+  t.equal(odd.calls() - before, count('broken'))
+  t.equal(answered, count('whole'), 'a request whose reply has begun is tried nowhere else')
+  const { fleet } = gateway.app.gateway
+  await settled(() => fleet.list.every(({ load }) => load === 0))
+  t.same(fleet.list.map(({ load }) => load), [0, 0], 'failed requests are no load')
 })
 
 async function settled (condition: () => boolean): Promise<void> {

@@ -87,10 +87,12 @@ t.test('an engine that is added with its own key gets requests with that key onl
     }
   }
   const [a, b] = [await scriptedEngine(t), await scriptedEngine(t, { on })]
-  const gateway = await gatewayTo(t, [a.url], { engineKeys: { apiKey: 'all', adminApiKey: 'all-admin' } })
-  t.equal((await gateway.post('/workers', { url: b.url, api_key: 'own' })).status, 202)
+  const engineKeys = { apiKey: 'all', adminApiKey: 'all-admin' }
+  const gateway = await gatewayTo(t, [a.url], { engineKeys, adminApiKey: 'admin' })
+  const admin = { authorization: 'Bearer admin' }
+  t.equal((await gateway.post('/workers', { url: b.url, api_key: 'own' }, admin)).status, 202)
   await gateway.until(b.url, 'ready')
-  await gateway.post('/flush_cache')
+  await gateway.post('/flush_cache', {}, admin)
   t.same([...keys], ['Bearer own'])
 })
 

@@ -1,5 +1,9 @@
+import { once } from 'node:events'
+import { createServer, request as httpRequest } from 'node:http'
+import type { AddressInfo } from 'node:net'
 import { join } from 'node:path'
 import t from 'tap'
+import { eventually } from '../helpers/eventually.ts'
 import { ask, engineServer, gatewayTo, modelFolder } from '../helpers/gateway.ts'
 
 t.test('an engine that joins during training loads the last checkpoint before it gets requests', async t => {
@@ -72,6 +76,48 @@ t.test('an engine that restarts with old weights loads the current ones before i
   const back = await engineServer(t, folder, { port: dies.port })
   await gateway.until(back.url, 'ready')
   t.same((await back.engine.checksums()).tensors, (await stays.engine.checksums()).tensors)
+})
+
+t.test('an engine that restarts between two checks, under the same label, is noticed', async t => {
+  const folder = modelFolder(t)
+  const stays = await engineServer(t, folder)
+  const old = await engineServer(t, folder)
+  const fresh = await engineServer(t, folder)
+  // An address at which another process replies from one moment to the next: no check finds it closed.
+  let target = old.url
+  const address = createServer((request, response) => {
+    const { method, headers } = request
+    const call = httpRequest(target + request.url!, { method, headers }, reply => {
+      response.writeHead(reply.statusCode!, reply.headers)
+      reply.pipe(response)
+    })
+    call.on('error', () => {
+      response.destroy()
+    })
+    request.pipe(call)
+  })
+    .listen(0, '127.0.0.1')
+  await once(address, 'listening')
+  t.teardown(() => {
+    address.closeAllConnections()
+    address.close()
+  })
+  const url = `http://127.0.0.1:${(address.address() as AddressInfo).port}`
+  const gateway = await gatewayTo(t, [stays.url, url])
+  const reply = await gateway.post('/update_weights_from_disk', { model_path: join(folder, 'adder') })
+  t.equal(reply.status, 200)
+  t.same(Object.values(gateway.states()), ['ready', 'ready'])
+  const wanted = (await stays.engine.checksums()).tensors
+  t.same((await old.engine.checksums()).tensors, wanted)
+  t.equal(fresh.engine.weightVersion, stays.engine.weightVersion, 'the label is the same')
+  t.notSame((await fresh.engine.checksums()).tensors, wanted)
+  target = fresh.url
+  const loaded = await eventually(
+    async () => JSON.stringify((await fresh.engine.checksums()).tensors) === JSON.stringify(wanted),
+    isEqual => isEqual
+  )
+  t.ok(loaded, 'the current weights are loaded into the new process')
+  await gateway.until(url, 'ready')
 })
 
 t.test('a label that another client changes makes engines stale until all engines have it', async t => {

@@ -37,6 +37,18 @@ export const ENGINE_OPTIONS = {
     aliases: ['tp-size', 'tensor-parallel-size'],
     help: 'Tensor-parallel ranks, each on a GPU of its own; on a CPU they are virtual and share its threads.'
   },
+  dp: {
+    type: 'integer',
+    default: 1,
+    min: 1,
+    max: 64,
+    group: 'engine',
+    aliases: ['dp-size', 'data-parallel-size'],
+    help:
+      'Data-parallel engines behind the one port (docs/data-parallel.md), each a process with --tp ranks: on GPUs ' +
+      'of its own, on a CPU with its part of the threads and memory. Limits such as --max-running-requests are each ' +
+      "engine's."
+  },
   baseGpuId: {
     type: 'integer',
     default: null,
@@ -207,6 +219,13 @@ export const ENGINE_OPTIONS = {
     group: 'engine',
     help: 'Records the experts of every token, next to the KV cache in host memory, for requests that return them ' +
       '(routing replay). Mixtures of experts only.'
+  },
+  enableReturnSamplingMask: {
+    type: 'boolean',
+    default: false,
+    group: 'engine',
+    help: "Replies of vLLM's /inference/v1/generate have the sampling mask: the tokens that top_k, top_p and min_p " +
+      'kept at each position.'
   },
   watchdogTimeout: {
     type: 'number',

@@ -35,11 +35,45 @@ export const MODEL_OPTIONS = {
     help: 'Folder that holds tokenizer.json and tokenizer_config.json.',
     unset: "the model's folder"
   },
+  grammarBackend: {
+    type: 'choice',
+    choices: ['refit', 'none'],
+    spellings: { xgrammar: 'refit', outlines: 'refit', llguidance: 'refit', auto: 'refit', guidance: 'refit' },
+    default: 'refit',
+    group: 'model',
+    help: 'What follows the grammars of requests (structured output); none refuses them. Needs a tokenizer.'
+  },
   skipTokenizerInit: {
     type: 'boolean',
     default: false,
     group: 'model',
     help: 'Serve token ids only: no tokenizer is loaded, text prompts are refused.'
+  },
+  toolCallParser: {
+    type: 'string',
+    default: null,
+    group: 'model',
+    value: 'NAME',
+    help: 'Format in which the model writes calls of tools, as SGLang or vLLM names it: qwen25, hermes, qwen3_coder, ' +
+      'glm45, deepseekv3, kimi_k2, gpt-oss, llama3, mistral and more (docs/tools.md). Chat replies then contain ' +
+      'tool_calls.',
+    unset: 'tools need "tool_choice": "none"'
+  },
+  reasoningParser: {
+    type: 'string',
+    default: null,
+    group: 'model',
+    value: 'NAME',
+    help: 'Format in which the model writes its reasoning, as SGLang or vLLM names it: qwen3, deepseek-r1, glm45, ' +
+      'kimi_k2, gpt-oss and more (docs/tools.md). Chat replies then contain it apart from their content.',
+    unset: 'reasoning is a part of the content'
+  },
+  enableInReasoning: {
+    type: 'boolean',
+    default: false,
+    group: 'model',
+    help: 'Grammars of chat requests constrain the reasoning, too, as of their first token. Without it they begin ' +
+      'behind the reasoning that --reasoning-parser separates.'
   },
   weightVersion: {
     type: 'string',

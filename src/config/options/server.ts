@@ -41,6 +41,16 @@ export const SERVER_OPTIONS = {
     group: 'server',
     help: 'Listen on an address that others can reach without any key.'
   },
+  allowedHost: {
+    type: 'list',
+    default: [],
+    group: 'server',
+    value: 'NAME',
+    takes: 'a host name without port, or *',
+    help: 'A name of this server in the Host and Origin headers of requests that need no key; loopback names, IP ' +
+      "addresses and the machine's name are always accepted. May be repeated; * accepts all (docs/security.md).",
+    unset: 'on a loopback address no other name is accepted, elsewhere only pages of browsers are refused'
+  },
   allowMaster: {
     type: 'list',
     default: [],
@@ -60,6 +70,68 @@ export const SERVER_OPTIONS = {
     takes: 'names of dialects',
     help: 'The dialects whose routes are served, besides those of SGLang, OpenAI and refit. May be repeated.',
     unset: 'all'
+  },
+  metricNames: {
+    type: 'list',
+    default: [],
+    group: 'server',
+    value: 'NAMES',
+    separator: ',',
+    choices: ['refit', 'vllm', 'sglang'],
+    takes: 'names out of refit, vllm, sglang',
+    help: 'The servers under whose names /metrics reports: `refit:*`, `vllm:*`, `sglang:*`. May be repeated.',
+    unset: 'all'
+  },
+  samplingDefaults: {
+    type: 'choice',
+    default: 'model',
+    choices: ['model', 'openai'],
+    spellings: { auto: 'model', vllm: 'openai' },
+    aliases: ['generation-config'],
+    group: 'server',
+    help: 'Where /v1/completions and /v1/chat/completions take temperature, top_p, top_k, min_p and ' +
+      "repetition_penalty from that a request leaves out: the model's generation_config.json, or OpenAI's defaults. " +
+      'auto and vllm, the values of vLLM, mean these two.'
+  },
+  versionWait: {
+    type: 'number',
+    default: 30,
+    min: 0,
+    max: 86400,
+    group: 'server',
+    value: 'SECONDS',
+    help: 'Longest time that a request waits for the weight version that it is bound to; then it is refused with 409.'
+  },
+  maxBodyBytes: {
+    type: 'integer',
+    default: 8 * 2 ** 20,
+    min: 1024,
+    max: 2 ** 29,
+    group: 'server',
+    value: 'BYTES',
+    help: 'Longest body of a request that generates or reads text. Requests that change weights have limits of their ' +
+      'own.'
+  },
+  bodyMemory: {
+    type: 'integer',
+    default: null,
+    min: 2 ** 20,
+    max: 2 ** 50,
+    group: 'server',
+    value: 'BYTES',
+    help: 'Most memory of the JSON bodies of all requests under way, and of what is parsed from them. Beyond it, ' +
+      'requests are refused with 503.',
+    unset: "a quarter of the limit of Node's heap"
+  },
+  maxRequestMemory: {
+    type: 'integer',
+    default: 2 ** 30,
+    min: 2 ** 20,
+    max: 2 ** 50,
+    group: 'server',
+    value: 'BYTES',
+    help: 'Most memory that the results of one request could take: tokens, logprobs, sampling masks and routed ' +
+      'experts of all its samples, at their longest. A request beyond it is refused before it is queued.'
   },
   uploadFolder: {
     type: 'string',
