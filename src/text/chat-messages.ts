@@ -17,6 +17,8 @@ function normalize (message: ChatMessage, where: string, keepParts: boolean): Ch
     throw new RefitError('INVALID_REQUEST', `${where} must be an object with a role`, { param: where })
   }
   const result: ChatMessage = { ...message, content: normalizeContent(message.content, `${where}.content`, keepParts) }
+  // Templates read SGLang's name of the field; clients of vLLM send back vLLM's.
+  if (message['reasoning'] != null) result['reasoning_content'] ??= message['reasoning']
   if (Array.isArray(message['tool_calls'])) result['tool_calls'] = message['tool_calls'].map(parseArguments)
   return result
 }

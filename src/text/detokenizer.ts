@@ -39,11 +39,11 @@ export class PieceTable {
 /** Joins the bytes of tokens and returns whole characters; at most three bytes wait. */
 export class ByteDetokenizer implements Detokenizer {
   readonly #table: PieceTable
-  readonly #skipped: ReadonlySet<number> | null
+  readonly #skipped: ReadonlySet<number>
   #stripsLeft: number
   #waiting: Buffer = Buffer.alloc(0)
 
-  constructor (table: PieceTable, skipped: ReadonlySet<number> | null, continues: boolean) {
+  constructor (table: PieceTable, skipped: ReadonlySet<number>, continues: boolean) {
     this.#table = table
     this.#skipped = skipped
     this.#stripsLeft = continues ? 0 : table.strip?.count ?? 0
@@ -53,7 +53,7 @@ export class ByteDetokenizer implements Detokenizer {
     let text = ''
     for (let i = 0; i < ids.length; i++) {
       const id = ids[i]!
-      if (this.#skipped?.has(id)) continue
+      if (this.#skipped.has(id)) continue
       const piece = this.#table.piece(id)
       if (piece === null) continue
       if (piece.text !== null) {

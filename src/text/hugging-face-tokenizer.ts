@@ -1,6 +1,8 @@
 import { Tokenizer as Library } from '@huggingface/tokenizers'
 import { RefitError } from '../errors.ts'
+import { BackgroundText } from './background.ts'
 import { byteForm } from './byte-form.ts'
+import type { ByteForm } from './byte-form.ts'
 import { ChatTemplate } from './chat-template.ts'
 import { ByteDetokenizer, PieceTable } from './detokenizer.ts'
 import { namedTokens } from './special-tokens.ts'
@@ -13,7 +15,11 @@ import type {
   Tokenizer
 } from './tokenizer.ts'
 import type { TokenizerFiles } from './tokenizer-files.ts'
+import { makeVocabulary } from './vocabulary.ts'
+import type { Vocabulary } from './vocabulary.ts'
 import { WindowDetokenizer } from './window-detokenizer.ts'
+
+const NONE: ReadonlySet<number> = new Set()
 
 /** tokenizer.json read by Hugging Face's JavaScript library. Decoding is our own if the decoder has a byte form. */
 export class HuggingFaceTokenizer implements Tokenizer {
@@ -21,6 +27,8 @@ export class HuggingFaceTokenizer implements Tokenizer {
   readonly specialIds: ReadonlySet<number>
   readonly bosTokenId: number | null
   readonly eosTokenId: number | null
+  readonly longestToken: number
+  readonly background: BackgroundText
   readonly #library: Library
   readonly #table: PieceTable | null
   readonly #template: ChatTemplate
@@ -43,10 +51,19 @@ export class HuggingFaceTokenizer implements Tokenizer {
     this.#table = form === null ? null : new PieceTable(form, id => library.id_to_token(id), id => added.has(id))
     this.#template = new ChatTemplate(files.templates, named, files.dir)
     this.#around = around(config, this.bosTokenId, this.eosTokenId)
+    this.longestToken = longestToken(library, form, id => added.has(id)) * shrinkage(files.tokenizer['normalizer'])
+    this.background = new BackgroundText(files)
   }
 
   get hasChatTemplate (): boolean {
     return this.#template.exists
+  }
+
+  get vocabulary (): Vocabulary | undefined {
+    const table = this.#table
+    return table === null
+      ? undefined
+      : makeVocabulary(this.vocabSize, id => table.piece(id)?.bytes ?? null, this.specialIds)
   }
 
   encode (text: string, { addSpecialTokens = true } = {}): number[] {
@@ -59,14 +76,21 @@ export class HuggingFaceTokenizer implements Tokenizer {
   }
 
   decode (ids: ArrayLike<number>, options: DecodeOptions = {}): string {
-    if (this.#table === null) return this.#decodeByLibrary(ids, options.skipSpecialTokens ?? false)
+    if (this.#table === null) {
+      return this.#decodeByLibrary(
+        ids,
+        options.skipSpecialTokens === true
+          ? this.specialIds
+          : NONE
+      )
+    }
     const detokenizer = this.detokenizer(options)
     return detokenizer.push(ids) + detokenizer.flush()
   }
 
   idToText (id: number): string {
     return this.#table === null
-      ? this.#decodeByLibrary([id], false)
+      ? this.#decodeByLibrary([id], NONE)
       : this.#table.piece(id)?.bytes.toString('utf8') ?? ''
   }
 
@@ -74,25 +98,41 @@ export class HuggingFaceTokenizer implements Tokenizer {
     return this.#template.render(messages, options)
   }
 
-  detokenizer ({ skipSpecialTokens = false, context = [] }: DetokenizerOptions = {}): Detokenizer {
-    const skipped = skipSpecialTokens ? this.specialIds : null
+  detokenizer ({ skipSpecialTokens = false, context = [], visible }: DetokenizerOptions = {}): Detokenizer {
+    const skipped = skipSpecialTokens ? without(this.specialIds, visible) : NONE
     if (this.#table !== null) return new ByteDetokenizer(this.#table, skipped, context.length > 0)
-    return new WindowDetokenizer(
-      ids => this.#decodeByLibrary(ids, skipSpecialTokens),
-      id => this.#speaks(id, skipSpecialTokens),
-      context
-    )
+    return new WindowDetokenizer(ids => this.#decodeByLibrary(ids, skipped), id => this.#speaks(id, skipped), context)
   }
 
-  #decodeByLibrary (ids: ArrayLike<number>, skipSpecialTokens: boolean): string {
-    const known = Array.from(ids).filter(id => this.#speaks(id, skipSpecialTokens))
+  #decodeByLibrary (ids: ArrayLike<number>, skipped: ReadonlySet<number>): string {
+    const known = Array.from(ids).filter(id => this.#speaks(id, skipped))
     // Cleaning up would remove real spaces from generated text; transformers 5 does not do it either.
     return known.length === 0 ? '' : this.#library.decode(known, { clean_up_tokenization_spaces: false })
   }
 
-  #speaks (id: number, skipSpecialTokens: boolean): boolean {
-    return this.#library.id_to_token(id) !== undefined && !(skipSpecialTokens && this.specialIds.has(id))
+  #speaks (id: number, skipped: ReadonlySet<number>): boolean {
+    return this.#library.id_to_token(id) !== undefined && !skipped.has(id)
   }
+}
+
+/** Most bytes of one token. */
+function longestToken (library: Library, form: ByteForm | null, isAdded: (id: number) => boolean): number {
+  let longest = 1
+  for (const [id, token] of library.model!.vocab.entries()) {
+    // UTF-8 takes at most three bytes for a UTF-16 unit, so most tokens need no encoding.
+    if (token === undefined || token.length * 3 <= longest) continue
+    longest = Math.max(longest, form?.bytesOf(token, isAdded(id)).length ?? Buffer.byteLength(token))
+  }
+  return longest
+}
+
+/** How many times shorter a normalizer makes a text at most: one byte of "a" for four of a mathematical letter. */
+function shrinkage (normalizer: unknown): number {
+  return normalizer == null ? 1 : 4
+}
+
+function without (ids: ReadonlySet<number>, left: ReadonlySet<number> = NONE): ReadonlySet<number> {
+  return left.size === 0 ? ids : new Set([...ids].filter(id => !left.has(id)))
 }
 
 function openLibrary ({ dir, tokenizer, config }: TokenizerFiles): Library {

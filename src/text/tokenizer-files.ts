@@ -11,14 +11,24 @@ export interface TokenizerFiles {
   config: Record<string, unknown>
   /** Chat templates by name; a single one is `default`. */
   templates: Map<string, string>
+  /** The texts of both files, for a second tokenizer that does not depend on what happens to the files. */
+  texts: { tokenizer: string, config: string }
 }
 
 /** Reads the files of a model folder; null if it has no tokenizer.json. */
 export async function readTokenizerFiles (dir: string): Promise<TokenizerFiles | null> {
-  const tokenizer = await readJson(join(dir, 'tokenizer.json'))
+  const [tokenizerPath, configPath] = [join(dir, 'tokenizer.json'), join(dir, 'tokenizer_config.json')]
+  const tokenizer = await readText(tokenizerPath)
   if (tokenizer === null) return null
-  const config = await readJson(join(dir, 'tokenizer_config.json')) ?? {}
-  return { dir, tokenizer, config, templates: await readTemplates(dir, config) }
+  const texts = { tokenizer, config: await readText(configPath) ?? '{}' }
+  const config = parseObject(configPath, texts.config)
+  return {
+    dir,
+    tokenizer: parseObject(tokenizerPath, tokenizer),
+    config,
+    templates: await readTemplates(dir, config),
+    texts
+  }
 }
 
 async function readTemplates (dir: string, config: Record<string, unknown>): Promise<Map<string, string>> {
@@ -48,9 +58,7 @@ async function readTemplates (dir: string, config: Record<string, unknown>): Pro
   return templates
 }
 
-async function readJson (path: string): Promise<Record<string, unknown> | null> {
-  const text = await readText(path)
-  if (text === null) return null
+function parseObject (path: string, text: string): Record<string, unknown> {
   let value: unknown
   try {
     value = JSON.parse(text)

@@ -1,4 +1,5 @@
 import { HuggingFaceTokenizer } from './hugging-face-tokenizer.ts'
+import type { Vocabulary } from './vocabulary.ts'
 import { readTokenizerFiles } from './tokenizer-files.ts'
 
 // Conversion between text and token ids. The engine itself never sees text, and generated ids are never tokenized
@@ -14,6 +15,8 @@ export interface DecodeOptions {
 export interface DetokenizerOptions extends DecodeOptions {
   /** Ids before the first pushed one. The text continues theirs, so its first space stays. Only the last few matter. */
   context?: ArrayLike<number>
+  /** Special tokens that stay in the text although others are left out. */
+  visible?: ReadonlySet<number>
 }
 
 /** Converts one stream of ids to text as they arrive. Made per request; linear in the number of ids. */
@@ -47,6 +50,12 @@ export interface ChatTemplateOptions {
   name?: string
 }
 
+/** `encode` and `applyChatTemplate` of a tokenizer on another thread. */
+export interface TextThread {
+  encode: (text: string, options?: { addSpecialTokens?: boolean }) => Promise<ArrayLike<number>>
+  applyChatTemplate: (messages: readonly ChatMessage[], options?: ChatTemplateOptions) => Promise<string>
+}
+
 export interface Tokenizer {
   /** One more than the largest id that the tokenizer knows. The model's own vocabulary may be larger (padding). */
   readonly vocabSize: number
@@ -55,6 +64,12 @@ export interface Tokenizer {
   /** From tokenizer_config.json; the model's stop ids are in generation_config.json. */
   readonly eosTokenId: number | null
   readonly hasChatTemplate: boolean
+  /** Most bytes of text that one token can stand for; absent if there is no bound. */
+  readonly longestToken?: number
+  /** Does the work of long texts on a thread of its own; absent if the tokenizer has none. */
+  readonly background?: TextThread
+  /** The texts of all tokens as bytes; absent if the decoder has no such form. */
+  readonly vocabulary?: Vocabulary
   /**
    * Special tokens in the text become their ids. `addSpecialTokens` (default true) adds the bos token that the model
    * expects.

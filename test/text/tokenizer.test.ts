@@ -120,3 +120,24 @@ t.test('a broken tokenizer is refused with the name of its file', async t => {
   await writeFile(join(dir, 'tokenizer_config.json'), 'no')
   await t.rejects(loadTokenizer(dir), { code: 'MODEL_CONFIG', message: join(dir, 'tokenizer_config.json') })
 })
+
+t.test('the vocabulary has the text of every token as bytes, and its special tokens', async t => {
+  for (const name of NAMES.filter(name => name !== 'suffix-like')) {
+    const tokenizer = (await loadTokenizer(join(FIXTURES, name)))!
+    const { bytes, offsets, special } = tokenizer.vocabulary!
+    t.equal(offsets.length, tokenizer.vocabSize + 1)
+    t.equal(offsets.at(-1), bytes.length)
+    t.same(new Set(special), tokenizer.specialIds)
+    let same = 0
+    for (let id = 0; id < tokenizer.vocabSize; id++) {
+      const text = Buffer.from(bytes.subarray(offsets[id], offsets[id + 1])).toString()
+      if (text === tokenizer.idToText(id)) same++
+    }
+    t.equal(same, tokenizer.vocabSize, name)
+    // The bytes of a text's tokens, joined, are the text, except for the space that some tokenizers put before it.
+    const ids = tokenizer.encode('naïve 中文 x😀', { addSpecialTokens: false })
+    const joined = Buffer.concat(ids.map(id => bytes.subarray(offsets[id], offsets[id + 1]))).toString()
+    t.equal(joined.trimStart(), tokenizer.decode(ids).trimStart(), name)
+  }
+  t.equal((await loadTokenizer(join(FIXTURES, 'suffix-like')))!.vocabulary, undefined, 'its decoder has no byte form')
+})
