@@ -1,12 +1,13 @@
 import { Type } from 'typebox'
 import { arealAdapterRefusal, arealBucketsOf } from '../../src/dialects/areal/areal.ts'
-import type { Routes } from '../../src/http/context.ts'
-import { config, schema } from './reply.ts'
+import { schema } from './reply.ts'
+import { weightsRoute } from '../../src/http/updates/update-route.ts'
+import type { UpdateRoutes } from '../../src/http/updates/update-route.ts'
 
 const Adapter = Type.Any({ description: 'Any body that AReaL sends for an adapter.' })
 
 /** AReaL's routes for LoRA adapters, which are refused. */
-const arealLora: Routes = async (app, { context }) => {
+const arealLora: UpdateRoutes = async (app, { context }) => {
   const buckets = arealBucketsOf(context)
 
   for (
@@ -16,8 +17,7 @@ const arealLora: Routes = async (app, { context }) => {
     ], ['/areal_update_weights_lora', 'arealUpdateWeightsLora']] as const
   ) {
     const isAnnounced = path === '/areal_set_update_weight_meta_lora'
-    app.post(path, {
-      config,
+    weightsRoute(app, path, {
       schema: {
         ...schema,
         operationId,

@@ -9,8 +9,6 @@ const Done = Type.Object({ success: Type.Literal(true), message: Type.String() }
   description: 'Done.'
 })
 
-export const config = { auth: 'admin', errors: 'weights' } as const
-
 export const schema = { tags: ['weights'], response: { 200: Done, ...refusals(WeightsRefusal) } }
 
 /** Some of AReaL's calls send `{}`. */

@@ -2,9 +2,9 @@ import { Type } from 'typebox'
 import { arealBucketsOf } from '../../src/dialects/areal/areal.ts'
 import { RefitError, withPrefix } from '../../src/errors.ts'
 import { GROUP_NAME } from '../../src/updates/distributed-update.ts'
-import type { Routes } from '../../src/http/context.ts'
-import { expectUpdate } from '../../src/http/updates/expect-update.ts'
-import { config, done, Empty, schema } from './reply.ts'
+import { done, Empty, schema } from './reply.ts'
+import { updateRoute, weightsRoute } from '../../src/http/updates/update-route.ts'
+import type { UpdateRoutes } from '../../src/http/updates/update-route.ts'
 
 const InitBody = Type.Object({
   master_address: Type.String({ minLength: 1, description: "The trainer's rank 0 listens here. See --allow-master." }),
@@ -23,12 +23,11 @@ const MetaBody = Type.Object({
 }, { title: 'ArealWeightMeta' })
 
 /** Broadcasts of AReaL's vLLM mode: join the group, announce a bucket, receive it. */
-const arealDistributed: Routes = async (app, { context }) => {
+const arealDistributed: UpdateRoutes = async (app, { context }) => {
   const { engine, groups, distributed } = context
   const buckets = arealBucketsOf(context)
 
-  app.post('/areal_init_weights_update_group', {
-    config,
+  weightsRoute(app, '/areal_init_weights_update_group', {
     schema: {
       ...schema,
       operationId: 'arealInitWeightsUpdateGroup',
@@ -53,11 +52,12 @@ const arealDistributed: Routes = async (app, { context }) => {
     return done(engine.info.ranks)
   })
 
-  app.post('/areal_set_update_weight_meta', {
-    config,
-    // AReaL broadcasts at the same time, even if a field is invalid, so the broadcast must be dropped before the
-    // refusal.
-    attachValidation: true,
+  weightsRoute(app, '/areal_set_update_weight_meta', {
+    // AReaL broadcasts at the same time, even if a field is invalid, so its tensors are received and dropped.
+    refuse: async (body, error) => {
+      const note = await distributed.refuse(body, GROUP_NAME)
+      return note === undefined ? error : new RefitError('INVALID_REQUEST', `${error.message}. ${note}`)
+    },
     schema: {
       ...schema,
       operationId: 'arealSetUpdateWeightMeta',
@@ -66,19 +66,11 @@ const arealDistributed: Routes = async (app, { context }) => {
       body: MetaBody
     }
   }, async request => {
-    const { validationError } = request
-    if (validationError !== undefined) {
-      const note = await distributed.refuse((request.body as Record<string, unknown> | null) ?? {}, GROUP_NAME)
-      if (note === undefined) throw validationError
-      throw new RefitError('INVALID_REQUEST', `${validationError.message}. ${note}`)
-    }
     buckets.announce(request.body)
     return done(engine.info.ranks)
   })
 
-  app.post('/areal_update_weights_xccl', {
-    preParsing: expectUpdate(context),
-    config,
+  updateRoute(app, context, '/areal_update_weights_xccl', {
     schema: {
       ...schema,
       operationId: 'arealUpdateWeightsXccl',

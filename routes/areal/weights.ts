@@ -1,11 +1,12 @@
 import { Type } from 'typebox'
 import { openArealTensors } from '../../src/dialects/areal/tensors.ts'
 import { runUpdate } from '../../src/updates/run-update.ts'
-import type { Routes } from '../../src/http/context.ts'
 import { updateFromDisk } from '../../src/updates/disk-update.ts'
 import { TENSOR_BODY_LIMIT } from '../../src/http/limits.ts'
 import { nullable } from '../../src/http/schemas.ts'
-import { config, done, schema } from './reply.ts'
+import { done, schema } from './reply.ts'
+import { updateRoute } from '../../src/http/updates/update-route.ts'
+import type { UpdateRoutes } from '../../src/http/updates/update-route.ts'
 
 const DiskBody = Type.Object({
   model_path: Type.String({ minLength: 1, description: 'A checkpoint inside the allowed roots.' }),
@@ -29,11 +30,10 @@ const TensorBody = Type.Object({
  * Updates of AReaL's own vLLM server (areal_vllm_server) from disk and from the body. Its SGLang mode uses SGLang's
  * routes.
  */
-const arealWeights: Routes = async (app, { context }) => {
+const arealWeights: UpdateRoutes = async (app, { context }) => {
   const { engine } = context
 
-  app.post('/areal_update_weights', {
-    config,
+  updateRoute(app, context, '/areal_update_weights', {
     schema: {
       ...schema,
       operationId: 'arealUpdateWeights',
@@ -48,8 +48,7 @@ const arealWeights: Routes = async (app, { context }) => {
     return done(engine.info.ranks)
   })
 
-  app.post('/areal_update_weights_tensor', {
-    config,
+  updateRoute(app, context, '/areal_update_weights_tensor', {
     bodyLimit: TENSOR_BODY_LIMIT,
     schema: {
       ...schema,

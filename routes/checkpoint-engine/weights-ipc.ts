@@ -1,9 +1,9 @@
 import { Type } from 'typebox'
 import { abortIpcUpdates, updateFromIpc } from '../../src/dialects/checkpoint-engine/checkpoint-engine.ts'
-import { requireValidBody } from '../../src/http/updates/update-fields.ts'
-import type { Routes } from '../../src/http/context.ts'
 import { nullable, refusals, transactionField, unused, WeightsRefusal } from '../../src/http/schemas.ts'
 import { Report, toReport } from '../../src/http/updates/write-report.ts'
+import { updateRoute } from '../../src/http/updates/update-route.ts'
+import type { UpdateRoutes } from '../../src/http/updates/update-route.ts'
 
 const IpcBody = Type.Object({
   zmq_handles: Type.Record(Type.String(), Type.String(), {
@@ -28,15 +28,13 @@ const IpcUpdated = Type.Object({
 }, { title: 'IpcUpdateReply', description: 'All buckets are in place on every rank.' })
 
 /** Weights from checkpoint-engine's parameter server. */
-const ipc: Routes = async (app, { context }) => {
+const ipc: UpdateRoutes = async (app, { context }) => {
   // Requests that wait for a parameter server would delay the shutdown.
   app.addHook('preClose', async () => {
     abortIpcUpdates(context)
   })
 
-  app.post('/update_weights_from_ipc', {
-    config: { auth: 'admin', errors: 'weights' },
-    attachValidation: true,
+  updateRoute(app, context, '/update_weights_from_ipc', {
     schema: {
       operationId: 'updateWeightsFromIpc',
       summary: "Load new weights from checkpoint-engine's parameter server",
@@ -47,7 +45,6 @@ const ipc: Routes = async (app, { context }) => {
       response: { 200: IpcUpdated, ...refusals(WeightsRefusal) }
     }
   }, async request => {
-    await requireValidBody(context.engine, request)
     const { zmq_handles: handles, ...fields } = request.body
     const { message, report } = await updateFromIpc(context, handles, fields)
     return { success: true as const, message, report: toReport(report) }

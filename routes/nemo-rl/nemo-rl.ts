@@ -2,10 +2,10 @@ import { Type } from 'typebox'
 import { weightTransferOf } from '../../src/dialects/vllm/transfer.ts'
 import { pauseFor, resumeFor } from '../../src/dialects/pause.ts'
 import { RefitError } from '../../src/errors.ts'
-import type { Routes } from '../../src/http/context.ts'
-import { expectUpdate } from '../../src/http/updates/expect-update.ts'
 import { nullable, refusals, unused } from '../../src/http/schemas.ts'
 import { Report, toReport } from '../../src/http/updates/write-report.ts'
+import { updateRoute, weightsRoute } from '../../src/http/updates/update-route.ts'
+import type { UpdateRoutes } from '../../src/http/updates/update-route.ts'
 
 const InitBody = Type.Object({
   engine_rpc: Type.String({ description: '"init_weight_transfer_engine".' }),
@@ -46,13 +46,13 @@ const OWNER = "NeMo-RL's start_weight_update"
  * Admin routes of Dynamo's vLLM workers that NeMo-RL calls: engine calls in an envelope; every reply has `"status":
  * "ok"`.
  */
-const nemoRl: Routes = async (app, { context }) => {
+const nemoRl: UpdateRoutes = async (app, { context }) => {
   const { engine } = context
   const transfer = weightTransferOf(context)
-  const config = { auth: 'admin' } as const
+  const config = { errors: 'sglang' } as const
   const schema = { tags: ['weights'], response: { 200: Done, ...refusals() } }
 
-  app.post('/engine/init_weights_update_group', {
+  weightsRoute(app, '/engine/init_weights_update_group', {
     config,
     schema: {
       ...schema,
@@ -68,8 +68,7 @@ const nemoRl: Routes = async (app, { context }) => {
     return { status: 'ok' as const, message: 'Weight transfer initialized' }
   })
 
-  app.post('/engine/update_weights_from_distributed', {
-    preParsing: expectUpdate(context),
+  updateRoute(app, context, '/engine/update_weights_from_distributed', {
     config,
     schema: {
       ...schema,
@@ -102,7 +101,7 @@ const nemoRl: Routes = async (app, { context }) => {
     }
   })
 
-  app.post('/engine/pause_generation', {
+  weightsRoute(app, '/engine/pause_generation', {
     config,
     schema: { ...schema, operationId: 'dynamoPauseGeneration', summary: 'Pause generation (NeMo-RL)', body: PauseBody }
   }, async request => {
@@ -112,7 +111,7 @@ const nemoRl: Routes = async (app, { context }) => {
     return { status: 'ok' as const, message: 'Generation paused' }
   })
 
-  app.post('/engine/resume_generation', {
+  weightsRoute(app, '/engine/resume_generation', {
     config,
     schema: {
       ...schema,

@@ -3,9 +3,10 @@ import { sparseRefitOf } from '../../src/dialects/nemo-rl/sparse.ts'
 import { RefitError } from '../../src/errors.ts'
 import { nemoRlError } from '../../src/dialects/nemo-rl/error-form.ts'
 import { KEY_HEADER } from '../../src/dialects/nemo-rl/key-header.ts'
-import type { Routes } from '../../src/http/context.ts'
 import { TENSOR_BODY_LIMIT } from '../../src/http/limits.ts'
 import { refusals } from '../../src/http/schemas.ts'
+import { updateRoute, weightsRoute } from '../../src/http/updates/update-route.ts'
+import type { UpdateRoutes } from '../../src/http/updates/update-route.ts'
 
 const Prepare = Type.Object({
   tensors: Type.Record(
@@ -58,12 +59,12 @@ async function prepare (
 }
 
 /** NeMo-RL's remote sparse refit: changed elements wait until a flush writes them. */
-const nemoRlSparse: Routes = async (app, { context }) => {
+const nemoRlSparse: UpdateRoutes = async (app, { context }) => {
   const sparse = sparseRefitOf(context)
-  const config = { auth: 'admin', keyHeader: KEY_HEADER, errors: nemoRlError } as const
+  const config = { keyHeader: KEY_HEADER, errors: nemoRlError } as const
   const schema = { tags: ['weights'], response: { 200: Done, ...refusals(Refused) } }
 
-  app.post('/nemo-rl/refit/prepare', {
+  weightsRoute(app, '/nemo-rl/refit/prepare', {
     config,
     bodyLimit: TENSOR_BODY_LIMIT,
     schema: {
@@ -76,7 +77,7 @@ const nemoRlSparse: Routes = async (app, { context }) => {
     }
   }, async request => await prepare(sparse, request.body.tensors))
 
-  app.post('/nemo-rl/refit/s3-manifest', {
+  weightsRoute(app, '/nemo-rl/refit/s3-manifest', {
     config,
     schema: {
       ...schema,
@@ -101,7 +102,7 @@ const nemoRlSparse: Routes = async (app, { context }) => {
     }
   })
 
-  app.post('/nemo-rl/refit/zmq-flush', {
+  weightsRoute(app, '/nemo-rl/refit/zmq-flush', {
     config,
     schema: {
       ...schema,
@@ -116,7 +117,7 @@ const nemoRlSparse: Routes = async (app, { context }) => {
     )
   })
 
-  app.post('/nemo-rl/refit/flush', {
+  updateRoute(app, context, '/nemo-rl/refit/flush', {
     config,
     schema: {
       ...schema,

@@ -3,12 +3,14 @@ import type { Static } from 'typebox'
 import type { FastifyReply } from 'fastify'
 import { RefitError } from '../../src/errors.ts'
 import { completionLogprobs, CompletionLogprobs } from '../../src/http/openai/completion-logprobs.ts'
-import type { RouteContext, Routes } from '../../src/http/context.ts'
+import { stampsOf } from '../../src/http/generation/bound-version.ts'
+import type { GenerationContext, Routes } from '../../src/http/context.ts'
 import { refusalBody, refusalOf } from '../../src/http/error-reply.ts'
 import { sendEvents } from '../../src/http/event-stream.ts'
 import { newRid } from '../../src/http/sglang/generate-body.ts'
-import { abortOnHangup, Generation } from '../../src/http/generation.ts'
+import { abortOnHangup, Generation } from '../../src/http/generation/generation.ts'
 import { MAX_TOP_LOGPROBS } from '../../src/http/limits.ts'
+import { LazyList, sendJson } from '../../src/http/json-parts.ts'
 import { openAiFields, openAiRid, openAiSamples, openAiSampling } from '../../src/http/openai/openai-body.ts'
 import { finishOf, openAiChoice, openAiReply, Usage, usageOf, versionOf } from '../../src/http/openai/openai-output.ts'
 import {
@@ -18,12 +20,13 @@ import {
   promptLogprobsField,
   scoring
 } from '../../src/http/openai/prompt-logprobs.ts'
-import { checkBatch, encodeText, idsOf, needTokenizer } from '../../src/http/prompts.ts'
-import { invalid, refuseFormat, refuseUnsupported } from '../../src/http/refuse.ts'
+import { checkBatch, encodeText, encodeTexts, idsOf, needTokenizer } from '../../src/http/generation/prompts.ts'
+import { invalid, refuseFields } from '../../src/http/refuse.ts'
 import { sglext, wantedExperts } from '../../src/http/sglang/routed-experts.ts'
 import type { WantedExperts } from '../../src/http/sglang/routed-experts.ts'
-import type { Sample } from '../../src/http/sample.ts'
+import type { Sample } from '../../src/http/generation/sample.ts'
 import { nullable, OpenAiRefusal, refusals, refused, streamable, TokenIds } from '../../src/http/schemas.ts'
+import { truncate } from '../../src/http/generation/truncation.ts'
 
 const DEFAULT_MAX_TOKENS = 16
 
@@ -35,14 +38,14 @@ const Body = Type.Object({
   max_tokens: nullable(Type.Integer({ minimum: 0 }), 'Default 16; 0 scores the prompt only.'),
   echo: nullable(Type.Boolean(), 'Return the prompt, too, with its logprobs if requested.'),
   logprobs: nullable(
-    Type.Integer({ minimum: 0, maximum: MAX_TOP_LOGPROBS }),
-    "Best alternatives per token; 0 for only the token's own logprob."
+    Type.Union([Type.Integer({ minimum: 0, maximum: MAX_TOP_LOGPROBS }), Type.Boolean()]),
+    "Best alternatives per token; 0 for only the token's own logprob. true is 1, and false is 0."
   ),
   prompt_logprobs: promptLogprobsField,
   best_of: nullable(Type.Integer(), 'Only the value of n.'),
+  add_special_tokens: nullable(Type.Boolean(), 'Begin texts with the special tokens of the tokenizer (default true).'),
   suffix: refused('suffixes'),
-  prompt_embeds: refused('embeddings as input'),
-  response_format: refused('structured output')
+  prompt_embeds: refused('embeddings as input')
 }, { title: 'CompletionRequest' })
 
 type Body = Static<typeof Body>
@@ -77,7 +80,7 @@ interface Plan {
 }
 
 /** OpenAI's completions. */
-const completions: Routes = async (app, { context }) => {
+const completions: Routes<GenerationContext> = async (app, { context }) => {
   app.post('/v1/completions', {
     config: { auth: 'normal', errors: 'openai' },
     schema: {
@@ -94,35 +97,38 @@ const completions: Routes = async (app, { context }) => {
       }
     }
   }, async (request, reply) => {
-    const plan = read(request.body, context)
-    abortOnHangup(reply.raw, plan.generation)
-    if (request.body.stream === true) return await stream(plan, context, reply)
+    const plan = await read(request.body, context)
+    abortOnHangup(reply, plan.generation)
+    if (plan.body.stream === true) return await stream(plan, context, reply)
     await plan.generation.run()
     const { samples } = plan.generation
-    return {
+    return await sendJson(reply, {
       ...head(plan, context),
-      choices: samples.map((sample, i) => choice(plan, context, sample, i, 0, 0)),
+      choices: new LazyList(samples.length, i => choice(plan, context, samples[i]!, i, 0, 0)),
       usage: usageOf(samples, plan.n),
       metadata: versionOf(samples),
+      ...stampsOf(samples),
       ...sglext(samples, plan.experts)
-    }
+    })
   })
 }
 
-function read (body: Body, context: RouteContext): Plan {
-  refuseUnsupported(body, { suffix: 'suffixes are', prompt_embeds: 'embeddings as input are' })
+async function read (body: Body, context: GenerationContext): Promise<Plan> {
+  refuseFields(Body, body)
   if (body.best_of != null && body.best_of !== (body.n ?? 1)) {
     throw new RefitError('UNSUPPORTED', 'best_of: only the value of n is supported', { param: 'best_of' })
   }
-  refuseFormat(body.response_format)
   const { info } = context.engine
-  const prompts = readPrompts(body, context)
+  const n = body.n ?? 1
+  // Before anything is read for each prompt, or each sample.
+  checkBatch(countPrompts(body), n, info, context.maxBatch, n > 1 ? 'n' : 'prompt')
   const sampling = openAiSampling(body, body.max_tokens ?? undefined, context, DEFAULT_MAX_TOKENS)
-  checkBatch(prompts.length, sampling.n, info, context.maxBatch, sampling.n > 1 ? 'n' : 'prompt')
+  const prompts = (await readPrompts(body, context)).map(ids => truncate(ids, body, info))
   if (body.stream === true && body.prompt_logprobs != null) {
     throw invalid('prompt_logprobs', 'is not possible in a stream')
   }
-  const best = { output: bestOf(body.logprobs, info.vocabSize), prompt: bestOf(body.prompt_logprobs, info.vocabSize) }
+  const wanted = body.logprobs == null ? null : Number(body.logprobs)
+  const best = { output: bestOf(wanted, info.vocabSize), prompt: bestOf(body.prompt_logprobs, info.vocabSize) }
   const logprobs = scoring(best.output, best.prompt ?? (body.echo === true ? best.output : null))
   const experts = wantedExperts(body, prompts, info)
   const plans = prompts.flatMap((promptIds, i) =>
@@ -140,7 +146,7 @@ function read (body: Body, context: RouteContext): Plan {
   )
   const tokenizer = body.echo === true ? needTokenizer(context.tokenizer, 'echo') : null
   return {
-    body,
+    body: { ...body, prompt: [] },
     id: `cmpl-${newRid()}`,
     created: Math.floor(Date.now() / 1000),
     generation: new Generation(context, plans),
@@ -153,25 +159,30 @@ function read (body: Body, context: RouteContext): Plan {
   }
 }
 
-function readPrompts ({ prompt }: Body, { engine, tokenizer }: RouteContext): Int32Array[] {
-  if (typeof prompt === 'string') return [encodeText(tokenizer, prompt, engine.info, 'prompt')]
-  if (prompt.length === 0) throw invalid('prompt', 'cannot be empty')
-  if (typeof prompt[0] === 'number') return [idsOf(prompt as number[], engine.info, 'prompt')]
-  return (prompt as (string | number[])[]).map((one, i) => {
-    return typeof one === 'string'
-      ? encodeText(tokenizer, one, engine.info, `prompt[${i}]`)
-      : idsOf(one, engine.info, `prompt[${i}]`)
-  })
+function countPrompts ({ prompt }: Body): number {
+  if (prompt.length === 0 && typeof prompt !== 'string') throw invalid('prompt', 'cannot be empty')
+  return typeof prompt === 'string' || typeof prompt[0] === 'number' ? 1 : prompt.length
 }
 
-function head ({ id, created }: Plan, { engine }: RouteContext) {
+async function readPrompts (body: Body, { engine, tokenizer }: GenerationContext): Promise<Int32Array[]> {
+  const { prompt } = body
+  const { info } = engine
+  const options = { addSpecialTokens: body.add_special_tokens ?? true, isCut: body.truncate_prompt_tokens != null }
+  const nameOf = (i: number): string => `prompt[${i}]`
+  if (typeof prompt === 'string') return [await encodeText(tokenizer, prompt, info, 'prompt', options)]
+  if (typeof prompt[0] === 'string') return await encodeTexts(tokenizer, prompt as string[], info, nameOf, options)
+  if (typeof prompt[0] === 'number') return [idsOf(prompt as number[], info, 'prompt')]
+  return (prompt as number[][]).map((ids, i) => idsOf(ids, info, nameOf(i)))
+}
+
+function head ({ id, created }: Plan, { engine }: GenerationContext) {
   return { id, object: 'text_completion' as const, created, model: engine.info.servedModelName }
 }
 
 /** The part of a sample after the `text` characters and `tokens` tokens that were sent already. */
 function choice (
   { body, echoes, best, experts, generation }: Plan,
-  { tokenizer }: RouteContext,
+  { tokenizer }: GenerationContext,
   sample: Sample,
   index: number,
   text: number,
@@ -196,7 +207,7 @@ function choice (
   }
 }
 
-async function stream (plan: Plan, context: RouteContext, reply: FastifyReply): Promise<FastifyReply> {
+async function stream (plan: Plan, context: GenerationContext, reply: FastifyReply): Promise<FastifyReply> {
   const { generation, body, n } = plan
   const { samples } = generation
   const changed = new Set<number>()
@@ -232,7 +243,13 @@ async function stream (plan: Plan, context: RouteContext, reply: FastifyReply): 
       }
       if (!usageDue) return undefined
       usageDue = false
-      return { ...head(plan, context), choices: [], usage: usageOf(samples, n), metadata: versionOf(samples) }
+      return {
+        ...head(plan, context),
+        choices: [],
+        usage: usageOf(samples, n),
+        metadata: versionOf(samples),
+        ...stampsOf(samples)
+      }
     },
     failure: error => refusalBody('openai', refusalOf(error))
   })

@@ -1,6 +1,6 @@
 import { Type } from 'typebox'
 import { RefitError } from '../../src/errors.ts'
-import type { RouteContext, Routes } from '../../src/http/context.ts'
+import type { ServerContext, Routes } from '../../src/http/context.ts'
 import { OpenAiRefusal, refusals } from '../../src/http/schemas.ts'
 
 const Model = Type.Object({
@@ -17,7 +17,7 @@ const Model = Type.Object({
 const Models = Type.Object({ object: Type.Literal('list'), data: Type.Array(Model) }, { description: 'The one model.' })
 
 /** OpenAI's list of models. */
-const models: Routes = async (app, { context }) => {
+const models: Routes<ServerContext> = async (app, { context }) => {
   const config = { auth: 'normal', errors: 'openai' } as const
 
   app.get('/v1/models', {
@@ -54,7 +54,7 @@ const models: Routes = async (app, { context }) => {
   })
 }
 
-function modelOf ({ engine, loaded, startedAt }: RouteContext): Type.Static<typeof Model> {
+function modelOf ({ engine, loaded, startedAt }: ServerContext): Type.Static<typeof Model> {
   return {
     id: engine.info.servedModelName,
     object: 'model',

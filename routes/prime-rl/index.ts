@@ -4,7 +4,8 @@ import generate from '../vllm/generate.ts'
 import info from '../vllm/info.ts'
 import weightChecker from '../vllm/weight-checker.ts'
 import updateWeights from '../vllm/update-weights.ts'
+import chatTokens from './chat-tokens.ts'
 import primeRl from './prime-rl.ts'
 import type { Routes } from '../../src/http/context.ts'
 
-export default [control, cache, info, weightChecker, generate, primeRl, updateWeights] satisfies Routes[]
+export default [control, cache, info, weightChecker, generate, primeRl, chatTokens, updateWeights] satisfies Routes[]

@@ -1,7 +1,8 @@
 import { Type } from 'typebox'
 import { initPrimeRl } from '../../src/dialects/prime-rl/prime-rl.ts'
-import type { Routes } from '../../src/http/context.ts'
 import { nullable, refusals, unused } from '../../src/http/schemas.ts'
+import { weightsRoute } from '../../src/http/updates/update-route.ts'
+import type { UpdateRoutes } from '../../src/http/updates/update-route.ts'
 
 const InitBody = Type.Object({
   host: Type.String({ minLength: 1, description: "The trainer's store listens here. See --allow-master." }),
@@ -28,9 +29,9 @@ const Done = Type.Object({ status: Type.Literal('ok') }, {
 })
 
 /** The route of prime-rl's own inference server, besides vLLM's routes and `/update_weights`. */
-const primeRl: Routes = async (app, { context }) => {
-  app.post('/init_broadcaster', {
-    config: { auth: 'admin' },
+const primeRl: UpdateRoutes = async (app, { context }) => {
+  weightsRoute(app, '/init_broadcaster', {
+    config: { errors: 'sglang' },
     schema: {
       operationId: 'initBroadcaster',
       summary: "Join the group of prime-rl's trainer",

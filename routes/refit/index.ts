@@ -1,7 +1,8 @@
 import metrics from './metrics.ts'
+import refused from './refused.ts'
 import keptTensors from './weights-tensor-kept.ts'
 import scope from './weights-transaction-scope.ts'
 import transactions from './weights-transaction.ts'
 import type { Routes } from '../../src/http/context.ts'
 
-export default [metrics, keptTensors, scope, transactions] satisfies Routes[]
+export default [metrics, refused, keptTensors, scope, transactions] satisfies Routes[]

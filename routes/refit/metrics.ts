@@ -1,14 +1,15 @@
 import { Type } from 'typebox'
-import type { Routes } from '../../src/http/context.ts'
+import type { ServerContext, Routes } from '../../src/http/context.ts'
 import { refusals } from '../../src/http/schemas.ts'
 
 /** Prometheus metrics. */
-const metrics: Routes = async (app, { context }) => {
+const metrics: Routes<ServerContext> = async (app, { context }) => {
   app.get('/metrics', {
     config: { auth: 'public' },
     schema: {
       operationId: 'metrics',
       summary: 'Prometheus metrics',
+      description: 'The same values under the names of refit, vLLM and SGLang; --metric-names chooses.',
       tags: ['info'],
       response: {
         200: { description: 'In the text format.', content: { 'text/plain': { schema: Type.String() } } },
@@ -16,8 +17,8 @@ const metrics: Routes = async (app, { context }) => {
       }
     }
   }, async (_request, reply) => {
-    const { registry } = context.metrics
-    return reply.type(registry.contentType).send(await registry.metrics())
+    const { metrics } = context
+    return reply.type(metrics.contentType).send(await metrics.text())
   })
 }
 

@@ -1,6 +1,7 @@
 import { Type } from 'typebox'
-import type { Routes, WeightsContext } from '../../src/http/context.ts'
 import { nullable, refusals, WeightsRefusal } from '../../src/http/schemas.ts'
+import { weightsRoute } from '../../src/http/updates/update-route.ts'
+import type { UpdateRoutes } from '../../src/http/updates/update-route.ts'
 
 const ReleaseBody = Type.Object({
   name: nullable(Type.String(), 'Name under which tensors are kept (default: all names).')
@@ -14,11 +15,11 @@ const Released = Type.Object({
 }, { title: 'KeptTensorsReleased', description: 'The mappings are closed, and the sender has its references back.' })
 
 /** Gives back tensors that updates keep between requests (docs/tensor-updates.md). */
-const kept: Routes<WeightsContext> = async (app, { context }) => {
-  app.post(
+const kept: UpdateRoutes = async (app, { context }) => {
+  weightsRoute(
+    app,
     '/release_kept_tensors',
     {
-      config: { auth: 'admin', errors: 'weights' },
       schema: {
         operationId: 'releaseKeptTensors',
         summary: 'Give back tensors that are kept between updates',

@@ -1,7 +1,8 @@
 import { Type } from 'typebox'
-import type { Routes, WeightsContext } from '../../src/http/context.ts'
 import { nullable, refusals, unused, WeightsRefusal } from '../../src/http/schemas.ts'
 import { Deadline, toTransaction, Transaction } from '../../src/http/updates/transaction-status.ts'
+import { weightsRoute } from '../../src/http/updates/update-route.ts'
+import type { UpdateRoutes } from '../../src/http/updates/update-route.ts'
 
 const BeginBody = Type.Object({
   selector: unused(),
@@ -35,13 +36,11 @@ const Done = Type.Object({
  * A trainer's begin and end around updates of many requests, as in SGLang. They are optional, as in older versions of
  * SGLang.
  */
-const scope: Routes<WeightsContext> = async (app, { context }) => {
+const scope: UpdateRoutes = async (app, { context }) => {
   const { transactions } = context.engine
-  const config = { auth: 'admin', errors: 'weights' } as const
   const schema = { tags: ['weights'], response: { 200: Done, ...refusals(WeightsRefusal) } }
 
-  app.post('/begin_weight_update', {
-    config,
+  weightsRoute(app, '/begin_weight_update', {
     schema: {
       ...schema,
       operationId: 'beginWeightUpdate',
@@ -63,8 +62,7 @@ const scope: Routes<WeightsContext> = async (app, { context }) => {
     return { success: true as const, message: 'Success', transaction: toTransaction(status) }
   })
 
-  app.post('/end_weight_update', {
-    config,
+  weightsRoute(app, '/end_weight_update', {
     schema: {
       ...schema,
       operationId: 'endWeightUpdate',

@@ -1,8 +1,9 @@
 import { Type } from 'typebox'
 import type { WeightTransactions } from '../../src/contract/weight-transactions.ts'
-import type { App, Routes, WeightsContext } from '../../src/http/context.ts'
 import { nullable, refusals, WeightsRefusal } from '../../src/http/schemas.ts'
 import { Deadline, toTransaction, Transaction } from '../../src/http/updates/transaction-status.ts'
+import { weightsRoute } from '../../src/http/updates/update-route.ts'
+import type { UpdateApp, UpdateRoutes } from '../../src/http/updates/update-route.ts'
 
 const strict = { additionalProperties: false } as const
 
@@ -44,15 +45,14 @@ const config = { auth: 'admin', errors: 'weights' } as const
 const schema = { tags: ['weights'], response: { 200: Transaction, ...refusals(WeightsRefusal) } }
 
 /** refit's own updates of many requests: open, write by any update route that is given the id, commit or abort. */
-const transactions: Routes<WeightsContext> = async (app, { context }) => {
+const transactions: UpdateRoutes = async (app, { context }) => {
   openRoute(app, context.engine.transactions)
   statusRoutes(app, context.engine.transactions)
   endRoutes(app, context.engine.transactions)
 }
 
-function openRoute (app: App, transactions: WeightTransactions): void {
-  app.post('/weight_transactions', {
-    config,
+function openRoute (app: UpdateApp, transactions: WeightTransactions): void {
+  weightsRoute(app, '/weight_transactions', {
     schema: {
       ...schema,
       operationId: 'openWeightTransaction',
@@ -76,7 +76,7 @@ function openRoute (app: App, transactions: WeightTransactions): void {
   })
 }
 
-function statusRoutes (app: App, transactions: WeightTransactions): void {
+function statusRoutes (app: UpdateApp, transactions: WeightTransactions): void {
   app.get('/weight_transactions', {
     config,
     schema: {
@@ -104,9 +104,8 @@ function statusRoutes (app: App, transactions: WeightTransactions): void {
   }, async request => toTransaction(await transactions.status(request.params.id)))
 }
 
-function endRoutes (app: App, transactions: WeightTransactions): void {
-  app.post('/weight_transactions/:id/commit', {
-    config,
+function endRoutes (app: UpdateApp, transactions: WeightTransactions): void {
+  weightsRoute(app, '/weight_transactions/:id/commit', {
     schema: {
       ...schema,
       operationId: 'commitWeightTransaction',
@@ -130,8 +129,7 @@ function endRoutes (app: App, transactions: WeightTransactions): void {
     return toTransaction(status!)
   })
 
-  app.post('/weight_transactions/:id/abort', {
-    config,
+  weightsRoute(app, '/weight_transactions/:id/abort', {
     schema: {
       ...schema,
       operationId: 'abortWeightTransaction',

@@ -1,7 +1,7 @@
 import { Type } from 'typebox'
 import type { FastifyReply } from 'fastify'
-import type { RolloutEngine } from '../../src/contract/rollout-engine.ts'
-import type { App, RouteContext, Routes } from '../../src/http/context.ts'
+import type { ServingEngine } from '../../src/contract/rollout-engine.ts'
+import type { App, GenerationContext, Routes } from '../../src/http/context.ts'
 import { Refusal, refusals, unused } from '../../src/http/schemas.ts'
 import { Coverage, toCoverage } from '../../src/http/updates/transaction-status.ts'
 import { pauseFor, resumeFor } from '../../src/dialects/pause.ts'
@@ -41,13 +41,13 @@ const AbortBody = Type.Object({
 })
 
 /** Cache, pause and abort. */
-const control: Routes = async (app, { context }) => {
+const control: Routes<GenerationContext> = async (app, { context }) => {
   flushRoutes(app, context.engine)
   pauseRoutes(app, context)
   abortRoute(app, context)
 }
 
-function flushRoutes (app: App, engine: RolloutEngine): void {
+function flushRoutes (app: App, engine: ServingEngine): void {
   let isFlushing = false
 
   for (const method of ['GET', 'POST'] as const) {
@@ -88,7 +88,7 @@ function flushRoutes (app: App, engine: RolloutEngine): void {
   }
 }
 
-function pauseRoutes (app: App, context: RouteContext): void {
+function pauseRoutes (app: App, context: GenerationContext): void {
   const { engine } = context
 
   app.post('/pause_generation', {
@@ -123,7 +123,7 @@ function pauseRoutes (app: App, context: RouteContext): void {
   })
 }
 
-function abortRoute (app: App, { engine, live }: RouteContext): void {
+function abortRoute (app: App, { engine, live }: GenerationContext): void {
   app.post('/abort_request', {
     config: { auth: 'admin' },
     schema: {
@@ -143,7 +143,7 @@ function abortRoute (app: App, { engine, live }: RouteContext): void {
 }
 
 /** Reports whether the engine generates after the pause, and if not, the reason. */
-function continued ({ weights, transactions }: RolloutEngine): { message: string, status: string } {
+function continued ({ weights, transactions }: ServingEngine): { message: string, status: string } {
   if (transactions.writing) {
     const { owner, secondsLeft } = transactions.current!
     return {

@@ -1,14 +1,17 @@
 import { Type } from 'typebox'
-import type { FastifyReply, FastifyRequest } from 'fastify'
+import type { FastifyReply } from 'fastify'
+import { VersionStamps } from '../../src/http/generation/bound-version.ts'
 import { refusalOf } from '../../src/http/error-reply.ts'
 import { sendEvents } from '../../src/http/event-stream.ts'
-import type { RouteContext, Routes } from '../../src/http/context.ts'
-import { abortOnHangup, Generation } from '../../src/http/generation.ts'
+import type { GenerationContext, Routes } from '../../src/http/context.ts'
+import { abortOnHangup, Generation } from '../../src/http/generation/generation.ts'
 import { readGenerate, GenerateBody } from '../../src/http/sglang/generate-body.ts'
 import type { GenerateJob } from '../../src/http/sglang/generate-body.ts'
 import { NOTHING_SHOWN, sglangOutput } from '../../src/http/sglang/sglang-output.ts'
 import type { Shown } from '../../src/http/sglang/sglang-output.ts'
+import { LazyList, sendJson } from '../../src/http/json-parts.ts'
 import { RoutedExperts } from '../../src/http/sglang/routed-experts.ts'
+import { samplingMaskFields } from '../../src/http/generation/sampling-mask.ts'
 import { nullable, refusals, streamable } from '../../src/http/schemas.ts'
 
 const MetaInfo = Type.Object({
@@ -25,7 +28,9 @@ const MetaInfo = Type.Object({
   weight_versions: Type.Array(Type.Object({ version: Type.String(), start: Type.Integer(), end: Type.Integer() }), {
     description: 'Ranges [start, end) of output tokens, each with the label of the weights that made them.'
   }),
+  ...VersionStamps,
   seed: nullable(Type.String(), 'The seed in use; send it as `sampling_seed` to repeat the sample.'),
+  ...samplingMaskFields,
   routed_experts: Type.Optional(RoutedExperts),
   routed_experts_start_len: Type.Optional(
     Type.Integer({ description: 'Position of the first row of `routed_experts`.' })
@@ -42,7 +47,7 @@ const Output = Type.Object({
 const Reply = Type.Union([Output, Type.Array(Output)])
 
 /** SGLang's native generation endpoint. */
-const generate: Routes = async (app, { context }) => {
+const generate: Routes<GenerationContext> = async (app, { context }) => {
   const summaries = { POST: 'Generate from text or token ids', PUT: 'Generate (as POST)' } as const
   for (const method of ['POST', 'PUT'] as const) {
     app.route({
@@ -62,23 +67,23 @@ const generate: Routes = async (app, { context }) => {
           ...refusals()
         }
       },
-      handler: async (request, reply) => await answer(context, readGenerate(request.body, context), request, reply)
+      handler: async (request, reply) => await answer(context, await readGenerate(request.body, context), reply)
     })
   }
 }
 
 async function answer (
-  context: RouteContext,
+  context: GenerationContext,
   plan: GenerateJob,
-  request: FastifyRequest,
   reply: FastifyReply
 ): Promise<unknown> {
   const generation = new Generation(context, plan.samples)
-  abortOnHangup(reply.raw, generation)
+  abortOnHangup(reply, generation)
   if (plan.stream) return await stream(generation, plan, reply)
   await generation.run()
-  const outputs = generation.samples.map((sample, i) => sglangOutput(sample, plan.outputs[i]!))
-  return plan.single ? outputs[0] : outputs
+  const { samples } = generation
+  const outputs = new LazyList(samples.length, i => sglangOutput(samples[i]!, plan.outputs[i]!))
+  return await sendJson(reply, plan.single ? outputs.at(0) : outputs)
 }
 
 async function stream (generation: Generation, plan: GenerateJob, reply: FastifyReply): Promise<FastifyReply> {

@@ -1,7 +1,7 @@
 import { Type } from 'typebox'
 import type { FastifyReply } from 'fastify'
 import { computes } from '../../src/http/probe.ts'
-import type { RouteContext, Routes } from '../../src/http/context.ts'
+import type { ServerContext, Routes } from '../../src/http/context.ts'
 import { EngineState, engineState } from '../../src/http/engine-state.ts'
 import { RETRY_AFTER_SECONDS } from '../../src/http/limits.ts'
 import { refusals } from '../../src/http/schemas.ts'
@@ -9,7 +9,7 @@ import { refusals } from '../../src/http/schemas.ts'
 /** SGLang's timeout of its own probe. */
 const PROBE_MS = 20_000
 
-const health: Routes = async (app, { context }) => {
+const health: Routes<ServerContext> = async (app, { context }) => {
   const response = { 200: EngineState, 503: EngineState, ...refusals() }
 
   app.get('/health', {
@@ -54,15 +54,20 @@ const health: Routes = async (app, { context }) => {
     }
   }, async (_request, reply) => answer(reply, await generates(context), engineState(context.engine)))
 
-  app.get('/ping', {
-    config: { auth: 'normal' },
-    schema: {
-      operationId: 'ping',
-      summary: 'Reply at once',
-      tags: ['health'],
-      response: { 200: Type.String({ description: 'Empty.' }), ...refusals() }
-    }
-  }, async () => '')
+  for (const [method, operationId] of [['GET', 'ping'], ['POST', 'pingPost']] as const) {
+    app.route({
+      method,
+      url: '/ping',
+      config: { auth: 'normal' },
+      schema: {
+        operationId,
+        summary: 'Reply at once',
+        tags: ['health'],
+        response: { 200: Type.String({ description: 'Empty.' }), ...refusals() }
+      },
+      handler: async () => ''
+    })
+  }
 
   app.get('/', {
     config: { auth: 'normal' },
@@ -75,7 +80,7 @@ const health: Routes = async (app, { context }) => {
   }, async (_request, reply) => reply.type('application/json').serializer(JSON.stringify).send('refit is running'))
 }
 
-async function generates ({ engine }: RouteContext): Promise<boolean> {
+async function generates ({ engine }: ServerContext): Promise<boolean> {
   const { status } = engineState(engine)
   if (status === 'paused' || status === 'asleep' || status === 'updating') return true
   return status === 'ok' && await computes(engine, PROBE_MS)

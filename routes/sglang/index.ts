@@ -3,8 +3,10 @@ import control from './control.ts'
 import generate from './generate.ts'
 import health from './health.ts'
 import info from './info.ts'
+import loads from './loads.ts'
 import lora from './lora.ts'
 import memory from './memory.ts'
+import parse from './parse.ts'
 import pullWeights from './pull-weights.ts'
 import tokenize from './tokenize.ts'
 import unsupported from './unsupported.ts'
@@ -18,6 +20,7 @@ export default [
   generate,
   health,
   info,
+  loads,
   control,
   memory,
   weights,
@@ -28,5 +31,6 @@ export default [
   lora,
   pullWeights,
   unsupported,
-  tokenize
+  tokenize,
+  parse
 ] satisfies Routes[]

@@ -1,6 +1,7 @@
 import { Type } from 'typebox'
-import type { RouteContext, Routes } from '../../src/http/context.ts'
-import { nullable, refusals } from '../../src/http/schemas.ts'
+import { vllmConfig } from '../../src/dialects/vllm/vllm-config.ts'
+import type { GenerationContext, Routes } from '../../src/http/context.ts'
+import { refusals } from '../../src/http/schemas.ts'
 import { toCoverage, toTransaction } from '../../src/http/updates/transaction-status.ts'
 
 const ModelInfo = Type.Object({
@@ -20,20 +21,19 @@ const WeightVersion = Type.Object({ weight_version: Type.String() }, {
   title: 'WeightVersion',
   description: 'Label of the current weights.'
 })
-const LoadsQuery = Type.Object({
-  include: nullable(Type.String(), 'Has no effect.'),
-  dp_rank: nullable(Type.String(), 'Has no effect.'),
-  format: Type.Optional(Type.Union([Type.Literal('json'), Type.Literal('prometheus')]))
+const InfoQuery = Type.Object({
+  config_format: Type.Optional(Type.String({
+    description: "`json`: with `vllm_config`, the engine in vLLM's words. Anything else has no effect."
+  }))
 })
-
-/** Facts about the server, and its load. */
-const info: Routes = async (app, { context }) => {
+/** Facts about the server. */
+const info: Routes<GenerationContext> = async (app, { context }) => {
   const get = (
     path: string,
     operationId: string,
     summary: string,
     schema: typeof Any | typeof ModelInfo | typeof WeightVersion,
-    read: (context: RouteContext) => unknown
+    read: (context: GenerationContext) => unknown
   ): void => {
     app.get(path, {
       config: { auth: 'normal' },
@@ -42,67 +42,27 @@ const info: Routes = async (app, { context }) => {
   }
   get('/model_info', 'modelInfo', 'The model', ModelInfo, modelInfo)
   get('/get_model_info', 'getModelInfo', 'The model (old name)', ModelInfo, modelInfo)
-  get('/server_info', 'serverInfo', "The server's settings and state", Any, serverInfo)
   get('/get_server_info', 'getServerInfo', "The server's settings and state (old name)", Any, serverInfo)
   get('/weight_version', 'weightVersion', 'The weight version', WeightVersion, weightVersion)
   get('/get_weight_version', 'getWeightVersion', 'The weight version (old name)', WeightVersion, weightVersion)
   get('/capabilities', 'capabilities', 'The features of this server', Any, capabilities)
 
-  app.get('/get_load', {
+  app.get('/server_info', {
     config: { auth: 'normal' },
     schema: {
-      operationId: 'getLoad',
-      summary: 'Load of the server (old form)',
+      operationId: 'serverInfo',
+      summary: "The server's settings and state",
       tags: ['info'],
-      response: { 200: Type.Array(Any, { description: 'One entry, because there is one replica.' }), ...refusals() }
+      querystring: InfoQuery,
+      response: { 200: Any, ...refusals() }
     }
-  }, async () => {
-    const { running, queued, usedTokens } = context.engine.stats
-    return [{
-      dp_rank: 0,
-      num_reqs: running + queued,
-      num_waiting_reqs: queued,
-      num_tokens: usedTokens,
-      num_pending_tokens: 0,
-      ts_tic: Date.now() / 1000
-    }]
-  })
-
-  app.get('/v1/loads', {
-    config: { auth: 'normal' },
-    schema: {
-      operationId: 'loads',
-      summary: 'Load of the server',
-      tags: ['info'],
-      querystring: LoadsQuery,
-      response: {
-        200: {
-          content: {
-            'application/json': { schema: Any },
-            'text/plain': { schema: Type.String() }
-          },
-          description: 'One entry, because there is one replica.'
-        },
-        ...refusals()
-      }
-    }
-  }, async (request, reply) => {
-    const load = loadOf(context)
-    if (request.query.format !== 'prometheus') {
-      return {
-        timestamp: new Date().toISOString(),
-        version: context.version,
-        loads: [load]
-      }
-    }
-    const lines = Object.entries(load).filter(([name]) => name !== 'dp_rank').map(([name, value]) =>
-      `refit:load_${name}{dp_rank="0"} ${value}`
-    )
-    return reply.type('text/plain; version=0.0.4; charset=utf-8').send(lines.join('\n') + '\n')
+  }, async ({ query }) => {
+    const config = query.config_format === 'json' && context.dialects.has('vllm')
+    return { ...serverInfo(context), ...config ? { vllm_config: vllmConfig(context) } : {} }
   })
 }
 
-function modelInfo ({ engine, loaded }: RouteContext): Record<string, unknown> {
+function modelInfo ({ engine, loaded }: GenerationContext): Record<string, unknown> {
   return {
     model_path: loaded.modelPath,
     tokenizer_path: engine.info.modelPath,
@@ -116,11 +76,11 @@ function modelInfo ({ engine, loaded }: RouteContext): Record<string, unknown> {
   }
 }
 
-function weightVersion ({ engine }: RouteContext): Record<string, unknown> {
+function weightVersion ({ engine }: GenerationContext): Record<string, unknown> {
   return { weight_version: engine.weightVersion }
 }
 
-function serverInfo (context: RouteContext): Record<string, unknown> {
+function serverInfo (context: GenerationContext): Record<string, unknown> {
   const { engine, loaded, tokenizer } = context
   const { info, stats, transactions } = engine
   const { current } = transactions
@@ -154,6 +114,7 @@ function serverInfo (context: RouteContext): Record<string, unknown> {
     max_running_requests: info.maxRunningRequests,
     max_queued_requests: info.maxQueuedRequests,
     max_total_num_tokens: info.kvTokens,
+    sampling_defaults: context.samplingDefaults,
     max_req_input_len: info.contextLength - 1,
     status: engine.closed || engine.weights.state !== 'current' || transactions.writing ? 'not ready' : 'ready',
     weights: engine.weights.state,
@@ -179,23 +140,7 @@ function serverInfo (context: RouteContext): Record<string, unknown> {
   }
 }
 
-function loadOf ({ engine }: RouteContext): Record<string, number> {
-  const { info, stats } = engine
-  return {
-    dp_rank: 0,
-    num_running_reqs: stats.running,
-    num_waiting_reqs: stats.queued,
-    num_total_reqs: stats.running + stats.queued,
-    num_used_tokens: stats.usedTokens,
-    num_total_tokens: stats.usedTokens,
-    max_total_num_tokens: info.kvTokens,
-    max_running_requests: info.maxRunningRequests,
-    token_usage: info.kvTokens === 0 ? 0 : stats.usedTokens / info.kvTokens,
-    gen_throughput: stats.tokensPerSecond
-  }
-}
-
-function capabilities ({ engine, tokenizer, version, maxBatch, dialects }: RouteContext): Record<string, unknown> {
+function capabilities ({ engine, tokenizer, version, maxBatch, dialects }: GenerationContext): Record<string, unknown> {
   return {
     server: 'refit',
     version,
@@ -228,7 +173,7 @@ function capabilities ({ engine, tokenizer, version, maxBatch, dialects }: Route
 }
 
 /** Null unless the engine records which experts tokens are routed to. */
-function toExperts ({ experts }: RouteContext['engine']['info']): Record<string, unknown> | null {
+function toExperts ({ experts }: GenerationContext['engine']['info']): Record<string, unknown> | null {
   return experts === undefined
     ? null
     : { layers: experts.layers, sparse_layers: experts.sparse, experts: experts.experts, per_token: experts.perToken }

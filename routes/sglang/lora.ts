@@ -1,21 +1,22 @@
 import { Type } from 'typebox'
-import type { Routes } from '../../src/http/context.ts'
 import { TENSOR_BODY_LIMIT } from '../../src/http/limits.ts'
 import { adapterEntries, adapterRefusal, AdapterRefusal } from '../../src/http/adapters.ts'
 import { OpenAiRefusal, refusals } from '../../src/http/schemas.ts'
+import { weightsRoute } from '../../src/http/updates/update-route.ts'
+import type { UpdateRoutes } from '../../src/http/updates/update-route.ts'
 
 const Body = Type.Any({ description: 'Any body. Handles of tensors in it are given back.' })
 
 /** LoRA adapters, which refit does not apply: refused by name, in the form that the clients of each route expect. */
-const lora: Routes = async (app, { context }) => {
+const lora: UpdateRoutes = async (app, { context }) => {
   const refuse = (
     path: string,
     operationId: string,
     errors: 'lora' | 'openai',
     reply: typeof AdapterRefusal | typeof OpenAiRefusal
   ): void => {
-    app.post(path, {
-      config: { auth: 'admin', errors },
+    weightsRoute(app, path, {
+      config: { errors },
       bodyLimit: TENSOR_BODY_LIMIT,
       schema: {
         operationId,

@@ -1,7 +1,7 @@
 import { Type } from 'typebox'
 import type { FastifyReply, FastifyRequest } from 'fastify'
 import type { MemoryReport, MemoryTag } from '../../src/contract/rollout-engine.ts'
-import type { Routes } from '../../src/http/context.ts'
+import type { ServerContext, Routes } from '../../src/http/context.ts'
 import { getBody } from '../../src/http/get-body.ts'
 import { refusals } from '../../src/http/schemas.ts'
 import { bodyCheck } from '../../src/http/validation.ts'
@@ -44,7 +44,7 @@ const ROUTES = [
 ] as const
 
 /** Release and resume of memory, for trainers that share the machine with the engine (docs/memory.md). */
-const memory: Routes = async (app, { context }) => {
+const memory: Routes<ServerContext> = async (app, { context }) => {
   const { engine } = context
   const check = bodyCheck(MemoryBody)
   const calls = new InverseCallJoiner<MemoryReport>()
@@ -68,7 +68,7 @@ const memory: Routes = async (app, { context }) => {
     const schema = { summary, description, tags: ['control'], response: { 200: Done, ...refusals() } }
     app.get(path, {
       exposeHeadRoute: false,
-      config: { auth: 'admin' },
+      config: { auth: 'admin', ownHeader: true },
       schema: {
         ...schema,
         operationId: `${operation}Get`,

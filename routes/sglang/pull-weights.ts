@@ -1,7 +1,7 @@
 import { Type } from 'typebox'
-import type { Routes, WeightsContext } from '../../src/http/context.ts'
 import { refusals, WeightsRefusal } from '../../src/http/schemas.ts'
-import { CallJoiner } from '../../src/weights/call-joiner.ts'
+import { weightsRoute } from '../../src/http/updates/update-route.ts'
+import type { UpdateRoutes } from '../../src/http/updates/update-route.ts'
 
 const PullBody = Type.Object({
   local_checkpoint_dir: Type.String({
@@ -28,11 +28,8 @@ const Pulled = Type.Object({
 }, { title: 'PullWeightsReply', description: 'The checkpoint has that version, and its checksums are correct.' })
 
 /** Deltas of checkpoints on disk, as slime publishes them. */
-const pull: Routes<WeightsContext> = async (app, { context }) => {
-  const pulls = new CallJoiner<Awaited<ReturnType<typeof context.pulls.pull>>>()
-
-  app.post('/pull_weights', {
-    config: { auth: 'admin', errors: 'weights' },
+const pull: UpdateRoutes = async (app, { context }) => {
+  weightsRoute(app, '/pull_weights', {
     schema: {
       operationId: 'pullWeights',
       summary: "Update this host's checkpoint to a published version",
@@ -44,10 +41,7 @@ const pull: Routes<WeightsContext> = async (app, { context }) => {
     }
   }, async request => {
     const { local_checkpoint_dir: localFolder, source_dir: sourceFolder, target_version: targetVersion } = request.body
-    const { version, tensors, bytes } = await pulls.join(
-      JSON.stringify([localFolder, sourceFolder, targetVersion]),
-      async () => await context.pulls.pull({ localFolder, sourceFolder, targetVersion })
-    )
+    const { version, tensors, bytes } = await context.pulls.pull({ localFolder, sourceFolder, targetVersion })
     return { success: true as const, message: 'Success.', version, tensors, bytes }
   })
 }

@@ -1,6 +1,7 @@
 import { Type } from 'typebox'
-import type { Routes } from '../../src/http/context.ts'
+import type { ServerContext, Routes } from '../../src/http/context.ts'
 import { refusals, WeightsRefusal } from '../../src/http/schemas.ts'
+import { weightsRoute } from '../../src/http/updates/update-route.ts'
 import { RefitError } from '../../src/errors.ts'
 
 const PostProcessBody = Type.Object({
@@ -11,11 +12,11 @@ const PostProcessBody = Type.Object({
 const Done = Type.Object({ success: Type.Literal(true), message: Type.String() }, { description: 'Done.' })
 
 /** Routes of SGLang that refit has no use for: each replies as its trainers expect, or refuses with the reason. */
-const unsupported: Routes = async app => {
-  app.post(
+const unsupported: Routes<ServerContext> = async app => {
+  weightsRoute(
+    app,
     '/post_process_weights',
     {
-      config: { auth: 'admin', errors: 'weights' },
       schema: {
         operationId: 'postProcessWeights',
         summary: 'Prepare or finish an update of quantised weights (no effect)',

@@ -1,12 +1,12 @@
 import { Type } from 'typebox'
 import { RefitError } from '../../src/errors.ts'
-import type { Routes, WeightsContext } from '../../src/http/context.ts'
 import { refusals, tornTensors, WeightsRefusal } from '../../src/http/schemas.ts'
 import { DistributedUpdateBody, toDistributedUpdate } from '../../src/http/updates/distributed-body.ts'
-import { expectUpdate } from '../../src/http/updates/expect-update.ts'
-import { labelText, requireValidBody } from '../../src/http/updates/update-fields.ts'
+import { labelText } from '../../src/http/updates/update-fields.ts'
 import { Report, toReport } from '../../src/http/updates/write-report.ts'
 import { GROUP_NAME, updateFromDistributed } from '../../src/updates/distributed-update.ts'
+import { updateRoute } from '../../src/http/updates/update-route.ts'
+import type { UpdateRoutes } from '../../src/http/updates/update-route.ts'
 
 const DistributedUpdated = Type.Object({
   success: Type.Literal(true),
@@ -16,14 +16,13 @@ const DistributedUpdated = Type.Object({
 }, { title: 'DistributedUpdateReply', description: 'All bytes are in place on every rank.' })
 
 /** Weights that a trainer broadcasts through a process group. */
-const distributed: Routes<WeightsContext> = async (app, { context }) => {
-  const { engine } = context
-
-  app.post('/update_weights_from_distributed', {
-    preParsing: expectUpdate(context),
-    config: { auth: 'admin', errors: 'weights' },
-    // The trainer broadcasts even if a field is invalid, so the handler has to see such a body.
-    attachValidation: true,
+const distributed: UpdateRoutes = async (app, { context }) => {
+  updateRoute(app, context, '/update_weights_from_distributed', {
+    // The trainer broadcasts even if a field is invalid, so its tensors are received and dropped.
+    refuse: async (body, error) => {
+      const note = await context.distributed.refuse(body, GROUP_NAME)
+      return note === undefined ? error : new RefitError('INVALID_REQUEST', `${error.message}. ${note}`)
+    },
     schema: {
       operationId: 'updateWeightsFromDistributed',
       summary: "Load new weights from a trainer's broadcasts",
@@ -36,11 +35,6 @@ const distributed: Routes<WeightsContext> = async (app, { context }) => {
       response: { 200: DistributedUpdated, ...refusals(WeightsRefusal) }
     }
   }, async request => {
-    await requireValidBody(engine, request, async (body, error) => {
-      // The trainer broadcasts anyway, so its tensors are received and dropped.
-      const note = await context.distributed.refuse(body, GROUP_NAME)
-      return note === undefined ? error : new RefitError('INVALID_REQUEST', `${error.message}. ${note}`)
-    })
     const { report, torn } = await updateFromDistributed(context, toDistributedUpdate(request.body))
     const message = `Succeeded to update parameter online.${labelText(request.body.weight_version, report)}`
     return { success: true as const, message, torn_count: torn, report: toReport(report) }

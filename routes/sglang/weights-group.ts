@@ -1,8 +1,9 @@
 import { Type } from 'typebox'
-import type { Routes, WeightsContext } from '../../src/http/context.ts'
 import { GROUP_NAME } from '../../src/updates/distributed-update.ts'
 import { nullable, refusals, unused, WeightsRefusal } from '../../src/http/schemas.ts'
 import { RefitError, withPrefix } from '../../src/errors.ts'
+import { weightsRoute } from '../../src/http/updates/update-route.ts'
+import type { UpdateRoutes } from '../../src/http/updates/update-route.ts'
 
 const groupName = Type.Optional(Type.String({ description: `Default "${GROUP_NAME}".` }))
 
@@ -39,12 +40,10 @@ const Done = Type.Object({ success: Type.Literal(true), message: Type.String() }
 })
 
 /** Process groups of trainers, through which they broadcast weights (docs/groups.md). The messages are SGLang's. */
-const groups: Routes<WeightsContext> = async (app, { context }) => {
-  const config = { auth: 'admin', errors: 'weights' } as const
+const groups: UpdateRoutes = async (app, { context }) => {
   const schema = { tags: ['weights'], response: { 200: Done, ...refusals(WeightsRefusal) } }
 
-  app.post('/init_weights_update_group', {
-    config,
+  weightsRoute(app, '/init_weights_update_group', {
     schema: {
       ...schema,
       operationId: 'initWeightsUpdateGroup',
@@ -73,8 +72,7 @@ const groups: Routes<WeightsContext> = async (app, { context }) => {
     return { success: true as const, message: 'Succeeded to initialize custom process group.' }
   })
 
-  app.post('/destroy_weights_update_group', {
-    config,
+  weightsRoute(app, '/destroy_weights_update_group', {
     schema: {
       ...schema,
       operationId: 'destroyWeightsUpdateGroup',

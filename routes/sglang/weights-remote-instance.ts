@@ -1,5 +1,4 @@
 import { Type } from 'typebox'
-import type { Routes, WeightsContext } from '../../src/http/context.ts'
 import {
   PeerLoadBody,
   loadFromOther,
@@ -11,6 +10,8 @@ import {
 } from '../../src/http/sglang/remote-instance.ts'
 import { refusals, WeightsRefusal } from '../../src/http/schemas.ts'
 import { Report, toReport } from '../../src/http/updates/write-report.ts'
+import { updateRoute, weightsRoute } from '../../src/http/updates/update-route.ts'
+import type { UpdateRoutes } from '../../src/http/updates/update-route.ts'
 
 const Done = Type.Object({ success: Type.Literal(true), message: Type.String() }, {
   title: 'InitWeightsSendGroupReply',
@@ -58,7 +59,7 @@ const Loaded = Type.Object({
 /**
  * Weights from one engine to another: to engines that start (`--load-from`), and to engines that have missed updates.
  */
-const remoteInstance: Routes<WeightsContext> = async (app, { context }) => {
+const remoteInstance: UpdateRoutes = async (app, { context }) => {
   const tags = ['weights']
   // A request that waits for a receiver would delay the shutdown.
   app.addHook('preClose', async () => {
@@ -66,8 +67,7 @@ const remoteInstance: Routes<WeightsContext> = async (app, { context }) => {
     await context.sending?.close()
   })
 
-  app.post('/init_weights_send_group_for_remote_instance', {
-    config: { auth: 'admin', errors: 'weights' },
+  weightsRoute(app, '/init_weights_send_group_for_remote_instance', {
     schema: {
       operationId: 'initWeightsSendGroup',
       summary: "Make a group to send this engine's weights in",
@@ -79,8 +79,7 @@ const remoteInstance: Routes<WeightsContext> = async (app, { context }) => {
     }
   }, async (request, reply) => ({ success: true as const, message: await initSendGroup(context, request.body, reply) }))
 
-  app.post('/send_weights_to_remote_instance', {
-    config: { auth: 'admin', errors: 'weights' },
+  weightsRoute(app, '/send_weights_to_remote_instance', {
     schema: {
       operationId: 'sendWeights',
       summary: "Send this engine's weights",
@@ -92,8 +91,7 @@ const remoteInstance: Routes<WeightsContext> = async (app, { context }) => {
     }
   }, async (request, reply) => await sendToRemote(context, request.body, reply))
 
-  app.post('/update_weights_from_peer', {
-    config: { auth: 'admin', errors: 'weights' },
+  updateRoute(app, context, '/update_weights_from_peer', {
     schema: {
       operationId: 'updateWeightsFromPeer',
       summary: 'Load all weights, and the label, from another engine',

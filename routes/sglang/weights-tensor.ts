@@ -1,15 +1,16 @@
 import { Type } from 'typebox'
-import type { Routes, WeightsContext } from '../../src/http/context.ts'
+import { BORROWED_HEADER } from '../../src/http/borrowed-header.ts'
 import { TENSOR_BODY_LIMIT } from '../../src/http/limits.ts'
 import { refusals, tornTensors, WeightsRefusal } from '../../src/http/schemas.ts'
-import { expectUpdate } from '../../src/http/updates/expect-update.ts'
 import { entriesOf, TensorUpdateBody, toTensorUpdate } from '../../src/http/updates/tensor-body.ts'
-import { labelText, requireValidBody } from '../../src/http/updates/update-fields.ts'
+import { labelText } from '../../src/http/updates/update-fields.ts'
 import { Report, toReport } from '../../src/http/updates/write-report.ts'
 import { installFormParser } from '../../src/http/upload/form-parser.ts'
 import { uploadType } from '../../src/http/upload/upload-types.ts'
 import { updateFromUpload, UploadReport } from '../../src/http/upload/upload-update.ts'
 import { updateFromTensors } from '../../src/updates/tensor-update.ts'
+import { updateRoute } from '../../src/http/updates/update-route.ts'
+import type { UpdateRoutes } from '../../src/http/updates/update-route.ts'
 
 const TensorsUpdated = Type.Object({
   success: Type.Literal(true),
@@ -23,15 +24,17 @@ const TensorsUpdated = Type.Object({
 })
 
 /** Weights from the memory of processes on the same machine, and from uploads. */
-const tensors: Routes<WeightsContext> = async (app, { context }) => {
+const tensors: UpdateRoutes = async (app, { context }) => {
   await installFormParser(app)
 
-  app.post('/update_weights_from_tensor', {
-    config: { auth: 'admin', errors: 'weights', uploads: true },
+  updateRoute(app, context, '/update_weights_from_tensor', {
+    config: { uploads: true },
     bodyLimit: TENSOR_BODY_LIMIT,
-    // A body with an invalid field contains handles too, so the handler must see the body and give them back.
-    attachValidation: true,
-    preParsing: expectUpdate(context),
+    // A body with an invalid field contains handles too; they are given back.
+    refuse: async (body, error, headers) => {
+      if (!(BORROWED_HEADER in headers)) await context.tensors.discard(entriesOf(body))
+      return error
+    },
     schema: {
       operationId: 'updateWeightsFromTensor',
       summary: 'Load new weights from tensors in the memory of a torch process',
@@ -47,11 +50,10 @@ const tensors: Routes<WeightsContext> = async (app, { context }) => {
       const { message, report, torn, upload } = await updateFromUpload(context, request)
       return { success: true as const, message, torn_count: torn, report: toReport(report), upload }
     }
-    await requireValidBody(context.engine, request, async (body, error) => {
-      await context.tensors.discard(entriesOf(body))
-      return error
+    const { report, torn } = await updateFromTensors(context, {
+      ...toTensorUpdate(request.body),
+      borrowed: BORROWED_HEADER in request.headers
     })
-    const { report, torn } = await updateFromTensors(context, toTensorUpdate(request.body))
     const message = `Success${labelText(request.body.weight_version, report)}`
     return { success: true as const, message, torn_count: torn, report: toReport(report) }
   })

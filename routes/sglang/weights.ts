@@ -1,15 +1,18 @@
 import type { RolloutEngine } from '../../src/contract/rollout-engine.ts'
 import { Type } from 'typebox'
-import type { App, Routes, WeightsContext } from '../../src/http/context.ts'
+import type { UpdatesContext } from '../../src/http/context.ts'
 import { updateFromDisk } from '../../src/updates/disk-update.ts'
 import { DiskUpdateBody, toDiskUpdate } from '../../src/http/updates/disk-body.ts'
-import { labelText, requireValidBody } from '../../src/http/updates/update-fields.ts'
+import { labelText } from '../../src/http/updates/update-fields.ts'
 import { getBody } from '../../src/http/get-body.ts'
 import { nullable, refusals, tornTensors, unused, WeightsRefusal } from '../../src/http/schemas.ts'
+import { changesWeightsCheck } from '../../src/dialects/sglang/weights-check.ts'
 import { bodyCheck } from '../../src/http/validation.ts'
 import { WeightsChecker } from '../../src/updates/weights-checker.ts'
 import { Report, toReport } from '../../src/http/updates/write-report.ts'
 import { RefitError } from '../../src/errors.ts'
+import { updateRoute, weightsRoute } from '../../src/http/updates/update-route.ts'
+import type { UpdateApp, UpdateRoutes } from '../../src/http/updates/update-route.ts'
 
 const DiskUpdated = Type.Object({
   success: Type.Literal(true),
@@ -75,18 +78,16 @@ const config = { auth: 'admin', errors: 'weights' } as const
 const tags = ['weights']
 
 /** Reads, checks and replaces weights. */
-const weights: Routes<WeightsContext> = async (app, { context }) => {
+const weights: UpdateRoutes = async (app, { context }) => {
   updateRoutes(app, context)
   getRoutes(app, context.engine)
   checkerRoutes(app, context.engine)
 }
 
-function updateRoutes (app: App, context: WeightsContext): void {
+function updateRoutes (app: UpdateApp, context: UpdatesContext): void {
   const { engine } = context
 
-  app.post('/update_weights_from_disk', {
-    config,
-    attachValidation: true,
+  updateRoute(app, context, '/update_weights_from_disk', {
     schema: {
       operationId: 'updateWeightsFromDisk',
       summary: 'Load new weights from a checkpoint on disk',
@@ -97,14 +98,12 @@ function updateRoutes (app: App, context: WeightsContext): void {
       response: { 200: DiskUpdated, ...refusals(WeightsRefusal) }
     }
   }, async request => {
-    await requireValidBody(engine, request)
     const { report, torn } = await updateFromDisk(context, toDiskUpdate(request.body))
     const message = `Succeeded to update model weights.${labelText(request.body.weight_version, report)}`
     return { success: true as const, message, num_paused_requests: 0, torn_count: torn, report: toReport(report) }
   })
 
-  app.post('/update_weight_version', {
-    config,
+  weightsRoute(app, '/update_weight_version', {
     schema: {
       operationId: 'updateWeightVersion',
       summary: 'Set the label without changing the weights',
@@ -129,7 +128,7 @@ function updateRoutes (app: App, context: WeightsContext): void {
   })
 }
 
-function getRoutes (app: App, engine: RolloutEngine): void {
+function getRoutes (app: UpdateApp, engine: RolloutEngine): void {
   const getSchema = { tags, response: { 200: Values, ...refusals() } }
   const readWeights = async (
     { name, truncate_size: rows = 100 }: Type.Static<typeof GetWeightsBody>
@@ -158,13 +157,13 @@ function getRoutes (app: App, engine: RolloutEngine): void {
       querystring: Type.Object(NO_QUERY)
     }
   }, async request => await readWeights(await getBody(request, checkGetWeights)))
-  app.post('/get_weights_by_name', {
-    config: { auth: 'admin' },
+  weightsRoute(app, '/get_weights_by_name', {
+    config: { errors: 'sglang' },
     schema: { ...getSchema, operationId: 'getWeightsByName', summary: 'Values of a tensor', body: GetWeightsBody }
   }, async request => await readWeights(request.body))
 }
 
-function checkerRoutes (app: App, engine: RolloutEngine): void {
+function checkerRoutes (app: UpdateApp, engine: RolloutEngine): void {
   const checker = new WeightsChecker(engine)
   const check = async ({ action = 'checksum' }: Type.Static<typeof CheckerBody>): Promise<object> => {
     if (action === 'checksum') return await checker.checksum()
@@ -177,7 +176,7 @@ function checkerRoutes (app: App, engine: RolloutEngine): void {
   const checkChecker = bodyCheck(CheckerBody)
   app.get('/weights_checker', {
     exposeHeadRoute: false,
-    config,
+    config: { ...config, changesWeights: true, ownHeader: changesWeightsCheck },
     schema: {
       ...checkSchema,
       operationId: 'weightsCheckerGet',
@@ -185,8 +184,8 @@ function checkerRoutes (app: App, engine: RolloutEngine): void {
       querystring: Type.Object({ action: nullable(Type.String()) })
     }
   }, async request => await check(await getBody(request, checkChecker)))
-  app.post('/weights_checker', {
-    config,
+  weightsRoute(app, '/weights_checker', {
+    config: { changesWeights: true },
     schema: { ...checkSchema, operationId: 'weightsChecker', summary: 'Check weights', body: CheckerBody }
   }, async request => await check(request.body))
 }

@@ -3,13 +3,13 @@ import { replyVllm } from '../../src/dialects/vllm/answer.ts'
 import { planVllmGenerate, VllmGenerateBody } from '../../src/dialects/vllm/generate.ts'
 import { VllmGenerateReply } from '../../src/dialects/vllm/output.ts'
 import { RefitError } from '../../src/errors.ts'
-import type { Routes } from '../../src/http/context.ts'
+import type { GenerationContext, Routes } from '../../src/http/context.ts'
 import { OpenAiRefusal, refusals, streamable } from '../../src/http/schemas.ts'
 
 const SessionQuery = Type.Object({ session_id: Type.Optional(Type.String()) })
 
 /** The routes that SkyRL generates by, besides vLLM's own. */
-const skyrlGenerate: Routes = async (app, { context }) => {
+const skyrlGenerate: Routes<GenerationContext> = async (app, { context }) => {
   app.post('/skyrl/v1/generate', {
     config: { auth: 'normal', errors: 'openai' },
     schema: {

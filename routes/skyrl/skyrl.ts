@@ -1,9 +1,10 @@
 import { Type } from 'typebox'
 import { initOldSkyrl, updateOldSkyrl } from '../../src/dialects/skyrl/skyrl.ts'
 import { FetchWeights, fetchWeights } from '../../src/dialects/skyrl/delta.ts'
-import type { Routes } from '../../src/http/context.ts'
 import { nullable, refusals, unused, WeightsRefusal } from '../../src/http/schemas.ts'
 import { Report, toReport } from '../../src/http/updates/write-report.ts'
+import { updateRoute, weightsRoute } from '../../src/http/updates/update-route.ts'
+import type { UpdateRoutes } from '../../src/http/updates/update-route.ts'
 
 const InitBody = Type.Object({
   master_addr: Type.Optional(
@@ -57,11 +58,8 @@ const Updated = Type.Object({ status: Type.Literal('ok'), report: Report }, {
 })
 
 /** SkyRL's own routes: those of its older versions, and /fetch_weights. */
-const skyrl: Routes = async (app, { context }) => {
-  const config = { auth: 'admin', errors: 'weights' } as const
-
-  app.post('/init_weight_update_communicator', {
-    config,
+const skyrl: UpdateRoutes = async (app, { context }) => {
+  weightsRoute(app, '/init_weight_update_communicator', {
     schema: {
       operationId: 'skyrlInitWeightUpdateCommunicator',
       summary: "Join SkyRL's process group (older versions)",
@@ -75,8 +73,7 @@ const skyrl: Routes = async (app, { context }) => {
     return { status: 'ok' as const }
   })
 
-  app.post('/update_weights_skyrl', {
-    config,
+  updateRoute(app, context, '/update_weights_skyrl', {
     schema: {
       operationId: 'skyrlUpdateWeights',
       summary: "Receive a chunk of SkyRL's weights (older versions)",
@@ -87,8 +84,7 @@ const skyrl: Routes = async (app, { context }) => {
     }
   }, async request => ({ status: 'ok' as const, report: toReport(await updateOldSkyrl(context, request.body)) }))
 
-  app.post('/fetch_weights', {
-    config,
+  weightsRoute(app, '/fetch_weights', {
     schema: {
       operationId: 'skyrlFetchWeights',
       summary: "Update this host's checkpoint to a version that SkyRL has published",

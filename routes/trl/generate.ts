@@ -9,12 +9,13 @@ import {
 } from '../../src/dialects/trl/generate.ts'
 import type { TrlPlan } from '../../src/dialects/trl/generate.ts'
 import { planTrlScores, TrlScoresBody, TrlScoresReply, trlScores } from '../../src/dialects/trl/scores.ts'
-import type { Routes } from '../../src/http/context.ts'
-import { abortOnHangup, Generation } from '../../src/http/generation.ts'
+import type { GenerationContext, Routes } from '../../src/http/context.ts'
+import { abortOnHangup, Generation } from '../../src/http/generation/generation.ts'
+import { sendJson } from '../../src/http/json-parts.ts'
 import { refusals } from '../../src/http/schemas.ts'
 
 /** Generation routes of TRL's `vllm-serve`; all their paths end in a slash. */
-const trlGenerate: Routes = async (app, { context }) => {
+const trlGenerate: Routes<GenerationContext> = async (app, { context }) => {
   const normal = { auth: 'normal' } as const
 
   app.post('/generate/', {
@@ -26,7 +27,7 @@ const trlGenerate: Routes = async (app, { context }) => {
       body: TrlGenerateBody,
       response: { 200: TrlReply, ...refusals() }
     }
-  }, async (request, reply) => await complete(planTrlGenerate(request.body, context), reply))
+  }, async (request, reply) => await complete(await planTrlGenerate(request.body, context), reply))
 
   app.post('/chat/', {
     config: normal,
@@ -37,7 +38,7 @@ const trlGenerate: Routes = async (app, { context }) => {
       body: TrlChatBody,
       response: { 200: TrlReply, ...refusals() }
     }
-  }, async (request, reply) => await complete(planTrlChat(request.body, context), reply))
+  }, async (request, reply) => await complete(await planTrlChat(request.body, context), reply))
 
   app.post('/get_sequence_logprobs/', {
     config: normal,
@@ -51,16 +52,16 @@ const trlGenerate: Routes = async (app, { context }) => {
   }, async (request, reply) => {
     const plan = planTrlScores(request.body, context)
     const generation = new Generation(context, plan.samples)
-    abortOnHangup(reply.raw, generation)
+    abortOnHangup(reply, generation)
     await generation.run()
-    return trlScores(plan, generation.samples)
+    return await sendJson(reply, await trlScores(plan, generation.samples))
   })
 
-  async function complete (plan: TrlPlan, reply: FastifyReply): Promise<ReturnType<typeof trlReply>> {
+  async function complete (plan: TrlPlan, reply: FastifyReply): Promise<FastifyReply> {
     const generation = new Generation(context, plan.samples)
-    abortOnHangup(reply.raw, generation)
+    abortOnHangup(reply, generation)
     await generation.run()
-    return trlReply(plan, generation.samples)
+    return await sendJson(reply, trlReply(plan, generation.samples))
   }
 }
 

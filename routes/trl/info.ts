@@ -1,6 +1,6 @@
 import { Type } from 'typebox'
 import { EngineState, engineState } from '../../src/http/engine-state.ts'
-import type { Routes } from '../../src/http/context.ts'
+import type { ServerContext, Routes } from '../../src/http/context.ts'
 import { RETRY_AFTER_SECONDS } from '../../src/http/limits.ts'
 import { refusals } from '../../src/http/schemas.ts'
 
@@ -8,7 +8,7 @@ const TpSize = Type.Object({ tensor_parallel_size: Type.Integer() }, { descripti
 const WorldSize = Type.Object({ world_size: Type.Integer() }, { description: 'Ranks of this engine.' })
 
 /** Health and size of the engine, under the paths of TRL's `vllm-serve`. */
-const trlInfo: Routes = async (app, { context: { engine } }) => {
+const trlInfo: Routes<ServerContext> = async (app, { context: { engine } }) => {
   const normal = { auth: 'normal' } as const
 
   app.get('/health/', {

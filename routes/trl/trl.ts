@@ -1,9 +1,10 @@
 import { Type } from 'typebox'
 import type { TSchema } from 'typebox'
 import { TrlWeights } from '../../src/dialects/trl/trl.ts'
-import type { Routes } from '../../src/http/context.ts'
 import { nullable, refusals } from '../../src/http/schemas.ts'
 import { RefitError } from '../../src/errors.ts'
+import { updateRoute, weightsRoute } from '../../src/http/updates/update-route.ts'
+import type { UpdateRoutes } from '../../src/http/updates/update-route.ts'
 
 const InitBody = Type.Object({
   host: Type.String({
@@ -26,11 +27,13 @@ const UpdateBody = Type.Object({
   shape: Type.Array(Type.Integer({ minimum: 0 }))
 }, { title: 'UpdateNamedParamRequest' })
 
+const UPDATE = '/update_named_param/'
+
 const Empty = Type.Any({ description: 'TRL sends no body.' })
 const Done = Type.Object({ message: Type.String() }, { title: 'TrlReply', description: 'Accepted.' })
 
 /** Weight routes of TRL's `trl vllm-serve`, whose paths end in a slash. */
-const trl: Routes = async (app, { context }) => {
+const trl: UpdateRoutes = async (app, { context }) => {
   const { engine } = context
   const weights = new TrlWeights(context)
 
@@ -42,15 +45,20 @@ const trl: Routes = async (app, { context }) => {
     const [bare, slashed] = [path.replace(/\/$/, ''), path]
     // Without the slash it is vLLM's own route, which does something else.
     for (const url of bare === '/reset_prefix_cache' ? [slashed] : [slashed, bare]) {
-      app.post(url, {
-        config: { auth: 'admin' },
+      const options = {
+        config: { errors: 'sglang' } as const,
         schema: {
           ...words,
           operationId: url === slashed ? words.operationId : `${words.operationId}Bare`,
           tags: ['weights'],
           response: { 200: Done, ...refusals() }
         }
-      }, async request => ({ message: await run(request.body as Type.Static<T>) }))
+      }
+      const handle = async ({ body }: { body: unknown }): Promise<{ message: string }> => ({
+        message: await run(body as Type.Static<T>)
+      })
+      if (path === UPDATE) updateRoute(app, context, url, options, handle)
+      else weightsRoute(app, url, options, handle)
     }
   }
 
@@ -73,7 +81,7 @@ const trl: Routes = async (app, { context }) => {
     return 'Request received, initializing communicator'
   })
 
-  post('/update_named_param/', {
+  post(UPDATE, {
     operationId: 'trlUpdateNamedParam',
     summary: "Receive one parameter from TRL's client",
     description:

@@ -1,6 +1,6 @@
 import { Type } from 'typebox'
 import { queryOrBody } from '../../src/dialects/query-or-body.ts'
-import type { Routes } from '../../src/http/context.ts'
+import type { ServerContext, Routes } from '../../src/http/context.ts'
 import { nullable, refusals, unused, WeightsRefusal } from '../../src/http/schemas.ts'
 
 const ResetFields = Type.Object({
@@ -15,7 +15,7 @@ const ResetFields = Type.Object({
 const Reset = Type.Object({ success: Type.Literal(true), status: Type.Literal('ok') }, { description: 'Done.' })
 
 /** vLLM's routes that drop caches. */
-const vllmCache: Routes = async (app, { context: { engine } }) => {
+const vllmCache: Routes<ServerContext> = async (app, { context: { engine } }) => {
   const config = { auth: 'admin', errors: 'weights' } as const
 
   app.post('/reset_prefix_cache', {

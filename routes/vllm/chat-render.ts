@@ -1,21 +1,26 @@
 import { Type } from 'typebox'
 import { writeVllmSampling } from '../../src/dialects/vllm/sampling.ts'
-import { chatFields, chatPrompt, Message } from '../../src/http/openai/chat-prompt.ts'
-import type { Routes } from '../../src/http/context.ts'
+import { chatFields, Message, promptFields, readPrompt } from '../../src/http/openai/chat-prompt.ts'
+import type { GenerationContext, Routes } from '../../src/http/context.ts'
 import { newRid } from '../../src/http/sglang/generate-body.ts'
 import { MAX_TOP_LOGPROBS } from '../../src/http/limits.ts'
 import { openAiFields, openAiSampling } from '../../src/http/openai/openai-body.ts'
 import { promptLogprobsField } from '../../src/http/openai/prompt-logprobs.ts'
+import { otherChatFields } from '../../src/http/owner-fields.ts'
+import { refuseFields } from '../../src/http/refuse.ts'
 import { nullable, OpenAiRefusal, refusals } from '../../src/http/schemas.ts'
+import { truncate } from '../../src/http/generation/truncation.ts'
 
 const Body = Type.Object({
   ...openAiFields,
   ...chatFields,
+  ...promptFields,
   messages: Type.Array(Message, { minItems: 1 }),
   max_completion_tokens: nullable(Type.Integer({ minimum: 0 })),
   logprobs: nullable(Type.Boolean()),
   top_logprobs: nullable(Type.Integer({ minimum: 0, maximum: MAX_TOP_LOGPROBS })),
-  prompt_logprobs: promptLogprobsField
+  prompt_logprobs: promptLogprobsField,
+  ...otherChatFields
 }, { title: 'RenderRequest' })
 
 const Rendered = Type.Object({
@@ -34,7 +39,7 @@ const Rendered = Type.Object({
 }, { title: 'Rendered', description: 'A body for /inference/v1/generate.' })
 
 /** vLLM's route that renders a conversation into a body for /inference/v1/generate. */
-const chatRender: Routes = async (app, { context }) => {
+const chatRender: Routes<GenerationContext> = async (app, { context }) => {
   app.post('/v1/chat/completions/render', {
     config: { auth: 'normal', errors: 'openai' },
     schema: {
@@ -46,7 +51,8 @@ const chatRender: Routes = async (app, { context }) => {
       response: { 200: Rendered, ...refusals(OpenAiRefusal) }
     }
   }, async ({ body }) => {
-    const promptIds = chatPrompt(body.messages, body, context)
+    refuseFields(Body, body)
+    const promptIds = truncate((await readPrompt(body, context)).ids, body, context.engine.info)
     const sampling = openAiSampling(body, body.max_completion_tokens ?? body.max_tokens ?? null, context)
     return {
       request_id: `chatcmpl-${newRid()}`,

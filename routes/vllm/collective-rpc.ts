@@ -1,9 +1,10 @@
 import { Type } from 'typebox'
 import { callMethod } from '../../src/dialects/vllm/collective-rpc.ts'
 import { RefitError } from '../../src/errors.ts'
-import type { Routes } from '../../src/http/context.ts'
 import { TENSOR_BODY_LIMIT } from '../../src/http/limits.ts'
 import { nullable, refusals, WeightsRefusal } from '../../src/http/schemas.ts'
+import { updateRoute } from '../../src/http/updates/update-route.ts'
+import type { UpdateRoutes } from '../../src/http/updates/update-route.ts'
 
 const Body = Type.Object({
   method: nullable(Type.String(), 'One of the methods that trainers call; the refusal of any other lists them.'),
@@ -17,10 +18,9 @@ const Results = Type.Object({
 }, { title: 'CollectiveRpcReply', description: 'Done, on every rank.' })
 
 /** vLLM's call of a worker's method by its name, for the methods that trainers use. */
-const collectiveRpc: Routes = async (app, { context }) => {
-  app.post('/collective_rpc', {
+const collectiveRpc: UpdateRoutes = async (app, { context }) => {
+  updateRoute(app, context, '/collective_rpc', {
     bodyLimit: TENSOR_BODY_LIMIT,
-    config: { auth: 'admin', errors: 'weights' },
     schema: {
       operationId: 'collectiveRpc',
       summary: 'Call a method of the workers (vLLM)',

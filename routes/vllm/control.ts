@@ -1,7 +1,7 @@
 import { Type } from 'typebox'
 import { queryOrBody } from '../../src/dialects/query-or-body.ts'
 import { pauseFor, resumeFor } from '../../src/dialects/pause.ts'
-import type { Routes } from '../../src/http/context.ts'
+import type { App, GenerationContext, Routes } from '../../src/http/context.ts'
 import { nullable, refusals, WeightsRefusal } from '../../src/http/schemas.ts'
 
 const Mode = Type.Union([Type.Literal('abort'), Type.Literal('wait'), Type.Literal('keep')])
@@ -28,8 +28,8 @@ const IsPaused = Type.Object({ is_paused: Type.Boolean() }, {
 })
 
 /** vLLM's routes for pause and abort that trainers call. */
-const vllmControl: Routes = async (app, { context }) => {
-  const { engine, live } = context
+const vllmControl: Routes<GenerationContext> = async (app, { context }) => {
+  const { engine } = context
   const config = { auth: 'admin', errors: 'weights' } as const
   const response = { 200: Status, ...refusals(WeightsRefusal) }
 
@@ -84,28 +84,41 @@ const vllmControl: Routes = async (app, { context }) => {
     return { is_paused: paused !== null || pausing }
   })
 
-  app.post('/abort_requests', {
-    config,
-    schema: {
-      operationId: 'vllmAbortRequests',
-      summary: 'End requests (vLLM)',
-      description: 'Each request replies with its tokens so far.',
-      tags: ['control'],
-      body: AbortBody,
-      response: {
-        200: Type.Object({
-          status: Type.Literal('aborted'),
-          aborted: Type.Integer({ description: 'Number of requests that were aborted.' })
-        }, { description: 'Done.' }),
-        ...refusals(WeightsRefusal)
+  abortRoutes(app, context)
+}
+
+function abortRoutes (app: App, { engine, live }: GenerationContext): void {
+  const config = { auth: 'admin', errors: 'weights' } as const
+
+  for (
+    const [url, operationId] of [
+      ['/abort_requests', 'vllmAbortRequests'],
+      ['/inference/v1/abort_requests', 'vllmInferenceAbortRequests']
+    ] as const
+  ) {
+    app.post(url, {
+      config,
+      schema: {
+        operationId,
+        summary: 'End requests (vLLM)',
+        description: 'Each request replies with its tokens so far.',
+        tags: ['control'],
+        body: AbortBody,
+        response: {
+          200: Type.Object({
+            status: Type.Literal('aborted'),
+            aborted: Type.Integer({ description: 'Number of requests that were aborted.' })
+          }, { description: 'Done.' }),
+          ...refusals(WeightsRefusal)
+        }
       }
-    }
-  }, async request => {
-    const ids = request.body.request_ids ?? []
-    if (ids.length === 0) return { status: 'aborted' as const, aborted: engine.abortAll() }
-    for (const id of ids) live.abort(id, false)
-    return { status: 'aborted' as const, aborted: ids.length }
-  })
+    }, async request => {
+      const ids = request.body.request_ids ?? []
+      if (ids.length === 0) return { status: 'aborted' as const, aborted: engine.abortAll() }
+      for (const id of ids) live.abort(id, false)
+      return { status: 'aborted' as const, aborted: ids.length }
+    })
+  }
 }
 
 export default vllmControl

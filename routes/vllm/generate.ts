@@ -1,11 +1,11 @@
 import { replyVllm } from '../../src/dialects/vllm/answer.ts'
 import { planVllmGenerate, VllmGenerateBody } from '../../src/dialects/vllm/generate.ts'
 import { VllmGenerateReply } from '../../src/dialects/vllm/output.ts'
-import type { Routes } from '../../src/http/context.ts'
+import type { GenerationContext, Routes } from '../../src/http/context.ts'
 import { OpenAiRefusal, refusals, streamable } from '../../src/http/schemas.ts'
 
 /** vLLM's generation from token ids to token ids. */
-const vllmGenerate: Routes = async (app, { context }) => {
+const vllmGenerate: Routes<GenerationContext> = async (app, { context }) => {
   app.post('/inference/v1/generate', {
     config: { auth: 'normal', errors: 'openai' },
     schema: {

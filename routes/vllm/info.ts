@@ -1,6 +1,6 @@
 import { Type } from 'typebox'
 import { RefitError } from '../../src/errors.ts'
-import type { Routes } from '../../src/http/context.ts'
+import type { ServerContext, Routes } from '../../src/http/context.ts'
 import { refusals, WeightsRefusal } from '../../src/http/schemas.ts'
 
 const WorldQuery = Type.Object({
@@ -8,7 +8,7 @@ const WorldQuery = Type.Object({
 })
 
 /** vLLM's routes that describe the engine. */
-const vllmInfo: Routes = async (app, { context }) => {
+const vllmInfo: Routes<ServerContext> = async (app, { context }) => {
   const { engine } = context
   const normal = { auth: 'normal', errors: 'weights' } as const
 
@@ -39,6 +39,19 @@ const vllmInfo: Routes = async (app, { context }) => {
       }
     }
   }, async () => ({ weight_version: engine.weightVersion }))
+
+  app.get('/load', {
+    config: { auth: 'normal' },
+    schema: {
+      operationId: 'vllmLoad',
+      summary: 'Load of the server (vLLM)',
+      tags: ['info'],
+      response: {
+        200: Type.Object({ server_load: Type.Integer() }, { description: 'Requests that run or wait.' }),
+        ...refusals()
+      }
+    }
+  }, async () => ({ server_load: engine.stats.running + engine.stats.queued }))
 
   app.get('/version', {
     config: { auth: 'normal' },

@@ -2,7 +2,7 @@ import { Type } from 'typebox'
 import type { MemoryReport } from '../../src/contract/rollout-engine.ts'
 import { queryOrBody } from '../../src/dialects/query-or-body.ts'
 import { vllmSleepOf } from '../../src/dialects/vllm/sleep-of.ts'
-import type { Routes } from '../../src/http/context.ts'
+import type { ServerContext, Routes } from '../../src/http/context.ts'
 import { nullable, refusals, unused, WeightsRefusal } from '../../src/http/schemas.ts'
 import { InverseCallJoiner } from '../../src/weights/inverse-call-joiner.ts'
 
@@ -45,7 +45,7 @@ const Slept = Type.Object({
 }, { description: 'Done, or there was nothing to do.' })
 
 /** vLLM's sleep mode, which frees memory for a trainer on the same machine. */
-const vllmSleep: Routes = async (app, { context }) => {
+const vllmSleep: Routes<ServerContext> = async (app, { context }) => {
   const { engine } = context
   const sleeper = vllmSleepOf(engine)
   const calls = new InverseCallJoiner<MemoryReport>()

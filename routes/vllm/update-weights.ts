@@ -3,11 +3,11 @@ import { updatePrimeRl } from '../../src/dialects/prime-rl/prime-rl.ts'
 import { updateOldSkyrl } from '../../src/dialects/skyrl/skyrl.ts'
 import { weightTransferOf } from '../../src/dialects/vllm/transfer.ts'
 import { RefitError } from '../../src/errors.ts'
-import type { Routes } from '../../src/http/context.ts'
-import { expectUpdate } from '../../src/http/updates/expect-update.ts'
 import { TENSOR_BODY_LIMIT } from '../../src/http/limits.ts'
 import { nullable, refusals, WeightsRefusal } from '../../src/http/schemas.ts'
 import { Report, toReport } from '../../src/http/updates/write-report.ts'
+import { updateRoute } from '../../src/http/updates/update-route.ts'
+import type { UpdateRoutes } from '../../src/http/updates/update-route.ts'
 
 const Body = Type.Object({
   update_info: Type.Optional(Type.Unknown({
@@ -37,16 +37,13 @@ const Updated = Type.Object({
 }, { title: 'UpdateWeightsReply', description: 'All bytes are in place on every rank.' })
 
 /** `/update_weights`, which several dialects have: the fields of the body show which dialect it is. */
-const updateWeights: Routes = async (app, { context }) => {
+const updateWeights: UpdateRoutes = async (app, { context }) => {
   const { dialects } = context
   const isVllm = dialects.has('vllm') || dialects.has('skyrl')
-  const config = { auth: 'admin', errors: 'weights' } as const
   const schema = { tags: ['weights'], body: Body, response: { 200: Updated, ...refusals(WeightsRefusal) } }
 
-  app.post('/update_weights', {
-    preParsing: expectUpdate(context),
+  updateRoute(app, context, '/update_weights', {
     bodyLimit: TENSOR_BODY_LIMIT,
-    config,
     schema: {
       ...schema,
       operationId: 'updateWeights',

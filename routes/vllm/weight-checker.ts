@@ -1,8 +1,9 @@
 import { Type } from 'typebox'
 import { compareReports, vllmChecksums } from '../../src/dialects/vllm/checksums.ts'
 import { RefitError } from '../../src/errors.ts'
-import type { Routes } from '../../src/http/context.ts'
 import { nullable, refusals, WeightsRefusal } from '../../src/http/schemas.ts'
+import { weightsRoute } from '../../src/http/updates/update-route.ts'
+import type { UpdateRoutes } from '../../src/http/updates/update-route.ts'
 
 const Checksums = Type.Record(Type.String(), Type.String())
 const CheckerBody = Type.Object({
@@ -23,9 +24,9 @@ const Checked = Type.Object({
 }, { description: 'Fields depend on the action.' })
 
 /** vLLM's checksums of the weights, and the comparison of them. */
-const weightChecker: Routes = async (app, { context: { engine } }) => {
-  app.post('/weight_checker', {
-    config: { auth: 'admin', errors: 'weights' },
+const weightChecker: UpdateRoutes = async (app, { context: { engine } }) => {
+  weightsRoute(app, '/weight_checker', {
+    config: { changesWeights: true },
     schema: {
       operationId: 'vllmWeightChecker',
       summary: 'Checksums of the weights (vLLM)',

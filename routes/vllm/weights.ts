@@ -1,8 +1,9 @@
 import { Type } from 'typebox'
 import { weightTransferOf } from '../../src/dialects/vllm/transfer.ts'
 import { RefitError } from '../../src/errors.ts'
-import type { Routes } from '../../src/http/context.ts'
 import { nullable, refusals, WeightsRefusal } from '../../src/http/schemas.ts'
+import { weightsRoute } from '../../src/http/updates/update-route.ts'
+import type { UpdateRoutes } from '../../src/http/updates/update-route.ts'
 
 const InitBody = Type.Object({
   init_info: Type.Optional(Type.Unknown({
@@ -27,13 +28,11 @@ const FinishBody = Type.Object({
 const Done = Type.Object({ message: Type.String() }, { title: 'WeightTransferReply', description: 'Done.' })
 
 /** Begin and end of vLLM's weight transfer; /update_weights is in update-weights.ts. The messages are vLLM's own. */
-const vllmWeights: Routes = async (app, { context }) => {
+const vllmWeights: UpdateRoutes = async (app, { context }) => {
   const transfer = weightTransferOf(context)
-  const config = { auth: 'admin', errors: 'weights' } as const
   const schema = { tags: ['weights'], response: { 200: Done, ...refusals(WeightsRefusal) } }
 
-  app.post('/init_weight_transfer_engine', {
-    config,
+  weightsRoute(app, '/init_weight_transfer_engine', {
     schema: {
       ...schema,
       operationId: 'initWeightTransferEngine',
@@ -51,8 +50,7 @@ const vllmWeights: Routes = async (app, { context }) => {
     return { message: 'Weight transfer initialized' }
   })
 
-  app.post('/start_weight_update', {
-    config,
+  weightsRoute(app, '/start_weight_update', {
     schema: {
       ...schema,
       operationId: 'startWeightUpdate',
@@ -68,8 +66,7 @@ const vllmWeights: Routes = async (app, { context }) => {
     return { message: 'Weight update started' }
   })
 
-  app.post('/start_draft_weight_update', {
-    config,
+  weightsRoute(app, '/start_draft_weight_update', {
     schema: {
       ...schema,
       operationId: 'startDraftWeightUpdate',
@@ -80,8 +77,7 @@ const vllmWeights: Routes = async (app, { context }) => {
     throw new RefitError('UNSUPPORTED', 'this engine has no draft model to update')
   })
 
-  app.post('/finish_weight_update', {
-    config,
+  weightsRoute(app, '/finish_weight_update', {
     schema: {
       ...schema,
       operationId: 'finishWeightUpdate',
@@ -93,6 +89,19 @@ const vllmWeights: Routes = async (app, { context }) => {
   }, async request => {
     await transfer.finish(request.body.weight_version ?? undefined)
     return { message: 'Weight update finished' }
+  })
+
+  weightsRoute(app, '/shutdown_weight_transfer_engine', {
+    schema: {
+      ...schema,
+      operationId: 'shutdownWeightTransferEngine',
+      summary: 'End a weight transfer (vLLM)',
+      description: "Leaves the trainer's group and gives its memory back. The weights and an open update stay.",
+      body: Type.Object({})
+    }
+  }, async () => {
+    await transfer.shutdown()
+    return { message: 'Weight transfer shut down' }
   })
 }
 

@@ -1,8 +1,8 @@
 import { Type } from 'typebox'
-import type { RouteContext } from '../http/context.ts'
+import type { ServerContext } from '../http/context.ts'
 import { allLayers, base64 } from '../http/sglang/routed-experts.ts'
 import type { WantedExperts } from '../http/sglang/routed-experts.ts'
-import type { Sample } from '../http/sample.ts'
+import type { Sample } from '../http/generation/sample.ts'
 import { encodeNpy } from '../wire/trainers/npy.ts'
 
 /** vLLM's base64 of a .npy file; prime-rl's and SkyRL's objects with base64 of the bare values. */
@@ -49,6 +49,6 @@ export function vllmExperts (
 }
 
 /** The form that /inference/v1/generate replies in: prime-rl's requests look like vLLM's, so --dialects decides. */
-export function expertsForm ({ dialects }: RouteContext): ExpertsForm {
+export function expertsForm ({ dialects }: ServerContext): ExpertsForm {
   return dialects.has('prime-rl') && !dialects.has('vllm') ? 'prime-rl' : 'vllm'
 }

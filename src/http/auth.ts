@@ -1,6 +1,8 @@
 import { createHash, timingSafeEqual } from 'node:crypto'
 import type { FastifyInstance, FastifyRequest, RouteOptions } from 'fastify'
 import { RefitError } from '../errors.ts'
+import { pageCheck } from './pages.ts'
+import type { PageOptions } from './pages.ts'
 
 /**
  * The access level of a route: which callers may use it. Without keys, all routes except `admin-only` are open.
@@ -30,20 +32,26 @@ export interface Keys {
 
 const LEVELS: readonly unknown[] = ['public', 'normal', 'admin', 'admin-only'] satisfies AuthLevel[]
 
-/** Guards all routes registered on `app` after it. */
-export function guard (app: FastifyInstance, keys: Keys): void {
+/**
+ * Guards all routes registered on `app` after it: by key, or, where none is required, against pages of other websites.
+ */
+export function guard (app: FastifyInstance, keys: Keys & PageOptions): void {
   const api = keys.apiKey === undefined ? undefined : digest(keys.apiKey)
   const admin = keys.adminApiKey === undefined ? undefined : digest(keys.adminApiKey)
+  const refusePage = pageCheck(keys)
 
   app.addHook('onRoute', requireLevel)
   app.addHook('onRequest', async request => {
     const level = request.routeOptions.config.auth
-    if (level === 'public') return
+    if (level === 'public') {
+      if (api === undefined && admin === undefined) refusePage(request)
+      return
+    }
     if (level === 'admin-only' && admin === undefined) {
       throw new RefitError('FORBIDDEN', 'this route is closed: the server has no admin key (--admin-api-key)')
     }
     const wanted = level === 'normal' ? api : admin ?? api
-    if (wanted === undefined) return
+    if (wanted === undefined) return refusePage(request)
     const { keyHeader } = request.routeOptions.config
     if (keyHeader !== undefined && !('authorization' in request.headers)) {
       const own = request.headers[keyHeader]

@@ -2,16 +2,34 @@ import { isAscii } from 'node:buffer'
 import type { IncomingMessage } from 'node:http'
 import type { FastifyInstance, FastifyRequest } from 'fastify'
 import { RefitError } from '../errors.ts'
+import { mediaTypeError, requireContentType } from './content-type.ts'
 import { sendContinue } from './upload/expect-continue.ts'
+import { BodyMemory, releaseBodies } from './upload/body-memory.ts'
 import { freeBody, holdBody } from './upload/hold-body.ts'
 import { parseJsonText } from './parse-json.ts'
+import { hasTime, nextTurn } from './turns.ts'
 import { BYTES, FORM, uploadType } from './upload/upload-types.ts'
+
+declare module 'fastify' {
+  interface FastifyRequest {
+    /** Memory of the bodies of all requests. */
+    bodyMemory: BodyMemory
+  }
+}
+
+const OPENINGS = Buffer.from('{[')
+const SCANNED = 16 << 20
+/** About 100 ms of parsing. */
+const MOST_CONTAINERS = 1 << 20
+const CONTAINER_BYTES = 64
 
 /**
  * refit's own parsers, in its own scope: a host may have parsers for the same types, and Fastify's refuse empty bodies,
- * which trainers send. Bodies without a content type are read as JSON; other types are refused before they are read.
+ * which trainers send. Other types than JSON, and bodies without a type, are refused before they are read.
  */
-export function installBodyParsers (app: FastifyInstance): void {
+export function installBodyParsers (app: FastifyInstance, memory = new BodyMemory()): void {
+  app.decorateRequest('bodyMemory', { getter: () => memory })
+  releaseBodies(app)
   app.removeAllContentTypeParsers()
   for (const type of ['application/json', '*']) {
     app.addContentTypeParser(
@@ -26,6 +44,7 @@ export function installBodyParsers (app: FastifyInstance): void {
   })
   app.addHook('preParsing', async request => {
     if (uploadType(request) !== undefined) return
+    requireContentType(request)
     const { 'content-type': type = '', 'content-length': length } = request.headers
     if (type === '' || length === '0' || request.method === 'GET' || request.method === 'HEAD' || isJson(type)) {
       return sendContinue(request.raw)
@@ -34,7 +53,7 @@ export function installBodyParsers (app: FastifyInstance): void {
     const message = `content type ${
       JSON.stringify(type.slice(0, 100))
     } is not taken here; send JSON with "content-type: application/json"${uploads}`
-    throw Object.assign(new Error(message), { statusCode: 415, code: 'FST_ERR_CTP_INVALID_MEDIA_TYPE' })
+    throw mediaTypeError(message)
   })
   app.addHook('preValidation', async request => {
     if (request.body === undefined && request.routeOptions.schema?.body !== undefined) request.body = {}
@@ -42,11 +61,40 @@ export function installBodyParsers (app: FastifyInstance): void {
 }
 
 /** Decodes UTF-8. Megabytes of handles are ASCII, which is copied instead of decoded. */
-async function readText ({ raw, headers, routeOptions }: FastifyRequest, body: IncomingMessage): Promise<string> {
-  const bytes = await holdBody(body, routeOptions.bodyLimit, body === raw ? headers : {})
+async function readText (request: FastifyRequest, body: IncomingMessage): Promise<string> {
+  const { raw, headers, routeOptions, bodyMemory } = request
+  const claim = bodyMemory.claimFor(request)
+  const bytes = await holdBody(body, routeOptions.bodyLimit, body === raw ? headers : {}, claim)
+  // Several long bodies may have come in this turn of the event loop.
+  if (!hasTime()) await nextTurn()
+  const containers = countContainers(bytes)
+  // The text, and about as much for the strings and numbers that it becomes.
+  claim.grow(bytes.length + containers * CONTAINER_BYTES)
   const text = isAscii(bytes) ? bytes.toString('latin1') : bytes.toString('utf8')
   freeBody(bytes)
   return text
+}
+
+/**
+ * How many objects and lists the JSON text may have; those in its strings count, too. Each takes far more memory than
+ * its two characters.
+ */
+function countContainers (bytes: Buffer): number {
+  let count = 0
+  for (let at = 0; bytes.length <= SCANNED && at < bytes.length; at++) {
+    if (bytes[at] === OPENINGS[0] || bytes[at] === OPENINGS[1]) count++
+  }
+  // Long bodies are handles in base64, where the search is many times faster.
+  for (const opening of bytes.length <= SCANNED ? [] : OPENINGS) {
+    for (let at = bytes.indexOf(opening); at !== -1; at = bytes.indexOf(opening, at + 1)) {
+      if (++count > MOST_CONTAINERS) break
+    }
+  }
+  if (count <= MOST_CONTAINERS) return count
+  throw new RefitError(
+    'INVALID_REQUEST',
+    `the body has more than ${MOST_CONTAINERS} objects and lists ("{" and "["); send it in several requests`
+  )
 }
 
 /** Parses JSON text; an empty text is `{}`. A key that would reach a prototype is refused, not dropped. */

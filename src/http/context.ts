@@ -1,21 +1,30 @@
 import type { FastifyPluginAsyncTypebox } from '@fastify/type-provider-typebox'
-import type { RolloutEngine } from '../contract/rollout-engine.ts'
+import type { RolloutEngine, ServingEngine } from '../contract/rollout-engine.ts'
 import type { WeightPulls } from '../deltas/weight-pulls.ts'
 import type { PeerLoads } from '../peer/peer-loads.ts'
 import type { SendGroups } from '../peer/send-groups.ts'
 import type { WeightGroups } from '../process-groups/weight-groups.ts'
 import type { UploadReceiver } from '../sources/upload/upload-receiver.ts'
+import type { ReplyParsers } from '../text/reply-parsers.ts'
 import type { Tokenizer } from '../text/tokenizer.ts'
 import type { DiskHost } from '../updates/disk-update.ts'
 import type { DistributedHost } from '../updates/distributed-update.ts'
+import type { Loaded, LoadedFrom } from '../updates/loaded-from.ts'
 import type { TensorHost } from '../updates/tensor-update.ts'
-import type { LiveRequests } from './live-requests.ts'
+import type { VersionWaits } from './generation/bound-version.ts'
+import type { RequestMemory } from './generation/request-memory.ts'
+import type { LiveRequests } from './generation/live-requests.ts'
 import type { Metrics } from './metrics.ts'
+import type { SamplingDefaults } from './generation/sampling-defaults.ts'
 
 /** The objects that every route of one plugin instance may use. */
 export interface ServerContext {
-  engine: RolloutEngine
+  engine: ServingEngine
   metrics: Metrics
+  /** The checkpoint that the weights came from. */
+  loaded: Readonly<Loaded>
+  /** Process groups that trainers broadcast through. */
+  groups: Pick<WeightGroups, 'list'>
   /** Names of the dialects that `--dialects` chose. */
   dialects: ReadonlySet<string>
   /** Version of the program, for `/server_info`. */
@@ -29,15 +38,27 @@ export interface GenerationContext extends ServerContext {
   /** Null: token ids only. */
   tokenizer: Tokenizer | null
   live: LiveRequests
+  /** Holds requests that are bound to a weight version. */
+  versions: VersionWaits
+  parsers: ReplyParsers
+  /** Sampling parameters that requests of OpenAI's routes may leave out. */
+  samplingDefaults: SamplingDefaults
+  /** Bounds what the results of requests take. */
+  memory: RequestMemory
   /** Most samples of one request. */
   maxBatch: number
+  /** Replies of vLLM's route have the sampling mask. */
+  samplingMasks: boolean
 }
 
-/** For routes that update, send or check weights; it is the host of every use case in src/updates. */
-export interface WeightsContext extends ServerContext, DiskHost, DistributedHost, TensorHost {
+/**
+ * For routes that update, send or check weights: the host of every use case in src/updates. Only files of UpdateRoutes
+ * (updates/update-route.ts) take it.
+ */
+export interface UpdatesContext extends ServerContext, DiskHost, DistributedHost, TensorHost {
   engine: RolloutEngine
   metrics: Metrics
-  /** Process groups that trainers broadcast through. */
+  loaded: LoadedFrom
   groups: WeightGroups
   /** Groups in which this engine sends its weights to others; null if it holds none in this process. */
   sending: SendGroups | null
@@ -49,9 +70,12 @@ export interface WeightsContext extends ServerContext, DiskHost, DistributedHost
   pulls: WeightPulls
 }
 
-export interface RouteContext extends GenerationContext, WeightsContext {
+/** Both: what the plugin makes, and what the few routes that generate and update take. */
+export interface RouteContext extends GenerationContext, UpdatesContext {
   engine: RolloutEngine
   metrics: Metrics
+  loaded: LoadedFrom
+  groups: WeightGroups
 }
 
 /** A file of routes, with the part of the context that they use. */

@@ -1,5 +1,5 @@
 import { Type } from 'typebox'
-import type { RolloutEngine } from '../contract/rollout-engine.ts'
+import type { ServingEngine } from '../contract/rollout-engine.ts'
 import { nullable } from './schemas.ts'
 
 export const EngineState = Type.Object({
@@ -38,7 +38,7 @@ type EngineState = Type.Static<typeof EngineState>
 const SHOWN = 100
 
 /** The engine's state as the health endpoints report it. */
-export function engineState (engine: RolloutEngine): EngineState {
+export function engineState (engine: ServingEngine): EngineState {
   const { weights, transactions } = engine
   const { current } = transactions
   const { paused } = engine.stats

@@ -23,6 +23,8 @@ export interface Refusal {
   code: string
   message: string
   param: string | null
+  /** Fields beside those of the form. */
+  details?: Readonly<Record<string, unknown>> | undefined
 }
 
 const OPENAI_TYPES: Record<number, string> = {
@@ -41,7 +43,8 @@ export function refusalOf (error: unknown): Refusal {
       status: error.statusCode,
       code: error.code,
       message: error.message,
-      param: error.param ?? null
+      param: error.param ?? null,
+      details: error.details
     }
   }
   const { statusCode = 500, code = 'INTERNAL', message = '' } = error as Partial<FastifyError>
@@ -56,10 +59,10 @@ export function refusalOf (error: unknown): Refusal {
 
 export function refusalBody (form: ErrorForm, refusal: Refusal): Record<string, unknown> {
   if (typeof form === 'function') return form(refusal)
-  const { status, code, message, param } = refusal
+  const { status, code, message, param, details } = refusal
   if (form === 'openai') {
     const type = OPENAI_TYPES[status] ?? (status < 500 ? 'invalid_request_error' : 'server_error')
-    return { error: { message, type, param, code } }
+    return { error: { message, type, param, code }, ...details }
   }
   // SGLang's whole body for these two.
   if (code === 'UNAUTHORIZED' || code === 'FORBIDDEN') return { error: status === 401 ? 'Unauthorized' : 'Forbidden' }
@@ -80,7 +83,8 @@ export function refusalBody (form: ErrorForm, refusal: Refusal): Record<string, 
     type: STATUS_CODES[status] ?? String(status),
     param,
     code: status,
-    error: { message, code }
+    error: { message, code },
+    ...details
   }
 }
 
@@ -98,7 +102,7 @@ export function errorHandler (error: unknown, request: FastifyRequest, reply: Fa
     )
   } else if (refusal.status >= 500) request.log.error({ err: error }, refusal.message)
   else request.log.info({ code: refusal.code, param: refusal.param }, refusal.message)
-  if (refusal.status === 503) reply.header('retry-after', RETRY_AFTER_SECONDS)
+  if (refusal.status === 503 || refusal.code === 'WEIGHT_VERSION') reply.header('retry-after', RETRY_AFTER_SECONDS)
   // Otherwise the server would read the rest of the body to its end.
   if (refusal.status === 413) reply.header('connection', 'close')
   if (refusal.status === 401) reply.header('www-authenticate', 'Bearer')

@@ -1,6 +1,8 @@
 import { Readable } from 'node:stream'
 import type { FastifyReply } from 'fastify'
 import { STREAM_HIGH_WATER } from './limits.ts'
+import { jsonParts } from './json-parts.ts'
+import { hasTime, nextTurn } from './turns.ts'
 
 /**
  * How long a stream's status waits for the first event, so that a request refused by the engine gets an error status.
@@ -13,14 +15,21 @@ const FIRST_EVENT_MS = 250
  */
 export class EventStream extends Readable {
   readonly #next: () => unknown
+  readonly #named: boolean
   readonly #onOpen: () => void
   #open = false
   #wanted = false
   #ended = false
+  /** The rest of a frame that is being written. */
+  #frame: Generator<string, void> | undefined
+  /** Waits for its turn. */
+  #pausing = false
 
-  constructor (next: () => unknown, onOpen: () => void) {
+  /** `named`: frames also have an `event` line with the type of the object, and there is no end mark. */
+  constructor (next: () => unknown, onOpen: () => void, named = false) {
     super({ highWaterMark: STREAM_HIGH_WATER })
     this.#next = next
+    this.#named = named
     this.#onOpen = onOpen
   }
 
@@ -45,17 +54,45 @@ export class EventStream extends Readable {
   }
 
   #pump (): void {
+    if (this.#pausing) return
     while (this.#wanted && !this.destroyed) {
-      const event = this.#next()
-      if (event !== undefined) {
-        this.#wanted = this.push(`data: ${JSON.stringify(event)}\n\n`)
-      } else if (this.#ended) {
+      if (!hasTime()) {
+        this.#pausing = true
+        void nextTurn().then(() => {
+          this.#pausing = false
+          this.#pump()
+        })
+        return
+      }
+      this.#frame ??= this.#nextFrame()
+      const part = this.#frame?.next()
+      if (part === undefined) {
+        if (!this.#ended) return
         this.#wanted = false
-        this.push('data: [DONE]\n\n')
+        if (!this.#named) this.push('data: [DONE]\n\n')
         this.push(null)
-      } else return
+      } else if (part.done === true) this.#frame = undefined
+      else this.#wanted = this.push(part.value)
     }
   }
+
+  /** The parts of the next frame; undefined if there is none. */
+  #nextFrame (): Generator<string, void> | undefined {
+    const event = this.#next()
+    if (event === undefined) return undefined
+    return frameParts(this.#named ? `event: ${(event as { type: string }).type}\n` : '', event)
+  }
+}
+
+/** A frame that is short comes in one part. */
+function* frameParts (name: string, event: unknown): Generator<string, void> {
+  const parts = jsonParts(event)
+  let text = `${name}data: ${parts.next().value as string}`
+  for (const part of parts) {
+    yield text
+    text = part
+  }
+  yield `${text}\n\n`
 }
 
 export interface StreamedRun {
@@ -64,22 +101,31 @@ export interface StreamedRun {
   next: () => unknown
   /** The frame that reports why a run broke off after its first byte. */
   failure: (error: unknown) => unknown
+  /** See EventStream. */
+  named?: boolean
 }
 
 /**
  * Replies with the events of a run. An error before the first event is thrown and becomes a status; a later one becomes
  * an event.
  */
-export async function sendEvents (reply: FastifyReply, { run, next, failure }: StreamedRun): Promise<FastifyReply> {
+export async function sendEvents (
+  reply: FastifyReply,
+  { run, next, failure, named }: StreamedRun
+): Promise<FastifyReply> {
   let broken: unknown
   let failed = false
-  const stream = new EventStream(() => {
-    const event = next()
-    if (event !== undefined || !failed) return event
-    failed = false
-    return failure(broken)
-    // Without this a client waits for headers until the first token.
-  }, () => reply.raw.flushHeaders())
+  const stream = new EventStream(
+    () => {
+      const event = next()
+      if (event !== undefined || !failed) return event
+      failed = false
+      return failure(broken)
+      // Without this a client waits for headers until the first token.
+    },
+    () => reply.raw.flushHeaders(),
+    named
+  )
   let begun = (): void => {}
   const first = new Promise<void>(resolve => {
     begun = resolve

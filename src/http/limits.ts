@@ -1,3 +1,6 @@
+/** For bodies of routes that generate or read text. */
+export const MAX_BODY_BYTES = 8 * 1024 * 1024
+
 /** For bodies: flattened handles and lists of a hundred thousand names take tens of megabytes. */
 export const BODY_LIMIT = 64 * 1024 * 1024
 
@@ -11,6 +14,9 @@ export const RETRY_AFTER_SECONDS = 1
 
 /** Prompts of one request times its samples. */
 export const MAX_BATCH = 4096
+
+/** Bytes that the results of one request may take: tokens, scores, masks and experts of all its samples. */
+export const MAX_REQUEST_MEMORY = 2 ** 30
 
 /** Longest request id: ids are echoed, logged and kept. */
 export const MAX_RID_LENGTH = 256

@@ -1,24 +1,31 @@
 import { collectDefaultMetrics, Counter, Gauge, Histogram, Registry } from 'prom-client'
 import type { RolloutEngine, StartTimes } from '../contract/rollout-engine.ts'
-import type { Sample } from './sample.ts'
+import type { Sample } from './generation/sample.ts'
 import type { WriteReport } from '../contract/weight-source.ts'
+import { chooseMetricNames, familiesOf, METRIC_NAMES } from './metric-families.ts'
+import type { MetricNames } from './metric-families.ts'
 
 const TOKEN_BUCKETS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5]
 const REQUEST_BUCKETS = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600]
 const UPDATE_BUCKETS = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300]
 
 /**
- * Prometheus metrics of one plugin instance, in a registry of its own, so that the host's default registry is not
+ * Prometheus metrics of one plugin instance, in registries of its own, so that the host's default registry is not
  * touched.
  */
 export class Metrics {
-  readonly registry = new Registry()
+  readonly contentType = Registry.PROMETHEUS_CONTENT_TYPE
+  /** refit's own names. */
+  readonly #refit = new Registry()
+  /** The process, and the families under the names that were chosen. */
+  readonly #scraped: Registry[]
   readonly #engine: RolloutEngine
   readonly #finished: Counter<'finished_reason'>
   readonly #firstToken: Histogram
   readonly #interToken: Histogram
   readonly #request: Histogram
   readonly #decode: Histogram
+  readonly #perToken: Histogram
   readonly #queue: Histogram
   readonly #prefill: Histogram
   readonly #updates: Counter<'outcome'>
@@ -27,11 +34,10 @@ export class Metrics {
   #pausedMs = 0
   #pausedSince: number | null = null
 
-  constructor (engine: RolloutEngine) {
+  constructor (engine: RolloutEngine, names: ReadonlySet<MetricNames> = chooseMetricNames()) {
     this.#engine = engine
-    const registers = [this.registry]
-    this.registry.setDefaultLabels({ model_name: engine.info.servedModelName })
-    collectDefaultMetrics({ register: this.registry })
+    const registers = [this.#refit]
+    this.#refit.setDefaultLabels({ model_name: engine.info.servedModelName })
     this.#readEngine()
 
     this.#finished = new Counter({
@@ -62,6 +68,12 @@ export class Metrics {
       name: 'refit:request_decode_time_seconds',
       help: 'From the first token to the last',
       buckets: REQUEST_BUCKETS,
+      registers
+    })
+    this.#perToken = new Histogram({
+      name: 'refit:request_time_per_output_token_seconds',
+      help: "Mean time from one of a request's tokens to the next, once per request",
+      buckets: TOKEN_BUCKETS,
       registers
     })
     this.#queue = new Histogram({
@@ -95,6 +107,13 @@ export class Metrics {
       registers
     })
     for (const outcome of ['success', 'refused', 'torn']) this.#updates.inc({ outcome }, 0)
+    for (const reason of ['stop', 'length', 'abort']) this.#finished.inc({ finished_reason: reason }, 0)
+    this.#scraped = this.#registries(names)
+  }
+
+  /** The metrics in Prometheus's text format. */
+  async text (): Promise<string> {
+    return (await Promise.all(this.#scraped.map(async registry => await registry.metrics()))).join('\n')
   }
 
   /** `before`: the sample's count of tokens and the time of its last one before the event that it just received. */
@@ -105,7 +124,10 @@ export class Metrics {
     if (sample.finish === null) return
     this.#finished.inc({ finished_reason: sample.finish.type })
     this.#request.observe(sample.seconds)
-    if (sample.firstTokenAt !== null) this.#decode.observe((sample.lastTokenAt - sample.firstTokenAt) / 1000)
+    if (sample.firstTokenAt === null) return
+    const decodeSeconds = (sample.lastTokenAt - sample.firstTokenAt) / 1000
+    this.#decode.observe(decodeSeconds)
+    if (sample.tokens.length > 1) this.#perToken.observe(decodeSeconds / (sample.tokens.length - 1))
   }
 
   /** Called once per request, when its prefill is done. */
@@ -191,7 +213,18 @@ export class Metrics {
   }
 
   close (): void {
-    this.registry.clear()
+    for (const registry of this.#scraped) registry.clear()
+  }
+
+  #registries (names: ReadonlySet<MetricNames>): Registry[] {
+    const ofProcess = new Registry()
+    ofProcess.setDefaultLabels({ model_name: this.#engine.info.servedModelName })
+    collectDefaultMetrics({ register: ofProcess })
+    const chosen = METRIC_NAMES.filter(name => names.has(name))
+    return [
+      ofProcess,
+      ...chosen.map(name => name === 'refit' ? this.#refit : familiesOf(name, this.#refit, this.#engine))
+    ]
   }
 
   /** Gauges that read the engine when they are scraped. */
@@ -254,7 +287,7 @@ export class Metrics {
     const gauge: Gauge = new Gauge({
       name: `refit:${name}`,
       help,
-      registers: [this.registry],
+      registers: [this.#refit],
       collect: () => gauge.set(read())
     })
   }
@@ -264,7 +297,7 @@ export class Metrics {
       name: 'refit:memory_released_bytes',
       help: 'Bytes given back to the system on request, by kind of memory',
       labelNames: ['tag'],
-      registers: [this.registry],
+      registers: [this.#refit],
       collect: () => {
         for (const tag of ['weights', 'kv_cache', 'cuda_graph'] as const) {
           gauge.set(
@@ -280,7 +313,7 @@ export class Metrics {
     const counter: Counter = new Counter({
       name: `refit:${name}`,
       help,
-      registers: [this.registry],
+      registers: [this.#refit],
       collect: () => {
         counter.reset()
         counter.inc(read())

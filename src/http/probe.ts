@@ -1,6 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { randomBytes } from 'node:crypto'
-import type { RolloutEngine } from '../contract/rollout-engine.ts'
+import type { ServingEngine } from '../contract/rollout-engine.ts'
+import { PLAIN_SAMPLING } from './generation/plain-sampling.ts'
 
 const POLL_MS = 50
 
@@ -9,7 +10,7 @@ const POLL_MS = 50
  * true while it is paused, asleep or in a weight transaction that writes, since it is idle on purpose then. False if
  * nothing happened in time.
  */
-export async function computes (engine: RolloutEngine, timeoutMs: number): Promise<boolean> {
+export async function computes (engine: ServingEngine, timeoutMs: number): Promise<boolean> {
   if (isIdleOnPurpose(engine)) return true
   const steps = engine.stats.steps
   const rid = `HEALTH_CHECK_${randomBytes(8).toString('hex')}`
@@ -33,26 +34,12 @@ export async function computes (engine: RolloutEngine, timeoutMs: number): Promi
   }
 }
 
-function isIdleOnPurpose ({ stats, weights, transactions }: RolloutEngine): boolean {
+function isIdleOnPurpose ({ stats, weights, transactions }: ServingEngine): boolean {
   return stats.paused !== null || weights.state === 'asleep' || transactions.writing
 }
 
-async function probeOnce (engine: RolloutEngine, rid: string): Promise<void> {
-  const sampling = {
-    maxNewTokens: 1,
-    minNewTokens: 0,
-    temperature: 0,
-    topP: 1,
-    topK: 0,
-    minP: 0,
-    frequencyPenalty: 0,
-    presencePenalty: 0,
-    repetitionPenalty: 1,
-    stopTokenIds: [],
-    ignoreEos: true,
-    logitBias: [],
-    seed: null
-  }
+async function probeOnce (engine: ServingEngine, rid: string): Promise<void> {
+  const sampling = { ...PLAIN_SAMPLING, maxNewTokens: 1 }
   for await (const event of engine.generate({ rid, inputIds: Int32Array.of(0), sampling, logprobs: null })) {
     if (event.tokens.length > 0) return
   }

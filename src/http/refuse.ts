@@ -1,4 +1,6 @@
 import { RefitError } from '../errors.ts'
+import { REFUSED } from './schemas.ts'
+import type { RefusedField } from './schemas.ts'
 
 /** Refuses the first of `features` that is set. null, false, "" and empty lists and objects count as not set. */
 export function refuseUnsupported (fields: object, features: Record<string, string>, prefix = ''): void {
@@ -13,6 +15,44 @@ export function refuseUnsupported (fields: object, features: Record<string, stri
   }
 }
 
+interface Schema {
+  properties?: Record<string, object>
+  anyOf?: object[]
+  items?: object
+  [REFUSED]?: RefusedField
+}
+
+/**
+ * Refuses the first field of `value` that its schema marks as `refused` and that is set. Objects in it are checked too.
+ */
+export function refuseFields (schema: object, value: unknown, at = ''): void {
+  if (typeof value !== 'object' || value === null) return
+  const { anyOf = [], items, properties = {} } = schema as Schema
+  for (const branch of anyOf) refuseFields(branch, value, at)
+  if (Array.isArray(value)) {
+    // Lists of token ids have no fields.
+    if (items === undefined || typeof value[0] !== 'object') return
+    value.forEach((item, i) => refuseFields(items, item, `${at}[${i}]`))
+    return
+  }
+  for (const [name, item] of Object.entries(value)) {
+    if (!Object.hasOwn(properties, name)) continue
+    const param = at === '' ? name : `${at}.${name}`
+    const field: Schema = properties[name]!
+    if (field[REFUSED] === undefined) refuseFields(field, item, param)
+    else refuseField(field[REFUSED], item, param)
+  }
+}
+
+function refuseField (
+  { feature, instead = 'leave the field out', unless = [] }: RefusedField,
+  value: unknown,
+  param: string
+): void {
+  if (!isSet(value) || unless.some(harmless => JSON.stringify(harmless) === JSON.stringify(value))) return
+  throw new RefitError('UNSUPPORTED', `${param}: ${feature}: not supported by this server; ${instead}`, { param })
+}
+
 export function isSet (value: unknown): boolean {
   if (value === null || value === undefined || value === false || value === '') return false
   return typeof value !== 'object' || Object.keys(value).length > 0
@@ -22,21 +62,21 @@ export function invalid (param: string, message: string): RefitError {
   return new RefitError('INVALID_REQUEST', `${param}: ${message}`, { param })
 }
 
-/** Refuses any `response_format` of OpenAI's except plain text. */
-export function refuseFormat (format: unknown): void {
-  if (format == null || (format as { type?: unknown }).type === 'text') return
-  throw new RefitError('UNSUPPORTED', 'response_format: only {"type": "text"} is supported by this server', {
-    param: 'response_format'
-  })
-}
-
 const MAX_DEPTH = 256
 
 /** Refuses values so deep that walking them, in a chat template above all, would overflow the stack. */
 export function refuseDeep (root: unknown, param: string): void {
-  let level = [root]
-  for (let depth = 0; level.length > 0; depth++) {
+  const values = [root]
+  const depths = [0]
+  while (values.length > 0) {
+    const value = values.pop()
+    const depth = depths.pop()!
     if (depth > MAX_DEPTH) throw invalid(param, `nests deeper than ${MAX_DEPTH} levels`)
-    level = level.flatMap(value => typeof value === 'object' && value !== null ? Object.values(value) as unknown[] : [])
+    if (typeof value !== 'object' || value === null) continue
+    for (const inner of Object.values(value)) {
+      if (typeof inner !== 'object') continue
+      values.push(inner)
+      depths.push(depth + 1)
+    }
   }
 }

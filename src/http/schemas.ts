@@ -17,14 +17,32 @@ export const transactionField = nullable(
   'Id of the weight transaction that the update belongs to (POST /weight_transactions).'
 )
 
-/** A field that is accepted and has no effect here. */
+/** A field that is accepted and changes no token and no number of a reply. */
 export function unused (description = 'Accepted, and has no effect.') {
-  return Type.Optional(Type.Unknown({ description }))
+  return Type.Optional(Type.Unknown({ description, [ACCEPTED]: true }))
 }
 
-/** A field of other servers for a feature that refit does not have: refused by name if it is set. */
-export function refused (feature: string) {
-  return Type.Optional(Type.Unknown({ description: `Not supported (${feature}): refused unless null or empty.` }))
+/** Marks of fields in the API document; every other field is served. */
+export const ACCEPTED = 'x-refit-accepted'
+export const REFUSED = 'x-refit-refused'
+
+export interface RefusedField {
+  feature: string
+  /** The way out, for the error (default: leave the field out). */
+  instead?: string
+  /** Values that are accepted, because they mean what this server does anyway. */
+  unless?: unknown[]
+}
+
+/** A field of other servers for a feature that refit does not have: `refuseFields` refuses it by name if it is set. */
+export function refused (feature: string, options: Omit<RefusedField, 'feature'> = {}) {
+  const accepted = ['null', ...(options.unless ?? []).map(value => JSON.stringify(value))].join(', ')
+  return Type.Optional(
+    Type.Unknown({
+      description: `Not supported (${feature}): refused unless ${accepted} or empty.`,
+      [REFUSED]: { feature, ...options } satisfies RefusedField
+    })
+  )
 }
 
 export const TokenIds = Type.Array(Type.Integer(), { description: 'Token ids.' })

@@ -3,6 +3,7 @@ import type { FastifyInstance } from 'fastify'
 interface Schema {
   properties?: Record<string, Schema>
   anyOf?: Schema[]
+  additionalProperties?: unknown
 }
 
 const REMEMBERED = 1000
@@ -11,7 +12,7 @@ const REMEMBERED = 1000
 export function logUnknownFields (app: FastifyInstance): void {
   const seen = new Set<string>()
   app.addHook('preHandler', async request => {
-    const known = (request.routeOptions.schema?.body as Schema | undefined)?.properties
+    const { properties: known, additionalProperties } = (request.routeOptions.schema?.body ?? {}) as Schema
     if (known === undefined || typeof request.body !== 'object' || request.body === null) return
     for (const field of unknownFields(known, request.body)) {
       const key = `${request.routeOptions.url} ${field.slice(0, 100)}`
@@ -20,7 +21,13 @@ export function logUnknownFields (app: FastifyInstance): void {
       seen.add(key)
       request.log.info({ route: request.routeOptions.url, field: field.slice(0, 100) }, 'unknown field ignored')
     }
+    if (additionalProperties !== true) dropUnknown(known, request.body)
   })
+}
+
+/** Nothing reads these fields, and the body may wait for long. */
+function dropUnknown (known: Record<string, Schema>, body: object): void {
+  for (const field of Object.keys(body)) if (!Object.hasOwn(known, field)) Reflect.deleteProperty(body, field)
 }
 
 /** Unknown fields of the body, and of objects in it (sampling parameters) whose fields are known. */

@@ -1,8 +1,9 @@
-import { Ajv } from 'ajv'
+import { Ajv, type ValidateFunction } from 'ajv'
 import type { FastifySchemaCompiler } from 'fastify'
 import type { TSchema } from 'typebox'
 import { RefitError } from '../errors.ts'
 import { coerceLax } from './lax.ts'
+import { ACCEPTED, REFUSED } from './schemas.ts'
 import { explain } from './validation-message.ts'
 
 type Check = (data: unknown) => { value: unknown } | { error: Error }
@@ -18,6 +19,7 @@ const options = {
 const bodies = new Ajv({ ...options, coerceTypes: false })
 // Query strings and path parameters are strings until something converts them.
 const strings = new Ajv({ ...options, coerceTypes: 'array' })
+for (const ajv of [bodies, strings]) ajv.addVocabulary([ACCEPTED, REFUSED])
 
 /**
  * Validators of refit's own scope: a host's validators would turn "3" into 3 and drop fields that they do not know.
@@ -30,17 +32,30 @@ export const validatorCompiler: FastifySchemaCompiler<TSchema> = ({ schema, http
 
 /** Checks a JSON body against a schema; also used for bodies that arrive on a GET. */
 export function bodyCheck (schema: TSchema): Check {
-  const validate = bodies.compile(schema)
+  const compiled = once(() => bodies.compile(schema))
   const strict = (schema as { additionalProperties?: unknown }).additionalProperties === false
   return data => {
     const value = strict ? data : coerceLax(schema, data)
+    const validate = compiled()
     return validate(value) ? { value } : { error: invalid(validate.errors!, 'body') }
   }
 }
 
 function stringCheck (schema: TSchema, part: string): Check {
-  const validate = strings.compile(schema)
-  return data => validate(data) ? { value: data } : { error: invalid(validate.errors!, part) }
+  const compiled = once(() => strings.compile(schema))
+  return data => {
+    const validate = compiled()
+    return validate(data) ? { value: data } : { error: invalid(validate.errors!, part) }
+  }
+}
+
+/** Compiles a schema at its first check: of the many routes a server uses few, and their schemas delay its start. */
+function once (compile: () => ValidateFunction): () => ValidateFunction {
+  let compiled: ValidateFunction | undefined
+  return () => {
+    compiled ??= compile()
+    return compiled
+  }
 }
 
 function invalid (errors: Parameters<typeof explain>[0], part: string): RefitError {

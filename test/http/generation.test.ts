@@ -1,4 +1,6 @@
 import t from 'tap'
+import type { GenerateRequest, TokenEvent } from '../../src/contract/rollout-engine.ts'
+import { RefitError } from '../../src/errors.ts'
 import { call, routeApp, until } from '../helpers/route-app.ts'
 import { FakeEngine } from '../helpers/fake-engine.ts'
 
@@ -18,6 +20,30 @@ t.test('if the queue refuses half of a batch, each request of the other half is 
   t.equal(engine.live, 32, 'nothing is left of it')
   await engine.resume()
   t.equal((await held).json.length, 32)
+})
+
+t.test('the failure of any sample of a batch is the reply, and ends the others', async t => {
+  class Failing extends FakeEngine {
+    override async *generate (request: GenerateRequest): AsyncGenerator<TokenEvent, void, undefined> {
+      // The others run by now.
+      if (request.inputIds[0] === 66) {
+        await until(() => this.live === 2)
+        throw new RefitError('ENGINE_TORN', 'torn meanwhile')
+      }
+      yield* super.generate(request)
+    }
+  }
+  for (const prompts of [[[66], [5], [6]], [[5], [66], [6]], [[5], [6], [66]]]) {
+    const engine = new Failing({ stepMs: 20 })
+    const { url } = await routeApp(t, { engine })
+    const { status, json } = await call(`${url}/generate`, {
+      input_ids: prompts,
+      sampling_params: { max_new_tokens: 200 }
+    })
+    t.equal(status, 503)
+    t.equal(json.error.code, 'ENGINE_TORN')
+    t.equal(engine.live, 0)
+  }
 })
 
 t.test('a stop text that names a special token is found, although special tokens are left out of the text', async t => {

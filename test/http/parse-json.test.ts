@@ -38,6 +38,19 @@ t.test('any body is read as JSON.parse reads it', async t => {
   )
 })
 
+t.test('a string that ends with backslashes ends there, whatever follows it', async t => {
+  // Without quotes for a while: a reader that is out of step takes this for a string.
+  const numbers = Array.from({ length: 20_000 }, (_, i) => i)
+  for (const slashes of [1, 2, 3]) {
+    const end = '\\'.repeat(slashes)
+    for (
+      const value of [[end, numbers, 'x'], ['x'.repeat(20_000) + end, numbers, end], { [end]: [numbers, end + '"'] }]
+    ) {
+      t.same(parseJsonText(JSON.stringify(value)), value)
+    }
+  }
+})
+
 t.test('invalid JSON is refused, also with a long string in it', async t => {
   const text = 'x'.repeat(100_000)
   for (
@@ -60,4 +73,25 @@ t.test('long strings may be values or keys, and may contain the placeholders of 
     t.same(parseJsonText(JSON.stringify(value)), value)
   }
   t.same(parseJsonText(`{ "${text}" \n : "${text}" }`), { [text]: text })
+})
+
+t.test('a long key with much white space behind it stays a key', async t => {
+  const key = 'k'.repeat(20_000)
+  t.same(parseJsonText(`{"${key}"${' '.repeat(100)}: 1}`), { [key]: 1 })
+})
+
+t.test('no body makes the parser search its text many times', async t => {
+  const { includes } = String.prototype
+  let searches = 0
+  const replace = (method: unknown): boolean => Reflect.set(String.prototype, 'includes', method)
+  replace(function (this: string, ...args: Parameters<typeof includes>) {
+    searches++
+    return includes.apply(this, args)
+  })
+  t.teardown(() => {
+    replace(includes)
+  })
+  const text = Array.from({ length: 5000 }, (_, i) => `~${i}~`).join('')
+  t.same(parseJsonText(JSON.stringify([text])), [text])
+  t.ok(searches < 10, `${searches} searches`)
 })

@@ -1,8 +1,13 @@
+import Fastify from 'fastify'
+import type { RouteOptions } from 'fastify'
 import fc from 'fast-check'
 import { Type } from 'typebox'
+import type { TSchema } from 'typebox'
 import t from 'tap'
+import refit from '../../src/app/plugin.ts'
 import { coerceLax } from '../../src/http/lax.ts'
-import { bodyCheck } from '../../src/http/validation.ts'
+import { bodyCheck, validatorCompiler } from '../../src/http/validation.ts'
+import { FakeEngine } from '../helpers/fake-engine.ts'
 
 const Lax = Type.Object({
   int: Type.Optional(Type.Integer({ minimum: 0, maximum: 9 })),
@@ -148,4 +153,28 @@ t.test('numbers are unchanged after conversion to a string and back', async t =>
     const got = coerceLax(schema, { int: String(int), num: String(num) }) as { int: unknown, num: unknown }
     return (Math.abs(int) < 1e15 ? got.int === int : true) && Object.is(got.num, num === 0 ? Number(String(num)) : num)
   }))
+})
+
+t.test('the schemas of all routes compile, which a server does at their first request', async t => {
+  const routes: RouteOptions[] = []
+  const app = Fastify()
+  app.addHook('onRoute', route => {
+    routes.push(route)
+  })
+  const engine = new FakeEngine()
+  await app.register(refit, { engine, tokenizer: null })
+  await app.ready()
+  let compiled = 0
+  for (const { schema = {}, method, url } of routes) {
+    for (const httpPart of ['body', 'querystring', 'params'] as const) {
+      const part = schema[httpPart]
+      if (part === undefined) continue
+      const check = validatorCompiler({ schema: part as TSchema, method: String(method), url, httpPart })
+      t.doesNotThrow(() => check({}), `${String(method)} ${url} ${httpPart}`)
+      compiled++
+    }
+  }
+  t.ok(compiled > 50, `${compiled} schemas`)
+  await app.close()
+  await engine.close()
 })

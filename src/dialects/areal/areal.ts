@@ -2,7 +2,7 @@ import { RefitError } from '../../errors.ts'
 import { GROUP_NAME, updateFromDistributed } from '../../updates/distributed-update.ts'
 import { adapterRefusal } from '../../http/adapters.ts'
 import { memoize } from '../memoize.ts'
-import type { RouteContext } from '../../http/context.ts'
+import type { UpdatesContext } from '../../http/context.ts'
 import type { UpdateOutcome } from '../../updates/run-update.ts'
 
 /** AReaL's announcement of the next bucket of one group. */
@@ -19,11 +19,11 @@ export interface ArealBucket {
  * wait for a broadcast that never comes.
  */
 export class ArealBuckets {
-  readonly #context: RouteContext
+  readonly #context: UpdatesContext
   #announced: ArealBucket | null = null
   #running: Promise<UpdateOutcome> | null = null
 
-  constructor (context: RouteContext) {
+  constructor (context: UpdatesContext) {
     this.#context = context
   }
 
@@ -75,7 +75,7 @@ export class ArealBuckets {
   }
 }
 
-export const arealBucketsOf = memoize((context: RouteContext) => new ArealBuckets(context))
+export const arealBucketsOf = memoize((context: UpdatesContext) => new ArealBuckets(context))
 
 /** The refusal of an adapter, with AReaL's own option. `note`: what happened to its tensors. */
 export function arealAdapterRefusal (body: unknown, note?: string): RefitError {

@@ -2,7 +2,7 @@ import { RefitError } from '../../errors.ts'
 import type { DType } from '../../native/dtypes.ts'
 import type { NativeSource } from '../../native/write-job.ts'
 import { measureTensors } from '../../sources/measure-tensors.ts'
-import type { AnnouncedTensor, StoredSource } from '../../contract/weight-source.ts'
+import type { AnnouncedTensor, StoredSource, Transport } from '../../contract/weight-source.ts'
 import { decodeBase64 } from '../../wire/torch/payload.ts'
 import { describeUnreadDType, torchWeightDType } from '../../wire/torch/dtypes.ts'
 
@@ -14,6 +14,7 @@ export interface ArealTensor {
 }
 
 const FLOAT_BYTES = 4
+const MEMORY: Transport = { name: 'memory', readError: 'CHECKPOINT_FORMAT' }
 
 /**
  * The tensors of one request as a source. numpy has no bfloat16, so AReaL sends float32 values under the dtype
@@ -50,7 +51,7 @@ export function openArealTensors (
     tensors.push({ name, dtype: storedAs(name, own, bytes, buffer.length), shape, source: index, offset: 0 })
     sources.push({ buffer })
   }
-  return { kind: 'stored', transport: 'memory', tensors, sources, verify: async () => {}, close: async () => {} }
+  return { kind: 'stored', transport: MEMORY, tensors, sources, verify: async () => {}, close: async () => {} }
 }
 
 function storedAs (name: string, dtype: DType, bytes: number, got: number): DType {

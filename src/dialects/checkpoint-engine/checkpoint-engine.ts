@@ -1,9 +1,8 @@
 import { setMaxListeners } from 'node:events'
 import { RefitError } from '../../errors.ts'
 import { labelText } from '../../http/updates/update-fields.ts'
-import type { RouteContext } from '../../http/context.ts'
+import type { UpdatesContext } from '../../http/context.ts'
 import type { EngineInfo } from '../../contract/rollout-engine.ts'
-import { CallJoiner } from '../../weights/call-joiner.ts'
 import type { WriteReport } from '../../contract/weight-source.ts'
 import { toGpuUuid } from '../../wire/torch/gpus.ts'
 import { Peers } from './peers.ts'
@@ -37,92 +36,87 @@ const SILENCE_MS = 300_000
 const CONNECT_MS = 60_000
 const DEADLINE_MS = 3_600_000
 
-/** The state that all updates of one server have in common. */
-class IpcUpdates {
-  readonly joiner = new CallJoiner<IpcUpdated>()
-  /** The exchanges that run. */
-  readonly running = new Set<AbortController>()
+/** The exchanges of one server that run. */
+class Exchanges {
+  readonly #running = new Set<AbortController>()
   /** Paths of their sockets. */
-  readonly sockets = new Set<string>()
+  readonly #sockets = new Set<string>()
+
+  /** Takes the sockets until `end`. Throws CONFLICT if another exchange reads from one of them. */
+  begin (slots: readonly Slot[], deadlineMs: number): { signal: AbortSignal, end: () => void } {
+    const taken = slots.find(({ path }) => this.#sockets.has(path))
+    // A REQ socket distributes its messages over its connections, so each of two exchanges would get half of them.
+    if (taken !== undefined) {
+      throw new RefitError(
+        'CONFLICT',
+        `an update with other fields already reads from ${taken.endpoint}: wait until it has ended`,
+        { param: 'zmq_handles' }
+      )
+    }
+    const control = new AbortController()
+    setMaxListeners(0, control.signal)
+    this.#running.add(control)
+    for (const { path } of slots) this.#sockets.add(path)
+    const timer = setTimeout(() => {
+      control.abort(
+        new RefitError('DEADLINE', `the exchange with the parameter server has not ended within ${deadlineMs / 1000} s`)
+      )
+    }, deadlineMs)
+    return {
+      signal: control.signal,
+      end: () => {
+        clearTimeout(timer)
+        this.#running.delete(control)
+        for (const { path } of slots) this.#sockets.delete(path)
+      }
+    }
+  }
+
+  /** Aborts all: the server shuts down. */
+  abort (): void {
+    for (const control of this.#running) {
+      control.abort(new RefitError('ENGINE_CLOSED', 'the server is shutting down'))
+    }
+  }
 }
 
-const updatesOf = memoize((_context: RouteContext) => new IpcUpdates())
+const exchangesOf = memoize((_context: UpdatesContext) => new Exchanges())
 
 /**
  * Runs an update by a parameter server. `zmqHandles`: UUID of a GPU -> endpoint of the socket of the process on that
  * GPU. The call ends when the exchange ends. A call equal to a running one joins it and gets the same outcome.
  */
 export async function updateFromIpc (
-  context: RouteContext,
+  context: UpdatesContext,
   zmqHandles: Readonly<Record<string, string>>,
   fields: IpcUpdateFields = {}
 ): Promise<IpcUpdated> {
   const slots = chooseSlots(context.engine.info, zmqHandles)
-  const { joiner } = updatesOf(context)
-  const key = JSON.stringify([
-    fields.transaction ?? null,
-    slots.map(({ endpoint }) => endpoint),
-    fields.weight_version ?? null,
-    fields.flush_cache ?? true
-  ])
-  return await joiner.join(
-    key,
-    async () => await exchange(context, slots, fields)
-  )
+  const { flush_cache: flushCache = true, weight_version: version = null, transaction = null, timeout } = fields
+  const deadlineMs = timeout == null ? DEADLINE_MS : timeout * 1000
+  let exchange: ReturnType<Exchanges['begin']> | undefined
+  const report = await runIpcUpdate(context, slots, { flushCache, version, transaction, deadlineMs }, {
+    connect: async () => {
+      exchange = exchangesOf(context).begin(slots, deadlineMs)
+      return await Peers.connect(slots, {
+        connectMs: Math.min(CONNECT_MS, deadlineMs * 0.9),
+        silenceMs: Math.min(SILENCE_MS, deadlineMs),
+        signal: exchange.signal
+      })
+    },
+    end: () => {
+      exchange?.end()
+    }
+  })
+  return {
+    message: `IPC weight update completed successfully${version === null ? '' : '.'}${labelText(version, report)}`,
+    report
+  }
 }
 
 /** Aborts all exchanges: the server shuts down. */
-export function abortIpcUpdates (context: RouteContext): void {
-  for (const control of updatesOf(context).running) {
-    control.abort(new RefitError('ENGINE_CLOSED', 'the server is shutting down'))
-  }
-}
-
-async function exchange (context: RouteContext, slots: readonly Slot[], fields: IpcUpdateFields): Promise<IpcUpdated> {
-  const { running, sockets } = updatesOf(context)
-  const taken = slots.find(({ path }) => sockets.has(path))
-  // A REQ socket distributes its messages over its connections, so each of two exchanges would get half of them.
-  if (taken !== undefined) {
-    throw new RefitError(
-      'CONFLICT',
-      `an update with other fields already reads from ${taken.endpoint}: wait until it has ended`,
-      { param: 'zmq_handles' }
-    )
-  }
-  const deadlineMs = fields.timeout == null ? DEADLINE_MS : fields.timeout * 1000
-  const control = new AbortController()
-  setMaxListeners(0, control.signal)
-  running.add(control)
-  for (const { path } of slots) sockets.add(path)
-  const timer = setTimeout(() => {
-    control.abort(
-      new RefitError('DEADLINE', `the exchange with the parameter server has not ended within ${deadlineMs / 1000} s`)
-    )
-  }, deadlineMs)
-  try {
-    const options = {
-      flushCache: fields.flush_cache ?? true,
-      version: fields.weight_version ?? null,
-      transaction: fields.transaction ?? null,
-      deadlineMs
-    }
-    const report = await runIpcUpdate(context, slots, options, async () =>
-      await Peers.connect(slots, {
-        connectMs: Math.min(CONNECT_MS, deadlineMs * 0.9),
-        silenceMs: Math.min(SILENCE_MS, deadlineMs),
-        signal: control.signal
-      }))
-    return {
-      message: `IPC weight update completed successfully${fields.weight_version == null ? '' : '.'}${
-        labelText(fields.weight_version, report)
-      }`,
-      report
-    }
-  } finally {
-    clearTimeout(timer)
-    running.delete(control)
-    for (const { path } of slots) sockets.delete(path)
-  }
+export function abortIpcUpdates (context: UpdatesContext): void {
+  exchangesOf(context).abort()
 }
 
 /**

@@ -28,6 +28,9 @@ export class Peers {
   readonly slots: readonly Slot[]
   readonly #repliers: readonly Replier[]
   readonly #options: PeersOptions
+  /** The last request of each rank, and how often each has sent None: the second time is the end. */
+  readonly #last: Buffer[] = []
+  readonly #nones: number[] = []
 
   private constructor (slots: readonly Slot[], repliers: readonly Replier[], options: PeersOptions) {
     this.slots = slots
@@ -53,11 +56,10 @@ export class Peers {
 
   /** The next request of each rank. */
   async receive (): Promise<Buffer[]> {
-    const { silenceMs, signal } = this.#options
     const failed = new AbortController()
-    const either = AbortSignal.any([signal, failed.signal])
+    const either = AbortSignal.any([this.#options.signal, failed.signal])
     try {
-      return await Promise.all(this.#repliers.map(async replier => await replier.receive(silenceMs, either)))
+      return await Promise.all(this.#repliers.map(async (_, index) => await this.#next(index, either)))
     } catch (error) {
       // Requests of the other ranks stay in their queues until `dismiss` reads them.
       failed.abort(error)
@@ -71,17 +73,17 @@ export class Peers {
   }
 
   /**
-   * Sends the error to all ranks and waits until each has confirmed that it stops: a rank whose connection closes
-   * earlier would wait for it forever. Never throws.
+   * Sends the error to all ranks and waits until each has sent its last message: a rank whose connection closes earlier
+   * would wait for it forever. A rank that has sent its last message waits for the end of the HTTP request instead.
+   * Never throws.
    */
   async dismiss (error: string): Promise<void> {
-    const { silenceMs, signal } = this.#options
-    await Promise.allSettled(this.#repliers.map(async replier => {
-      for (let stopped = false; !stopped;) {
+    await Promise.allSettled(this.#repliers.map(async (replier, index) => {
+      for (let hasError = false;; hasError = true) {
+        // verl waits for a reply to its last bucket, and checkpoint-engine for one to its second None.
         if (replier.hasRequest) replier.reply(error)
-        stopped = isStop(await replier.receive(silenceMs, signal))
-        // verl waits for a reply to its last bucket, too.
-        if (stopped && replier.hasRequest) replier.reply(error)
+        if (this.#hasEnded(index, hasError)) return
+        await this.#next(index, this.#options.signal)
       }
     }))
   }
@@ -89,14 +91,36 @@ export class Peers {
   close (): void {
     for (const replier of this.#repliers) replier.close()
   }
+
+  async #next (index: number, signal: AbortSignal): Promise<Buffer> {
+    const bytes = await this.#repliers[index]!.receive(this.#options.silenceMs, signal)
+    this.#last[index] = bytes
+    if (isNone(bytes)) this.#nones[index] = (this.#nones[index] ?? 0) + 1
+    return bytes
+  }
+
+  /** `hasError`: its last request came after the error. Before it, what looks like an exception is a wrong message. */
+  #hasEnded (index: number, hasError: boolean): boolean {
+    const last = this.#last[index]
+    if (last === undefined) return false
+    const type = endOf(last)
+    return this.#nones[index] === 2 || type === 'bucket' || (type === 'stop' && hasError)
+  }
 }
 
-function isStop (bytes: Buffer): boolean {
+/** A pickled None: two bytes for the protocol, N and a full stop. */
+function isNone (bytes: Buffer): boolean {
+  return bytes.length === 4 && bytes[0] === 0x80 && bytes.toString('latin1', 2) === 'N.'
+}
+
+/** The kind of a message after which its sender sends no other: an exception, or verl's last bucket. */
+function endOf (bytes: Buffer): 'stop' | 'bucket' | null {
   try {
     const message = readServerMessage(bytes)
-    return message.type === 'stop' || (message.type === 'bucket' && message.isLast === true)
+    if (message.type === 'stop') return 'stop'
+    return message.type === 'bucket' && message.isLast === true ? 'bucket' : null
   } catch {
     // It is a handle, or not readable at all.
-    return false
+    return null
   }
 }

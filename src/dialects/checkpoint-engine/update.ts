@@ -2,7 +2,7 @@ import type { RolloutEngine } from '../../contract/rollout-engine.ts'
 import { errorMessage, RefitError, withPrefix } from '../../errors.ts'
 import { runTransaction } from '../../updates/run-transaction.ts'
 import type { TransactionPart } from '../../updates/run-transaction.ts'
-import type { RouteContext } from '../../http/context.ts'
+import type { UpdatesContext } from '../../http/context.ts'
 import { openNamedMemory } from '../../sources/tensor/named-memory.ts'
 import { SharedBuffers } from '../../sources/tensor/shared-buffers.ts'
 import type { OpenHandle } from '../../sources/tensor/tensor-receiver.ts'
@@ -27,39 +27,46 @@ const BUFFER = 'the buffer'
 
 /** One exchange with a parameter server: many buckets through the same buffers are one update. */
 export async function runIpcUpdate (
-  context: Pick<RouteContext, 'engine' | 'metrics' | 'retries' | 'tensors'>,
+  context: Pick<UpdatesContext, 'engine' | 'metrics' | 'retries' | 'tensors'>,
   slots: readonly Slot[],
   options: IpcOptions,
-  connect: () => Promise<Peers>
+  /** Not called by a call that joins a running one; nor is `end`, which is called last. */
+  { connect, end }: { connect: () => Promise<Peers>, end: () => void }
 ): Promise<WriteReport> {
   let peers: Peers | undefined
   let update: IpcUpdate | undefined
   let dismissed: Promise<void> | undefined
-  const explain = (error: unknown, isOld: boolean): unknown =>
-    peers === undefined ? error : withPrefix(FAILED, toRefusal(error, isOld))
-  const owner = `checkpoint-engine (${slots[0]!.endpoint})`
-  try {
-    return await runTransaction(context, { ...options, owner, joinsScope: true, explain }, async part => {
-      peers = await connect()
+  return await runTransaction(context, {
+    ...options,
+    owner: `checkpoint-engine (${slots[0]!.endpoint})`,
+    identity: ['checkpoint-engine', ...slots.map(({ endpoint }) => endpoint)],
+    joinsScope: true,
+    explain: (error, isOld) => peers === undefined ? error : withPrefix(FAILED, toRefusal(error, isOld)),
+    close: async () => {
       try {
-        update = new IpcUpdate(context, peers, part)
-        await update.run()
-      } catch (error) {
-        // The peers get the error at once; the engine need not wait until they have stopped.
-        if (!(error instanceof Stopped)) dismissed = peers.dismiss(`${FAILED}${errorMessage(error)}`)
-        throw error
+        await dismissed
+        await update?.close()
+      } finally {
+        peers?.close()
+        end()
       }
-    })
-  } finally {
-    await dismissed
-    await update?.close()
-    peers?.close()
-  }
+    }
+  }, async part => {
+    peers = await connect()
+    try {
+      update = new IpcUpdate(context, peers, part)
+      await update.run()
+    } catch (error) {
+      // The peers get the error at once; the engine need not wait until they have stopped.
+      if (!(error instanceof Stopped)) dismissed = peers.dismiss(`${FAILED}${errorMessage(error)}`)
+      throw error
+    }
+  })
 }
 
 class IpcUpdate {
   readonly #engine: RolloutEngine
-  readonly #tensors: RouteContext['tensors']
+  readonly #tensors: UpdatesContext['tensors']
   readonly #peers: Peers
   readonly #part: TransactionPart
   #buffers: SharedBuffers | undefined
@@ -67,7 +74,7 @@ class IpcUpdate {
   /** The bytes of the last messages. */
   #bodies: readonly Buffer[] = []
 
-  constructor ({ engine, tensors }: Pick<RouteContext, 'engine' | 'tensors'>, peers: Peers, part: TransactionPart) {
+  constructor ({ engine, tensors }: Pick<UpdatesContext, 'engine' | 'tensors'>, peers: Peers, part: TransactionPart) {
     this.#engine = engine
     this.#tensors = tensors
     this.#peers = peers
@@ -198,7 +205,7 @@ class IpcUpdate {
   /** The first None means that the buffers are no longer read, the second one that the update is complete. */
   async #end (): Promise<void> {
     if (this.#part.isEmpty) {
-      throw new RefitError('WEIGHTS_INCOMPLETE', 'the parameter server has sent no tensor')
+      throw new RefitError('WEIGHTS_INCOMPLETE', 'the parameter server has sent no weight of this model')
     }
     await this.#buffers!.close()
     this.#peers.reply()
@@ -212,7 +219,7 @@ class IpcUpdate {
 
   /** Replies to verl's last bucket after the commit, because its sender then frees the buffer. */
   async #endVerl (): Promise<void> {
-    if (this.#part.isEmpty) throw new RefitError('WEIGHTS_INCOMPLETE', 'verl has sent no tensor')
+    if (this.#part.isEmpty) throw new RefitError('WEIGHTS_INCOMPLETE', 'verl has sent no weight of this model')
     await this.#buffers!.close()
     await this.#part.commit()
     this.#peers.reply()

@@ -10,6 +10,10 @@ const RETRY_MS = 100
 const NOT_YET = ['ECONNREFUSED', 'ENOENT', 'EAGAIN']
 /** A ZMTP peer sends its greeting at once. */
 const GREETING_MS = 5000
+/** Heartbeats between two requests: at libzmq's shortest interval, more than come while a bucket is made. */
+const MAX_PINGS = 100_000
+/** Bytes of replies that the peer has not read. */
+const MAX_UNREAD = 1 << 20
 
 export interface ReplierOptions {
   /** Path of the socket; `\0name` for an abstract one. */
@@ -35,6 +39,7 @@ export class Replier {
   #failure: RefitError | undefined
   #isReady = false
   #hasRequest = false
+  #pings = 0
 
   private constructor (socket: Socket, name: string) {
     this.#socket = socket
@@ -156,7 +161,7 @@ export class Replier {
     if (this.#failure !== undefined) return
     try {
       for (const event of this.#reader.push(chunk)) {
-        if (event.type === 'ping') this.#socket.write(zmtpPong(event.context))
+        if (event.type === 'ping') this.#pong(event.context)
         else if (event.type === 'ready') this.#greeted(event.socketType)
         else this.#request(event.frames)
       }
@@ -167,6 +172,13 @@ export class Replier {
           : unreachable(messageOf(error), error)
       )
     }
+  }
+
+  #pong (context: Buffer): void {
+    if (++this.#pings > MAX_PINGS || this.#socket.writableLength > MAX_UNREAD) {
+      throw new RefitError('ZMQ_PROTOCOL', `it sends heartbeats without end (${this.#pings} since its last request)`)
+    }
+    this.#socket.write(zmtpPong(context))
   }
 
   #greeted (socketType: string): void {
@@ -193,6 +205,7 @@ export class Replier {
     if (this.#hasRequest || this.#requests.length > 0) {
       throw new RefitError('ZMQ_PROTOCOL', 'it sent a request before the reply to the last one')
     }
+    this.#pings = 0
     this.#requests.push(frames[1]!)
     this.#awaited?.resolve()
   }

@@ -1,13 +1,13 @@
 import { errorMessage, RefitError } from '../../errors.ts'
 import { runUpdate } from '../../updates/run-update.ts'
-import type { RouteContext } from '../../http/context.ts'
+import type { UpdatesContext } from '../../http/context.ts'
 import type { DeltaHost } from '../../contract/delta-host.ts'
 import type { DType } from '../../native/dtypes.ts'
 import { readS3Object } from '../../sources/disk/s3-object.ts'
 import type { S3Name } from '../../sources/disk/s3-object.ts'
 import { openSparsePayload, sparseSource } from '../../sources/tensor/sparse-delta.ts'
 import { payloadError } from '../../wire/torch/tensor.ts'
-import { torchWeightDType } from '../../wire/torch/dtypes.ts'
+import { describeUnreadDType, torchWeightDType } from '../../wire/torch/dtypes.ts'
 import type { SparseItem } from '../../wire/trainers/sparse-payload.ts'
 import { Semaphore } from '../../sources/tensor/semaphore.ts'
 import { memoize } from '../memoize.ts'
@@ -46,7 +46,7 @@ interface Payload extends PayloadInfo {
  * refused before `prepare`, and after a failure or a write by another client until the next `prepare`.
  */
 export class SparseRefit {
-  readonly #context: RouteContext
+  readonly #context: UpdatesContext
   readonly #payloads = new Map<string, Payload>()
   readonly #loading = new Map<string, PayloadInfo & { done: Promise<PayloadTaken> }>()
   /** Payloads that were announced and failed, with the reason. */
@@ -60,7 +60,7 @@ export class SparseRefit {
   /** Limits the payloads that are read at the same time. */
   readonly #readers = new Semaphore(2)
 
-  constructor (context: RouteContext) {
+  constructor (context: UpdatesContext) {
     this.#context = context
   }
 
@@ -76,12 +76,7 @@ export class SparseRefit {
     const known = new Map(
       Object.entries(tensors).map(([name, [shape, dtypeName]]) => {
         const dtype = torchWeightDType(dtypeName)
-        if (dtype === undefined) {
-          throw payloadError(
-            `its dtype ${dtypeName.slice(0, 40)} is not one of weights: refit takes bfloat16, float16 and float32`,
-            name
-          )
-        }
+        if (dtype === undefined) throw payloadError(describeUnreadDType(dtypeName.slice(0, 40)), name)
         return [name, { shape, dtype }] as const
       })
     )
@@ -260,4 +255,4 @@ function messageOf (error: unknown): string {
   return errorMessage(error)
 }
 
-export const sparseRefitOf = memoize((context: RouteContext) => new SparseRefit(context))
+export const sparseRefitOf = memoize((context: UpdatesContext) => new SparseRefit(context))

@@ -1,10 +1,9 @@
 import { errorMessage, RefitError } from '../../errors.ts'
 import type { ErrorCode } from '../../errors.ts'
-import type { RouteContext } from '../../http/context.ts'
+import type { UpdatesContext } from '../../http/context.ts'
 import { runTransaction } from '../../updates/run-transaction.ts'
 import type { TransactionPart } from '../../updates/run-transaction.ts'
 import { updateFromDisk } from '../../updates/disk-update.ts'
-import { CallJoiner } from '../../weights/call-joiner.ts'
 import { StateDicts } from './stream.ts'
 import { memoize } from '../memoize.ts'
 
@@ -26,12 +25,11 @@ const KEPT_CODES: ReadonlySet<ErrorCode> = new Set<ErrorCode>(['DEVICE_LOST', 'E
 
 /** The updates that prime-rl's orchestrator requests and its trainer broadcasts; an engine has one of each. */
 class PrimeRl {
-  readonly #context: RouteContext
-  readonly #updates = new CallJoiner<unknown>()
+  readonly #context: UpdatesContext
   /** The last update that named a folder. */
   #last: { folder: string, error: unknown } | null = null
 
-  constructor (context: RouteContext) {
+  constructor (context: UpdatesContext) {
     this.#context = context
   }
 
@@ -79,10 +77,7 @@ class PrimeRl {
         { param: 'weight_dir' }
       )
     }
-    await this.#updates.join(
-      JSON.stringify([isJoined, folder]),
-      async () => await (isJoined ? this.#broadcast(folder) : this.#fromFolder(folder!))
-    )
+    await (isJoined ? this.#broadcast(folder) : this.#fromFolder(folder!))
   }
 
   async #fromFolder (path: string): Promise<void> {
@@ -118,6 +113,7 @@ class PrimeRl {
     const options = {
       owner: `prime-rl's update${folder === null ? '' : ` from ${folder}`}`,
       deadlineMs: UPDATE_MS,
+      identity: ['prime-rl', JSON.stringify(folder)],
       flushCache: false
     }
     await runTransaction(this.#context, options, async part => {
@@ -146,20 +142,25 @@ class PrimeRl {
       }
     }
     if (refusal !== undefined) throw refusal
-    if (part.isEmpty) throw new RefitError('WEIGHTS_INCOMPLETE', 'the trainer has sent no state dict')
+    if (part.isEmpty) {
+      throw new RefitError(
+        'WEIGHTS_INCOMPLETE',
+        `the trainer has sent ${count} state dicts, and no weight of this model`
+      )
+    }
   }
 }
 
-const primeRl = memoize((context: RouteContext) => new PrimeRl(context))
+const primeRl = memoize((context: UpdatesContext) => new PrimeRl(context))
 
 /** Joins the group of prime-rl's trainer; resolves when the communicator is ready. */
-export async function initPrimeRl (context: RouteContext, broadcaster: Broadcaster): Promise<void> {
+export async function initPrimeRl (context: UpdatesContext, broadcaster: Broadcaster): Promise<void> {
   await primeRl(context).init(broadcaster)
 }
 
 /** prime-rl's `/update_weights`: over NCCL if there is a group, even if it names a folder; else from the folder. */
 export async function updatePrimeRl (
-  context: RouteContext,
+  context: UpdatesContext,
   { weight_dir: folder }: { weight_dir?: string | null }
 ): Promise<{ status: 'ok' }> {
   await primeRl(context).update(folder ?? null)

@@ -16,6 +16,7 @@ import {
 } from '../../gateway/gateway-call.ts'
 import type { GatewayCall } from '../../gateway/gateway-call.ts'
 import type { Dialect } from '../dialect.ts'
+import { changesWeightsCheck } from './weights-check.ts'
 
 const NAME_AN_ENGINE = 'weights are taken from one engine: name one of /workers in --load-from, not the gateway'
 
@@ -26,11 +27,20 @@ const serverInfo: GatewayCall = {
   methods: GET,
   describe: (info, { ranks, engines }) => ({
     ...info,
+    // As SGLang counts with attention in data parallel: tp_size contains dp_size.
     tp_size: ranks,
+    dp_size: engines.length,
     pp_size: 1,
     ...info['num_gpus'] === undefined ? {} : { num_gpus: ranks },
+    ...info['vllm_config'] === undefined ? {} : { vllm_config: withReplicas(info['vllm_config'], engines.length) },
     engines
   })
+}
+
+/** vLLM's sizes are those of one replica, and the number of replicas. */
+function withReplicas (config: unknown, size: number): object {
+  const { parallel_config: parallel, ...rest } = config as { parallel_config?: object }
+  return { ...rest, parallel_config: { ...parallel, data_parallel_size: size } }
 }
 
 export const sglang: Dialect<'sglang'> = {
@@ -39,6 +49,7 @@ export const sglang: Dialect<'sglang'> = {
   calls: {
     '/generate': { ...one, methods: ['POST', 'PUT'] },
     ...paths(one, '/tokenize', '/detokenize', '/v1/tokenize', '/v1/detokenize'),
+    ...paths(any, '/parse_function_call', '/separate_reasoning'),
     ...paths(any, '/', '/model_info', '/get_model_info', '/parallelism_config'),
     ...paths(serverInfo, '/server_info', '/get_server_info'),
     '/health_generate': { ...any, auth: 'public' },
@@ -53,9 +64,11 @@ export const sglang: Dialect<'sglang'> = {
 
     '/pause_generation': pause,
     '/continue_generation': resume,
-    ...paths(state, '/flush_cache', '/abort_request', '/post_process_weights', '/start_profile', '/stop_profile'),
+    // Trainers send GET (slime, NeMo-RL, verl).
+    '/flush_cache': { ...state, ownHeader: false },
+    ...paths(state, '/abort_request', '/post_process_weights', '/start_profile', '/stop_profile'),
     ...paths(memory, '/release_memory_occupation', '/resume_memory_occupation'),
-    '/weights_checker': { ...state, merge: { agree: 'checksums' } },
+    '/weights_checker': { ...state, ownHeader: changesWeightsCheck, merge: { agree: 'checksums' } },
 
     '/update_weights_from_disk': { ...weights, checkpoint: ['model_path'] },
     '/update_weights_from_tensor': { ...weights, perRank: ['serialized_named_tensors'] },

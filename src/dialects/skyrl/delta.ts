@@ -1,6 +1,6 @@
 import { Type } from 'typebox'
 import type { Static } from 'typebox'
-import type { RouteContext } from '../../http/context.ts'
+import type { UpdatesContext } from '../../http/context.ts'
 import { nullable } from '../../http/schemas.ts'
 import { weightTransferOf } from '../vllm/transfer.ts'
 
@@ -27,7 +27,7 @@ interface FetchedByRank {
 
 /** Updates the host's checkpoint to a version; returns one reply for each rank. */
 export async function fetchWeights (
-  context: RouteContext,
+  context: UpdatesContext,
   { target_version: targetVersion, sync_dir: syncDir, uri }: FetchWeights
 ): Promise<FetchedByRank[]> {
   const from = performance.now()

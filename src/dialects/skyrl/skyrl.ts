@@ -1,10 +1,9 @@
 import { Type } from 'typebox'
 import type { Static } from 'typebox'
 import { RefitError } from '../../errors.ts'
-import type { RouteContext } from '../../http/context.ts'
+import type { UpdatesContext } from '../../http/context.ts'
 import { nullable } from '../../http/schemas.ts'
 import { bodyCheck } from '../../http/validation.ts'
-import { CallJoiner } from '../../weights/call-joiner.ts'
 import type { WriteReport } from '../../contract/weight-source.ts'
 import { weightTransferOf } from '../vllm/transfer.ts'
 import { memoize } from '../memoize.ts'
@@ -37,11 +36,10 @@ type OldUpdate = Static<typeof OldUpdate>
 const check = bodyCheck(OldUpdate)
 
 class OldSkyrl {
-  readonly #context: RouteContext
-  readonly #updates = new CallJoiner<WriteReport>()
+  readonly #context: UpdatesContext
   #group: string | null = null
 
-  constructor (context: RouteContext) {
+  constructor (context: UpdatesContext) {
     this.#context = context
   }
 
@@ -68,26 +66,22 @@ class OldSkyrl {
 
   async update (fields: Readonly<Record<string, unknown>>): Promise<WriteReport> {
     const groupName = this.#group
-    const checked = check(fields)
-    if ('error' in checked) throw await this.#refusal(checked.error as RefitError, fields)
-    const { names, dtypes, shapes, sizes } = checked.value as OldUpdate
-    if (groupName === null) {
-      throw new RefitError(
-        'CONFLICT',
-        'no process group has been joined: call /init_weight_update_communicator first'
-      )
-    }
-    return await this.#updates.join(JSON.stringify([names, dtypes, shapes, sizes ?? null]), async () => {
+    const { names, dtypes, shapes, sizes = null } = fields
+    const identity = ['skyrl', JSON.stringify([names, dtypes, shapes, sizes])]
+    return await weightTransferOf(this.#context).receive(async () => {
+      const checked = check(fields)
+      if ('error' in checked) throw await this.#refusal(checked.error as RefitError, fields)
+      const { names, dtypes, shapes, sizes } = checked.value as OldUpdate
+      if (groupName === null) {
+        throw new RefitError(
+          'CONFLICT',
+          'no process group has been joined: call /init_weight_update_communicator first'
+        )
+      }
       const error = sizes == null ? undefined : wrongSizes(names, shapes, sizes)
       if (error !== undefined) throw await this.#refusal(error, {})
-      return await weightTransferOf(this.#context).receive({
-        names,
-        dtypes,
-        shapes,
-        groupName,
-        packing: sizes == null ? 'each' : 'whole'
-      }, {})
-    })
+      return { names, dtypes, shapes, groupName, packing: sizes == null ? 'each' : 'whole' }
+    }, { identity })
   }
 
   /** The trainer broadcasts even if its request is invalid, so the broadcast is received and dropped. */
@@ -121,16 +115,16 @@ function wrongSizes (
   return new RefitError('INVALID_REQUEST', `sizes: ${what}`, { param: 'sizes' })
 }
 
-const oldSkyrl = memoize((context: RouteContext) => new OldSkyrl(context))
+const oldSkyrl = memoize((context: UpdatesContext) => new OldSkyrl(context))
 
 /** `/init_weight_update_communicator`. Throws as WeightGroups.init does. */
-export async function initOldSkyrl (context: RouteContext, init: OldInit): Promise<void> {
+export async function initOldSkyrl (context: UpdatesContext, init: OldInit): Promise<void> {
   await oldSkyrl(context).init(init)
 }
 
 /** Writes one chunk. A refused chunk has been received and dropped, or its group has been aborted. */
 export async function updateOldSkyrl (
-  context: RouteContext,
+  context: UpdatesContext,
   fields: Readonly<Record<string, unknown>>
 ): Promise<WriteReport> {
   return await oldSkyrl(context).update(fields)

@@ -1,15 +1,17 @@
 import { Type } from 'typebox'
 import type { Static } from 'typebox'
+import type { Scored } from '../../contract/rollout-engine.ts'
 import { chatFields, chatPrompt, Message } from '../../http/openai/chat-prompt.ts'
-import type { RouteContext } from '../../http/context.ts'
+import type { GenerationContext } from '../../http/context.ts'
 import { newRid } from '../../http/sglang/generate-body.ts'
-import type { SampleRequest } from '../../http/generation.ts'
+import type { SampleRequest } from '../../http/generation/generation.ts'
 import { MAX_BATCH } from '../../http/limits.ts'
-import { checkBatch, encodeText, fitContext, idsOf } from '../../http/prompts.ts'
-import { invalid, refuseUnsupported } from '../../http/refuse.ts'
+import { checkBatch, encodeTexts, fitContext, idsOf } from '../../http/generation/prompts.ts'
+import { LazyList, written } from '../../http/json-parts.ts'
+import { invalid, isSet, refuseFields } from '../../http/refuse.ts'
 import { nullable, refused, TokenIds } from '../../http/schemas.ts'
-import type { Sample } from '../../http/sample.ts'
-import { samplesOf } from '../../http/samples-of.ts'
+import type { Sample } from '../../http/generation/sample.ts'
+import { samplesOf } from '../../http/generation/samples-of.ts'
 import { sortedScores } from './scores.ts'
 import { readVllmSampling, VllmSamplingFields } from '../vllm/sampling.ts'
 
@@ -33,8 +35,8 @@ const samplingFields = {
     'Keep only this many tokens at the end of each prompt; -1: all.'
   ),
   generation_kwargs: nullable(VllmSamplingFields, "More of vLLM's SamplingParams; they override the other fields."),
-  structured_outputs_regex: refused('structured output'),
-  guided_decoding_regex: refused('structured output')
+  structured_outputs_regex: nullable(Type.String(), 'Each output matches the pattern.'),
+  guided_decoding_regex: nullable(Type.String(), 'The name that older versions of TRL use.')
 }
 
 export const TrlGenerateBody = Type.Object({
@@ -80,25 +82,26 @@ export interface TrlPlan {
   best: number | null
 }
 
-export function planTrlGenerate (body: Static<typeof TrlGenerateBody>, context: RouteContext): TrlPlan {
+export async function planTrlGenerate (
+  body: Static<typeof TrlGenerateBody>,
+  context: GenerationContext
+): Promise<TrlPlan> {
   const { engine: { info }, tokenizer } = context
   const { prompts, images } = body
-  if (Array.isArray(images) ? images.some(image => image !== null) : images != null) {
-    refuseUnsupported({ images: true }, { images: 'images are' })
-  }
-  return planOf(
-    prompts.map((prompt, i) =>
-      typeof prompt === 'string'
-        ? encodeText(tokenizer, prompt, info, `prompts[${i}]`)
-        : idsOf(prompt, info, `prompts[${i}]`)
-    ),
-    body,
-    context,
-    'prompts'
-  )
+  refuseFields(TrlGenerateBody, { ...body, ...Array.isArray(images) ? { images: images.filter(isSet) } : {} })
+  countSamples(prompts.length, body, context, 'prompts')
+  const nameOf = (i: number): string => `prompts[${i}]`
+  const whole = typeof prompts[0] === 'string'
+    ? await encodeTexts(tokenizer, prompts as string[], info, nameOf, { isCut: isCut(body) })
+    : (prompts as number[][]).map((prompt, i) => idsOf(prompt, info, nameOf(i)))
+  return planOf(whole, body, context, 'prompts')
 }
 
-export function planTrlChat (body: Static<typeof TrlChatBody>, context: RouteContext): TrlPlan {
+export async function planTrlChat (
+  body: Static<typeof TrlChatBody>,
+  context: GenerationContext
+): Promise<TrlPlan> {
+  refuseFields(TrlChatBody, body)
   const { messages, tools, chat_template_kwargs: kwargs } = body
   // TRL parses tool calls out of the text itself.
   const fields = {
@@ -106,29 +109,56 @@ export function planTrlChat (body: Static<typeof TrlChatBody>, context: RouteCon
     ...tools == null ? {} : { tools },
     ...kwargs == null ? {} : { chat_template_kwargs: kwargs }
   }
-  return planOf(
-    messages.map((conversation, i) => chatPrompt(conversation, fields, context, `messages[${i}]`)),
-    body,
-    context,
-    'messages'
-  )
+  countSamples(messages.length, body, context, 'messages')
+  const whole: Int32Array[] = []
+  for (const [i, conversation] of messages.entries()) {
+    whole.push(await chatPrompt(conversation, fields, context, `messages[${i}]`, isCut(body)))
+  }
+  return planOf(whole, body, context, 'messages')
 }
 
-function planOf (whole: Int32Array[], body: SamplingFields, context: RouteContext, param: string): TrlPlan {
-  refuseUnsupported(body, {
-    structured_outputs_regex: 'structured output is',
-    guided_decoding_regex: 'structured output is'
-  })
+function isCut ({ truncate_prompt_tokens: last }: SamplingFields): boolean {
+  return last != null && last > 0
+}
+
+/** Refuses too many samples before anything is read for each of them. */
+function countSamples (
+  prompts: number,
+  { n, generation_kwargs: more }: SamplingFields,
+  { engine, maxBatch }: GenerationContext,
+  param: string
+): void {
+  const samples = more?.n ?? n ?? 1
+  checkBatch(prompts, samples, engine.info, maxBatch, samples > 1 ? 'n' : param)
+}
+
+function planOf (whole: Int32Array[], body: SamplingFields, context: GenerationContext, param: string): TrlPlan {
   const { info } = context.engine
   const { logprobs = 0, truncate_prompt_tokens: last, generation_kwargs: more } = body
-  const fields: VllmSamplingFields = { ...body, logprobs, truncate_prompt_tokens: null, ...more }
+  const regex = body.structured_outputs_regex ?? body.guided_decoding_regex
+  // By name: the body may have other fields, which no schema has checked.
+  // Not all of the body: no schema has checked the fields that this route does not know.
+  const fields: VllmSamplingFields = {
+    n: body.n,
+    repetition_penalty: body.repetition_penalty,
+    temperature: body.temperature,
+    top_p: body.top_p,
+    top_k: body.top_k,
+    min_p: body.min_p,
+    max_tokens: body.max_tokens,
+    logprobs,
+    ...regex == null || regex === '' ? {} : { structured_outputs: { regex } },
+    ...more
+  }
   if (fields.prompt_logprobs != null) {
     throw invalid('generation_kwargs.prompt_logprobs', 'is not answered here; /get_sequence_logprobs/ scores prompts')
+  }
+  if (fields.prompt_logprob_token_ids != null) {
+    throw invalid('generation_kwargs.prompt_logprob_token_ids', 'is not answered here; use /inference/v1/generate')
   }
   const { sampling, logprobs: scores, best } = readVllmSampling(fields, context, '', DEFAULT_MAX_TOKENS)
   if (last === 0) throw invalid('truncate_prompt_tokens', 'expected -1 or at least 1, got 0')
   const prompts = last == null || last < 0 ? whole : whole.map(ids => ids.slice(-last))
-  checkBatch(prompts.length, sampling.n, info, context.maxBatch, sampling.n > 1 ? 'n' : param)
   const samples = prompts.flatMap((promptIds, i) => {
     const room = Math.max(1, info.contextLength - promptIds.length)
     const maxNewTokens = fitContext(promptIds.length, Math.min(sampling.maxNewTokens!, room), info, `${param}[${i}]`)
@@ -144,13 +174,15 @@ function planOf (whole: Int32Array[], body: SamplingFields, context: RouteContex
 }
 
 export function trlReply ({ prompts, best }: TrlPlan, samples: readonly Sample[]): Static<typeof TrlReply> {
-  const rows = best === null
-    ? null
-    : samples.map(({ logprobs, top }) => logprobs.map((own, i) => sortedScores(own, (top[i] ?? []).slice(0, best))))
-  return {
-    prompt_ids: prompts.map(ids => Array.from(ids)),
+  const column = (read: (scored: Scored) => number): LazyList | null =>
+    best === null ? null : new LazyList(samples.length, i => {
+      const { logprobs, top } = samples[i]!
+      return new LazyList(logprobs.length, at => sortedScores(logprobs.at(at), top.at(at).slice(0, best)).map(read))
+    })
+  return written({
+    prompt_ids: new LazyList(prompts.length, i => Array.from(prompts[i]!)),
     completion_ids: samples.map(({ tokens }) => tokens),
-    logprobs: rows?.map(positions => positions.map(row => row.map(([logprob]) => logprob))) ?? null,
-    logprob_token_ids: rows?.map(positions => positions.map(row => row.map(([, id]) => id))) ?? null
-  }
+    logprobs: column(([logprob]) => logprob),
+    logprob_token_ids: column(([, id]) => id)
+  })
 }

@@ -1,16 +1,19 @@
 import { Type } from 'typebox'
 import type { Static } from 'typebox'
 import { RefitError } from '../../errors.ts'
-import type { InputLogprobs, SamplingParams, Scored } from '../../contract/rollout-engine.ts'
-import type { RouteContext } from '../../http/context.ts'
+import type { InputLogprobs, Scored } from '../../contract/rollout-engine.ts'
+import type { GenerationContext } from '../../http/context.ts'
 import { newRid } from '../../http/sglang/generate-body.ts'
-import type { SampleRequest } from '../../http/generation.ts'
+import type { SampleRequest } from '../../http/generation/generation.ts'
 import { MAX_BATCH, MAX_TOP_LOGPROBS } from '../../http/limits.ts'
 import { finite } from '../../http/openai/openai-output.ts'
-import { checkBatch, fitContext, idsOf } from '../../http/prompts.ts'
+import { checkBatch, fitContext, idsOf } from '../../http/generation/prompts.ts'
+import { LazyList, written } from '../../http/json-parts.ts'
 import { invalid } from '../../http/refuse.ts'
-import type { Sample } from '../../http/sample.ts'
+import { hasTime, nextTurn } from '../../http/turns.ts'
+import type { Sample } from '../../http/generation/sample.ts'
 import { nullable, TokenIds } from '../../http/schemas.ts'
+import { PLAIN_SAMPLING } from '../../http/generation/plain-sampling.ts'
 
 /** A teacher model scores sequences of a student. */
 export const TrlScoresBody = Type.Object({
@@ -52,20 +55,6 @@ export const TrlScoresReply = Type.Object({
   completion_lengths: nullable(Type.Array(Type.Integer()))
 }, { title: 'TrlScores', description: 'Lists, or arrays in base64.' })
 
-const GREEDY: Omit<SamplingParams, 'maxNewTokens'> = {
-  minNewTokens: 0,
-  temperature: 0,
-  topP: 1,
-  topK: 0,
-  minP: 0,
-  frequencyPenalty: 0,
-  presencePenalty: 0,
-  repetitionPenalty: 1,
-  stopTokenIds: [],
-  ignoreEos: true,
-  logitBias: [],
-  seed: null
-}
 const NO_TEXT = { stop: [], noStopTrim: false, skipSpecialTokens: true, spacesBetweenSpecialTokens: true }
 const DEFAULT_TOP = 100
 /** Most scores of one binary reply (256 MiB), with rows padded to the longest. */
@@ -80,7 +69,7 @@ export interface TrlScoresPlan {
 
 export function planTrlScores (
   body: Static<typeof TrlScoresBody>,
-  { engine: { info }, maxBatch }: RouteContext
+  { engine: { info }, maxBatch }: GenerationContext
 ): TrlScoresPlan {
   const { sequences, prompt_lengths: lengths } = body
   if (lengths.length !== sequences.length) {
@@ -106,7 +95,7 @@ export function planTrlScores (
       rid: newRid(),
       names: [],
       promptIds,
-      sampling: { ...GREEDY, maxNewTokens: 0 },
+      sampling: { ...PLAIN_SAMPLING, maxNewTokens: 0 },
       logprobs: { startLen: length, top, ids: [], raw: true },
       text: NO_TEXT,
       cacheSalt: undefined
@@ -124,10 +113,10 @@ export function planTrlScores (
   return { samples, lengths, top: body.top_logprobs ?? DEFAULT_TOP, binary: body.response_format === 'binary' }
 }
 
-export function trlScores (
+export async function trlScores (
   { lengths, top, binary }: TrlScoresPlan,
   samples: readonly Sample[]
-): Static<typeof TrlScoresReply> {
+): Promise<Static<typeof TrlScoresReply>> {
   const inputs = samples.map(({ input }) => {
     if (input !== null) return input
     throw new RefitError(
@@ -136,14 +125,16 @@ export function trlScores (
         'sequences were scored: send it again'
     )
   })
-  if (binary) return packed(inputs, samples.map(({ promptIds }, i) => promptIds.length - lengths[i]!), top)
-  const rows = inputs.map(({ logprobs, top: best }) =>
-    logprobs.map(([logprob, id], i) => logprob === null ? [] : sortedScores([logprob, id], best[i] ?? []))
-  )
-  return {
-    logprobs: rows.map(positions => positions.map(row => row.map(([logprob]) => logprob))),
-    logprob_token_ids: rows.map(positions => positions.map(row => row.map(([, id]) => id)))
-  }
+  if (binary) return await packed(inputs, samples.map(({ promptIds }, i) => promptIds.length - lengths[i]!), top)
+  const column = (read: (scored: Scored) => number): LazyList =>
+    new LazyList(inputs.length, s => {
+      const { logprobs, top: best } = inputs[s]!
+      return new LazyList(logprobs.length, i => {
+        const [logprob, id] = logprobs.at(i)!
+        return logprob === null ? [] : sortedScores([logprob, id], best.at(i) ?? []).map(read)
+      })
+    })
+  return written({ logprobs: column(([logprob]) => logprob), logprob_token_ids: column(([, id]) => id) })
 }
 
 /** A token's own score and the best ones, each token once, best first. */
@@ -153,25 +144,31 @@ export function sortedScores (own: Scored, best: readonly Scored[]): Scored[] {
 }
 
 /** Pads the rows of all sequences to the longest, with -Infinity and token 0. */
-function packed (inputs: readonly InputLogprobs[], lengths: number[], top: number): Static<typeof TrlScoresReply> {
+async function packed (
+  inputs: readonly InputLogprobs[],
+  lengths: number[],
+  top: number
+): Promise<Static<typeof TrlScoresReply>> {
   const most = Math.max(...lengths)
   const positions = inputs.length * most
   const logprobs = new Float32Array(positions * top).fill(-Infinity)
   const ids = new Int32Array(positions * top)
   const own = new Float32Array(positions).fill(-Infinity)
   const ownIds = new Int32Array(positions)
-  inputs.forEach((input, s) =>
-    input.logprobs.forEach(([logprob, id], i) => {
-      if (logprob === null) return
+  for (const [s, input] of inputs.entries()) {
+    for (let i = 0; i < input.logprobs.length; i++) {
+      if (!hasTime()) await nextTurn()
+      const [logprob, id] = input.logprobs.at(i)!
+      if (logprob === null) continue
       const at = s * most + i
       own[at] = logprob
       ownIds[at] = id
-      for (const [k, [score, token]] of (input.top[i] ?? []).entries()) {
+      for (const [k, [score, token]] of (input.top.at(i) ?? []).entries()) {
         logprobs[at * top + k] = score
         ids[at * top + k] = token
       }
-    })
-  )
+    }
+  }
   const base64 = (array: Float32Array | Int32Array): string => Buffer.from(array.buffer).toString('base64')
   return {
     logprobs_b64: base64(logprobs),

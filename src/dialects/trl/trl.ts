@@ -1,6 +1,6 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { RefitError } from '../../errors.ts'
-import type { RouteContext } from '../../http/context.ts'
+import type { UpdatesContext } from '../../http/context.ts'
 import { runUpdate } from '../../updates/run-update.ts'
 import type { DistributedSource } from '../../sources/distributed/distributed.ts'
 import { StatelessBarrier } from '../../rendezvous/stateless-barrier.ts'
@@ -30,7 +30,7 @@ const CLOSE_MS = 2000
  * reply, and a failure after it is reported at the next call.
  */
 export class TrlWeights {
-  readonly #context: RouteContext
+  readonly #context: UpdatesContext
   /** Resolves when the communicator is ready. */
   #joining: Promise<void> | null = null
   #barrier: StatelessBarrier | null = null
@@ -43,7 +43,7 @@ export class TrlWeights {
   #expected: string | null = null
   #failure: RefitError | null = null
 
-  constructor (context: RouteContext) {
+  constructor (context: UpdatesContext) {
     this.#context = context
   }
 

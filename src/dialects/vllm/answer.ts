@@ -1,35 +1,39 @@
 import type { FastifyReply } from 'fastify'
-import type { RouteContext } from '../../http/context.ts'
+import { stampsOf } from '../../http/generation/bound-version.ts'
+import type { GenerationContext } from '../../http/context.ts'
 import { refusalBody, refusalOf } from '../../http/error-reply.ts'
 import { sendEvents } from '../../http/event-stream.ts'
-import { abortOnHangup, Generation } from '../../http/generation.ts'
+import { abortOnHangup, Generation } from '../../http/generation/generation.ts'
+import { LazyList, sendJson } from '../../http/json-parts.ts'
 import { usageOf } from '../../http/openai/openai-output.ts'
 import type { VllmGeneratePlan } from './generate.ts'
-import { vllmChoice, vllmPromptLogprobs } from './output.ts'
+import { scoresNpy, vllmChoice, vllmPromptLogprobs } from './output.ts'
 
 /** Runs a request and replies in vLLM's form. */
 export async function replyVllm (
-  context: RouteContext,
+  context: GenerationContext,
   plan: VllmGeneratePlan,
   reply: FastifyReply
 ): Promise<unknown> {
   const generation = new Generation(context, plan.samples)
-  abortOnHangup(reply.raw, generation)
+  abortOnHangup(reply, generation)
   if (plan.stream) return await stream(generation, plan, reply)
   await generation.run()
   const { samples } = generation
-  return {
+  return await sendJson(reply, {
     request_id: plan.id,
     model: context.engine.info.servedModelName,
     created: Math.floor(Date.now() / 1000),
     output_mode: plan.output.tokenizer === null ? 'tokens' : 'text',
-    choices: samples.map((sample, i) => vllmChoice(sample, i, plan.output)),
+    choices: new LazyList(samples.length, i => vllmChoice(samples[i]!, i, plan.output)),
     usage: usageOf(samples, samples.length),
     prompt_logprobs: vllmPromptLogprobs(samples, plan.output),
     prompt_token_ids: plan.promptIds ? Array.from(plan.samples[0]!.promptIds) : null,
+    ...stampsOf(samples),
+    prompt_token_id_logprobs: scoresNpy(samples[0]!, plan.output.scores),
     metrics: null,
     kv_transfer_params: null
-  }
+  })
 }
 
 async function stream (generation: Generation, plan: VllmGeneratePlan, reply: FastifyReply): Promise<FastifyReply> {
@@ -68,7 +72,7 @@ async function stream (generation: Generation, plan: VllmGeneratePlan, reply: Fa
       }
       if (!usageDue) return undefined
       usageDue = false
-      return { ...head(), choices: [], usage: usageOf(samples, samples.length) }
+      return { ...head(), choices: [], usage: usageOf(samples, samples.length), ...stampsOf(samples) }
     },
     failure: error => refusalBody('openai', refusalOf(error))
   })

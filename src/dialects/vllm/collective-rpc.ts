@@ -1,5 +1,5 @@
 import { RefitError } from '../../errors.ts'
-import type { RouteContext } from '../../http/context.ts'
+import type { UpdatesContext } from '../../http/context.ts'
 import { updateFromIpc } from '../checkpoint-engine/checkpoint-engine.ts'
 import { vllmSleepOf } from './sleep-of.ts'
 import { weightTransferOf } from './transfer.ts'
@@ -19,7 +19,7 @@ interface Method {
   /** The dialects that have this method. */
   dialects: readonly string[]
   /** Returns the result of each rank. */
-  run: (context: RouteContext, call: RpcCall) => Promise<unknown>
+  run: (context: UpdatesContext, call: RpcCall) => Promise<unknown>
 }
 
 const NATIVE: readonly string[] = ['vllm', 'skyrl']
@@ -83,7 +83,7 @@ const METHODS: Readonly<Record<string, Method>> = {
 }
 
 /** Runs a method. Throws INVALID_REQUEST for an unknown method, with the known ones, and for invalid arguments. */
-export async function callMethod (context: RouteContext, name: string, call: RpcCall): Promise<unknown[]> {
+export async function callMethod (context: UpdatesContext, name: string, call: RpcCall): Promise<unknown[]> {
   const isServed = ({ dialects }: Method): boolean => dialects.some(dialect => context.dialects.has(dialect))
   const method = Object.hasOwn(METHODS, name) ? METHODS[name]! : undefined
   if (method === undefined || !isServed(method)) {
@@ -99,14 +99,14 @@ export async function callMethod (context: RouteContext, name: string, call: Rpc
   return Array.from({ length: context.engine.info.ranks }, () => result)
 }
 
-async function start (context: RouteContext, call: RpcCall): Promise<void> {
+async function start (context: UpdatesContext, call: RpcCall): Promise<void> {
   await weightTransferOf(context).start({
     owner: call.owner,
     checkpointFormat: toFlag(call, 0, 'is_checkpoint_format', true)
   })
 }
 
-async function finish (context: RouteContext, call: RpcCall): Promise<void> {
+async function finish (context: UpdatesContext, call: RpcCall): Promise<void> {
   const version = take(call, 0, 'weight_version') ?? undefined
   if (version !== undefined && typeof version !== 'string') throw wrong('weight_version', 'a str', version)
   await weightTransferOf(context).finish(version)

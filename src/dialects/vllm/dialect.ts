@@ -4,6 +4,7 @@ import {
   GET,
   join,
   label,
+  leave,
   memory,
   one,
   paths,
@@ -37,11 +38,13 @@ export const vllm: Dialect<'vllm'> = {
       '/reset_encoder_cache',
       '/start_draft_weight_update'
     ),
-    ...paths(memory, '/sleep', '/wake_up'),
-    '/abort_requests': { ...state, merge: { sum: ['aborted'] } },
+    ...paths(memory, '/sleep', '/wake_up', '/release_kv_cache_memory'),
+    ...paths({ ...state, merge: { sum: ['aborted'] } }, '/abort_requests', '/inference/v1/abort_requests'),
+    '/load': read({ sum: ['server_load'] }),
     '/weight_checker': { ...state, merge: { every: ['match'], join: ['mismatches'] } },
 
     '/init_weight_transfer_engine': { ...join(['init_info']), group: { name: UNNAMED_GROUP } },
+    '/shutdown_weight_transfer_engine': { ...leave, group: { name: UNNAMED_GROUP } },
     '/start_weight_update': begin,
     '/update_weights': { ...weights, byBody: updateWeightsCall },
     '/finish_weight_update': label,

@@ -1,14 +1,17 @@
 import { Type } from 'typebox'
 import type { Static } from 'typebox'
-import type { RouteContext } from '../../http/context.ts'
+import { boundVersion, versionFields } from '../../http/generation/bound-version.ts'
+import type { GenerationContext } from '../../http/context.ts'
 import { newRid } from '../../http/sglang/generate-body.ts'
-import type { SampleRequest } from '../../http/generation.ts'
+import type { SampleRequest } from '../../http/generation/generation.ts'
 import { MAX_RID_LENGTH, MAX_SALT_LENGTH } from '../../http/limits.ts'
 import { refuseAdapterName } from '../../http/adapters.ts'
-import { checkBatch, fitContext, idsOf, needTokenizer } from '../../http/prompts.ts'
-import { invalid, refuseUnsupported } from '../../http/refuse.ts'
+import { checkBatch, fitContext, idsOf, needTokenizer } from '../../http/generation/prompts.ts'
+import { invalid, refuseFields } from '../../http/refuse.ts'
 import { checkStart, requireExperts } from '../../http/sglang/routed-experts.ts'
-import { samplesOf } from '../../http/samples-of.ts'
+import { samplesOf } from '../../http/generation/samples-of.ts'
+import { isMasked } from '../../http/generation/sampling-mask.ts'
+import { readScoredRows } from '../../http/generation/scored-rows.ts'
 import { nullable, refused, unused } from '../../http/schemas.ts'
 import { expertsForm } from '../routed-experts.ts'
 import type { ExpertsForm } from '../routed-experts.ts'
@@ -35,6 +38,7 @@ export const VllmGenerateBody = Type.Object({
     Type.String({ minLength: 1, maxLength: MAX_SALT_LENGTH }),
     'Keeps prefix-cache entries of different salts apart.'
   ),
+  ...versionFields,
   features: refused('images and other media'),
   content_parts: refused('images and other media'),
   kv_transfer_params: refused('disaggregated prefill'),
@@ -43,24 +47,16 @@ export const VllmGenerateBody = Type.Object({
     Type.Boolean(),
     'Servers with --enable-return-routed-experts always send them; other servers refuse this.'
   ),
-  return_full_logprobs: refused('packed logprobs; use sampling_params.logprobs'),
+  return_full_logprobs: refused('packed logprobs', { instead: 'use sampling_params.logprobs' }),
   return_sample_support: refused('sets of samples that were possible'),
-  priority: unused(),
+  parse_context: refused('parsed replies', { instead: 'use /v1/chat/completions' }),
+  priority: unused('Requests start in the order of arrival.'),
   token_offsets: unused(),
   reasoning_ended: unused(),
   reasoning_parser_kwargs: unused()
 }, { title: 'VllmGenerateRequest' })
 
 export type VllmGenerateBody = Static<typeof VllmGenerateBody>
-
-const UNSUPPORTED = {
-  features: 'images and other media are',
-  content_parts: 'images and other media are',
-  kv_transfer_params: 'disaggregated prefill is',
-  ec_transfer_params: 'disaggregated encoders are',
-  return_full_logprobs: 'packed logprobs are',
-  return_sample_support: 'sets of samples that were possible are'
-}
 
 export interface VllmGeneratePlan {
   id: string
@@ -76,10 +72,10 @@ export interface VllmGeneratePlan {
 /** Checks everything in a body that can be refused, before the engine gets the request. */
 export function planVllmGenerate (
   body: VllmGenerateBody,
-  context: RouteContext,
+  context: GenerationContext,
   form: ExpertsForm = expertsForm(context)
 ): VllmGeneratePlan {
-  refuseUnsupported(body, UNSUPPORTED)
+  refuseFields(VllmGenerateBody, body)
   const { info } = context.engine
   if (body.return_routed_experts === true) requireExperts(info, 'return_routed_experts')
   refuseAdapterName(body.model, info.servedModelName)
@@ -93,6 +89,10 @@ export function planVllmGenerate (
   checkBatch(1, sampling.n, info, context.maxBatch, 'sampling_params.n')
   const stream = body.stream ?? false
   if (stream && best.prompt !== null) throw invalid('sampling_params.prompt_logprobs', 'is not possible in a stream')
+  const scores = readScoredRows(body.sampling_params ?? {}, promptIds.length)
+  if (stream && scores !== undefined) {
+    throw invalid('sampling_params.prompt_logprob_token_ids', 'is not possible in a stream')
+  }
   const isText = body.output_mode === 'text'
   if (isText && !detokenize) throw invalid('output_mode', '"text" needs "detokenize": true in sampling_params')
   const tokenizer = isText ? needTokenizer(context.tokenizer, 'output_mode') : null
@@ -107,23 +107,29 @@ export function planVllmGenerate (
   const from = body.sampling_params?.routed_experts_prompt_start ?? 0
   if (info.experts !== undefined) checkStart(from, [promptIds], 'sampling_params.routed_experts_prompt_start')
   const id = body.request_id ?? newRid()
+  const masks = context.samplingMasks && !stream && isMasked(sampling.params)
   const samples = samplesOf(sampling, maxNewTokens, {
     rid: id,
     names: [id],
     promptIds,
     logprobs,
+    version: boundVersion(body),
     cacheSalt: body.cache_salt ?? undefined,
+    kept: masks,
     ...info.experts === undefined ? {} : { expertsFrom: from }
   })
   return {
     id,
-    samples,
+    // The samples share the prompt.
+    samples: samples.map((sample, i) => i === 0 && scores !== undefined ? { ...sample, scores } : sample),
     output: {
       tokenizer,
       best,
       experts: info.experts === undefined
         ? null
-        : { wanted: { layout: info.experts, from }, form }
+        : { wanted: { layout: info.experts, from }, form },
+      masks,
+      scores: scores ?? null
     },
     stream,
     usage: body.stream_options?.include_usage === true,

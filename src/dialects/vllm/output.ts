@@ -1,11 +1,14 @@
 import { Type } from 'typebox'
-import type { Scored } from '../../contract/rollout-engine.ts'
+import type { Scored, ScoredRows } from '../../contract/rollout-engine.ts'
+import { VersionStamps } from '../../http/generation/bound-version.ts'
 import { chatLogprobs } from '../../http/openai/chat-logprobs.ts'
 import { finite, Usage } from '../../http/openai/openai-output.ts'
 import { promptLogprobs, PromptLogprobs } from '../../http/openai/prompt-logprobs.ts'
 import type { WantedExperts } from '../../http/sglang/routed-experts.ts'
-import type { Sample } from '../../http/sample.ts'
+import type { Sample } from '../../http/generation/sample.ts'
 import { nullable } from '../../http/schemas.ts'
+import { LazyList } from '../../http/json-parts.ts'
+import { encodeNpy } from '../../wire/npy.ts'
 import type { Tokenizer } from '../../text/tokenizer.ts'
 import { VllmExperts, vllmExperts } from '../routed-experts.ts'
 import type { ExpertsForm } from '../routed-experts.ts'
@@ -17,6 +20,9 @@ export interface VllmOutput {
   best: { output: number | null, prompt: number | null }
   /** Null if the engine records none. */
   experts: { wanted: WantedExperts, form: ExpertsForm } | null
+  masks: boolean
+  /** Ids that are scored at positions of the prompt; null for none. */
+  scores: ScoredRows | null
 }
 
 const Scores = {
@@ -50,7 +56,11 @@ const Choice = Type.Object({
     Type.Array(Span, { description: 'Weight version of each range [start, end) of output tokens.' })
   ),
   routed_experts: VllmExperts,
-  sampling_mask: Type.Null()
+  sampling_mask: nullable(
+    Type.Array(Type.Array(Type.Integer())),
+    'On servers with --enable-return-sampling-mask, not in streams: per token the ids that top_k, top_p and min_p ' +
+      'kept, best first. Null if nothing bounds them.'
+  )
 })
 
 export const VllmGenerateReply = Type.Object({
@@ -62,6 +72,11 @@ export const VllmGenerateReply = Type.Object({
   usage: Usage,
   prompt_logprobs: PromptLogprobs,
   prompt_token_ids: nullable(Type.Array(Type.Integer())),
+  ...VersionStamps,
+  prompt_token_id_logprobs: nullable(
+    Type.String(),
+    'Base64 of a .npy file: float32 [rows, ids], the scores of `prompt_logprob_token_ids`; -Infinity for -1.'
+  ),
   metrics: Type.Null(),
   kv_transfer_params: Type.Null()
 }, { title: 'VllmGenerateReply' })
@@ -70,7 +85,7 @@ export const VllmGenerateReply = Type.Object({
 export function vllmChoice (
   sample: Sample,
   index: number,
-  { tokenizer, best, experts }: VllmOutput,
+  { tokenizer, best, experts, masks }: VllmOutput,
   sent = { tokens: 0, text: 0 }
 ): Record<string, unknown> {
   return {
@@ -86,7 +101,7 @@ export function vllmChoice (
       : chatLogprobs(sample, sent.tokens, { tokenizer, asIds: false, best: best.output }),
     ...sample.finish === null ? {} : { weight_versions: sample.spans.map(span => ({ ...span })) },
     routed_experts: experts === null ? null : vllmExperts(sample, experts),
-    sampling_mask: null
+    sampling_mask: masks ? new LazyList(sample.kept.length, i => Array.from(sample.kept[i]!.ids)) : null
   }
 }
 
@@ -94,25 +109,29 @@ export function vllmPromptLogprobs (samples: Sample[], { best, tokenizer }: Vllm
   return best.prompt === null ? null : promptLogprobs(samples[0]!, best.prompt, tokenizer)
 }
 
+/** Base64 of a .npy file with the scores of chosen ids; null if there are none. */
+export function scoresNpy ({ scores }: Sample, rows: ScoredRows | null): string | null {
+  if (rows === null || scores === null) return null
+  return encodeNpy(scores, scores.length / rows.width, rows.width).toString('base64')
+}
+
 /** By token id: the token itself, the best ones at its position, then the ones that were requested by id. */
 function tokenLogprobs (sample: Sample, from: number, best: number): object {
-  return {
-    content: sample.logprobs.slice(from).map((own, i) => {
-      const top = (sample.top[from + i] ?? []).slice(0, best)
-      const rank = (id: number): number | null => {
-        const at = top.findIndex(([, token]) => token === id)
-        return at < 0 ? null : at + 1
-      }
-      const wire = ([logprob, id]: Scored): object => ({
-        token: `token_id:${id}`,
-        token_id: id,
-        logprob: finite(logprob),
-        rank: rank(id)
-      })
-      const others = [...top, ...sample.ids[from + i] ?? []].filter(([, id], at, all) =>
-        id !== own[1] && all.findIndex(([, other]) => other === id) === at
-      )
-      return { ...wire(own), top_logprobs: [own, ...others].map(wire) }
+  const content = new LazyList(sample.logprobs.length - from, i => {
+    const own = sample.logprobs.at(from + i)
+    const top = sample.top.at(from + i).slice(0, best)
+    const ranks = new Map(top.map(([, id], at) => [id, at + 1]))
+    const wire = ([logprob, id]: Scored): object => ({
+      token: `token_id:${id}`,
+      token_id: id,
+      logprob: finite(logprob),
+      rank: ranks.get(id) ?? null
     })
-  }
+    const each = new Map<number, Scored>()
+    for (const scored of [own, ...top, ...sample.ids.at(from + i)]) {
+      if (!each.has(scored[1])) each.set(scored[1], scored)
+    }
+    return { ...wire(own), top_logprobs: [...each.values()].map(wire) }
+  })
+  return { content }
 }

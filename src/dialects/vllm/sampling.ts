@@ -2,13 +2,17 @@ import { Type } from 'typebox'
 import type { Static } from 'typebox'
 import { RefitError } from '../../errors.ts'
 import type { LogprobOptions } from '../../contract/rollout-engine.ts'
-import type { RouteContext } from '../../http/context.ts'
+import type { GenerationContext } from '../../http/context.ts'
+import { grammarOf, structuredOutputsField, vllmGrammar } from '../../http/generation/grammar-fields.ts'
 import { MAX_TOP_LOGPROBS } from '../../http/limits.ts'
 import { bestOf, checkScoredIds, promptLogprobsField, scoring } from '../../http/openai/prompt-logprobs.ts'
-import { invalid, refuseUnsupported } from '../../http/refuse.ts'
+import { otherVllmSamplingFields } from '../../http/owner-fields.ts'
+import { invalid } from '../../http/refuse.ts'
+import { scoredRowsFields } from '../../http/generation/scored-rows.ts'
 import { openAiNames, readSampling } from '../../http/sglang/sampling.ts'
 import type { Sampling } from '../../http/sglang/sampling.ts'
-import { nullable, refused, TokenIds, unused } from '../../http/schemas.ts'
+import { nullable, TokenIds } from '../../http/schemas.ts'
+import { readTokenLists, tokenListFields } from '../../http/generation/token-lists.ts'
 
 const stop = Type.Union([Type.String(), Type.Array(Type.String(), { maxItems: 1024 })])
 
@@ -50,31 +54,13 @@ export const VllmSamplingFields = Type.Object({
     'First position whose experts are returned, on servers that record them; ' +
       'at most the number of prompt tokens (default 0).'
   ),
-  bad_words: refused('banned words; ban their tokens by logit_bias'),
-  allowed_token_ids: refused('lists of allowed tokens'),
-  structured_outputs: refused('structured output'),
-  guided_decoding: refused('structured output'),
-  truncate_prompt_tokens: refused('truncated prompts'),
-  thinking_token_budget: refused('budgets of thinking'),
-  repetition_detection: refused('detection of repetitions'),
-  best_of: unused(),
-  output_kind: unused(),
-  flat_logprobs: unused(),
-  skip_reading_prefix_cache: unused(),
-  extra_args: unused()
+  ...tokenListFields,
+  structured_outputs: structuredOutputsField,
+  ...scoredRowsFields,
+  ...otherVllmSamplingFields
 }, { title: 'VllmSamplingParams' })
 
 export type VllmSamplingFields = Static<typeof VllmSamplingFields>
-
-const UNSUPPORTED = {
-  bad_words: 'banned words are',
-  allowed_token_ids: 'lists of allowed tokens are',
-  structured_outputs: 'structured output is',
-  guided_decoding: 'structured output is',
-  truncate_prompt_tokens: 'truncated prompts are',
-  thinking_token_budget: 'budgets of thinking are',
-  repetition_detection: 'detection of repetitions is'
-}
 
 export interface VllmSampling {
   sampling: Sampling
@@ -91,14 +77,13 @@ export interface VllmSampling {
  */
 export function readVllmSampling (
   fields: VllmSamplingFields,
-  { engine, tokenizer }: RouteContext,
+  { engine, tokenizer }: GenerationContext,
   param: string,
   most: number | null
 ): VllmSampling {
   const prefix = param === '' ? '' : `${param}.`
-  refuseUnsupported(fields, UNSUPPORTED, prefix)
   const { info } = engine
-  const sampling = openAiNames(() =>
+  const read = openAiNames(() =>
     readSampling(
       {
         max_new_tokens: fields.max_tokens ?? most,
@@ -124,6 +109,11 @@ export function readVllmSampling (
       param
     )
   )
+  const sampling: Sampling = {
+    ...read,
+    ...grammarOf(vllmGrammar(fields.structured_outputs, prefix)),
+    params: { ...read.params, ...readTokenLists(fields, info, tokenizer, prefix) }
+  }
   const detokenize = fields.detokenize ?? true
   if (sampling.text.stop.length > 0 && !detokenize) throw invalid(`${prefix}stop`, 'stop texts need "detokenize": true')
   if (sampling.text.stop.length > 0 && tokenizer === null) {

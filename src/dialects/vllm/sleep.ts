@@ -1,4 +1,4 @@
-import type { MemoryReport, MemoryTag, RolloutEngine } from '../../contract/rollout-engine.ts'
+import type { MemoryReport, MemoryTag, ServingEngine } from '../../contract/rollout-engine.ts'
 import { RefitError } from '../../errors.ts'
 
 export type VllmMode = 'abort' | 'wait' | 'keep'
@@ -28,13 +28,13 @@ const NOTHING: MemoryReport = { tags: [], bytes: 0, ms: 0 }
  * pause that a sleep began ends when all memory is back; a pause that the trainer requested stays.
  */
 export class VllmSleep {
-  readonly #engine: RolloutEngine
+  readonly #engine: ServingEngine
   #ownsPause = false
   /** The end of the last call, and the number of calls that have not ended. */
   #last: Promise<unknown> = Promise.resolve()
   #underWay = 0
 
-  constructor (engine: RolloutEngine) {
+  constructor (engine: ServingEngine) {
     this.#engine = engine
   }
 

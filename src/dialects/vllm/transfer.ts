@@ -1,13 +1,12 @@
 import { RefitError } from '../../errors.ts'
-import { registerPending, runUpdate, transactionKey } from '../../updates/run-update.ts'
+import { runUpdate } from '../../updates/run-update.ts'
 import type { UpdateFields } from '../../updates/run-update.ts'
-import type { RouteContext } from '../../http/context.ts'
+import type { UpdatesContext } from '../../http/context.ts'
 import { updateFromDisk } from '../../updates/disk-update.ts'
 import type { Packing } from '../../sources/distributed/broadcasts.ts'
 import type { Fetched } from '../../deltas/delta-store.ts'
 import { PackedOffers } from '../../sources/tensor/packed-offers.ts'
 import type { DeltaCheckpoint, DeltaVersion } from '../../deltas/weight-pulls.ts'
-import { CallJoiner } from '../../weights/call-joiner.ts'
 import type { WriteReport } from '../../contract/weight-source.ts'
 import type { Offer } from '../../wire/torch/offer.ts'
 import { readInitInfo, toPacking } from './init-info.ts'
@@ -29,18 +28,18 @@ export interface Broadcast {
  * updates, finish.
  */
 export class WeightTransfer {
-  readonly #context: RouteContext
-  readonly #updates = new CallJoiner<WriteReport>()
-  readonly #fetches = new CallJoiner<Fetched>()
+  readonly #context: UpdatesContext
   readonly #packed: PackedOffers
   #group: string | null = null
   #packing: PackingFields = {}
+  /** The tensors of the last broadcast since the init; an update with empty lists repeats them. */
+  #announced: Lists | null = null
   /** The checkpoint that SkyRL's deltas change. */
   #deltas: DeltaCheckpoint | null = null
   /** A start without a finish so far. */
   #isStarted = false
 
-  constructor (context: RouteContext) {
+  constructor (context: UpdatesContext) {
     const { engine: { info }, tensors, kept } = context
     this.#context = context
     this.#packed = new PackedOffers({ tensors, kept, ranks: info.ranks, gpus: info.gpus.map(({ uuid }) => uuid) })
@@ -60,6 +59,16 @@ export class WeightTransfer {
     this.#group = group?.name ?? null
     this.#deltas = host
     this.#packing = packing
+    this.#announced = null
+    await this.#packed.end()
+  }
+
+  /** Leaves the trainer's group. Another init may follow. */
+  async shutdown (): Promise<void> {
+    const group = this.#group
+    this.#group = this.#deltas = this.#announced = null
+    this.#packing = {}
+    if (group !== null) await this.#context.groups.destroy(group)
     await this.#packed.end()
   }
 
@@ -85,33 +94,30 @@ export class WeightTransfer {
    * outcome.
    */
   async update (value: unknown, { inScope = false }: { inScope?: boolean } = {}): Promise<WriteReport> {
-    return await this.#updates.join([transactionKey(this.#context.engine), JSON.stringify(value)], async () => {
-      const update = await this.#read(value, inScope)
-      switch (update.kind) {
-        case 'disk':
-          return await this.#fromDisk(update.info)
-        case 'delta':
-          return await this.#fromDelta(update.info)
-        case 'handles':
-          return await this.#fromHandles(update.info)
-        case 'broadcast':
-          return await this.#fromBroadcast(update.info)
-        case 'broken-broadcast':
-          throw await this.#broken(update.fields, update.error)
-      }
-    })
+    const identity = ['vllm', JSON.stringify(value)]
+    const update = this.#read(value, inScope)
+    switch (update.kind) {
+      case 'disk':
+        return await this.#fromDisk(update.info)
+      case 'delta':
+        return await this.#fromDelta(update.info, identity)
+      case 'handles':
+        return await this.#fromHandles(update.info, identity)
+      case 'broadcast':
+        return await this.#fromBroadcast(update.info, identity)
+      case 'broken-broadcast':
+        return await this.#refuse(identity, async () => await this.#dropBroadcast(update.fields, update.error))
+      case 'invalid':
+        return await this.#refuse(identity, async () => {
+          await this.#discardHandles(value)
+          return update.error
+        })
+    }
   }
 
-  /**
-   * For SkyRL: updates this host's checkpoint to a version, while generation goes on. A call equal to a running call
-   * gets that call's outcome.
-   */
+  /** For SkyRL: updates this host's checkpoint to a version, while generation goes on. */
   async fetch (version: DeltaVersion): Promise<Fetched> {
-    const host = this.#deltaHost()
-    return await this.#fetches.join(
-      JSON.stringify([host, version]),
-      async () => await this.#context.pulls.fetch(host, version)
-    )
+    return await this.#context.pulls.fetch(this.#deltaHost(), version)
   }
 
   /** Moves the label and lets generation go on. Without a start it only moves the label. */
@@ -136,23 +142,12 @@ export class WeightTransfer {
   }
 
   /** Writes a trainer's broadcasts as one update. Broadcasts of a refused update have been received and dropped. */
-  async receive (broadcast: Broadcast | (() => Broadcast), fields: UpdateFields): Promise<WriteReport> {
-    const { report } = await runUpdate(this.#context, fields, async write => {
-      const announced = typeof broadcast === 'function' ? broadcast() : broadcast
-      return await write(await this.#context.distributed.open({ ...announced, loadFormat: null }))
-    })
-    return report
-  }
-
-  /**
-   * Writes tensors in GPU memory as one update. `isReused`: the sender sends the handle of one buffer again and again.
-   */
-  async take (entry: string, offer: Offer, fields: UpdateFields, isReused: boolean): Promise<WriteReport> {
-    const { report } = await runUpdate(this.#context, fields, async write => {
-      if (isReused) return await this.#packed.write(entry, offer, write)
-      const { source } = await this.#context.tensors.openOffer(entry, offer)
-      return await write(source)
-    })
+  async receive (announced: () => Promise<Broadcast> | Broadcast, fields: UpdateFields): Promise<WriteReport> {
+    const { report } = await runUpdate(
+      this.#context,
+      fields,
+      async write => await write(await this.#context.distributed.open({ ...await announced(), loadFormat: null }))
+    )
     return report
   }
 
@@ -179,7 +174,7 @@ export class WeightTransfer {
     return this.#deltas
   }
 
-  async #read (value: unknown, inScope: boolean): Promise<UpdateInfo> {
+  #read (value: unknown, inScope: boolean): UpdateInfo | { kind: 'invalid', error: unknown } {
     try {
       const update = readUpdateInfo(value)
       if (!inScope || update.kind === 'broken-broadcast' || this.#context.engine.transactions.current?.scope === true) {
@@ -192,22 +187,36 @@ export class WeightTransfer {
       if (update.kind !== 'broadcast') throw error
       return { kind: 'broken-broadcast', fields: update.info, error }
     } catch (error) {
-      registerPending(this.#context.engine, null, error)
-      const entry = (value as { ipc_handles_pickled?: unknown } | null)?.ipc_handles_pickled
-      if (typeof entry === 'string' && !this.#packed.holds(entry)) await this.#context.tensors.discard([entry], true)
-      throw error
+      return { kind: 'invalid', error }
     }
   }
 
-  async #fromBroadcast (info: BroadcastInfo): Promise<WriteReport> {
-    const { names, dtype_names: dtypes, shapes } = info
-    return await this.receive(
-      () => ({ names, dtypes, shapes, groupName: this.groupName(), packing: toPacking(info, this.#packing) }),
-      toFields(info)
-    )
+  /** An update that is refused before anything is opened. `error` first releases what its sender has sent. */
+  async #refuse (identity: readonly string[], error: () => Promise<unknown>): Promise<never> {
+    await runUpdate(this.#context, { identity }, async () => {
+      throw await error()
+    })
+    throw new Error('a refused update has ended without its error')
   }
 
-  async #fromHandles (info: HandlesInfo): Promise<WriteReport> {
+  async #discardHandles (value: unknown): Promise<void> {
+    const entry = (value as { ipc_handles_pickled?: unknown } | null)?.ipc_handles_pickled
+    if (typeof entry === 'string' && !this.#packed.holds(entry)) await this.#context.tensors.discard([entry], true)
+  }
+
+  async #fromBroadcast (info: BroadcastInfo, identity: readonly string[]): Promise<WriteReport> {
+    const lists = isRepeat(info) ? this.#announced : info
+    const report = await this.receive(() => {
+      const groupName = this.groupName()
+      if (lists === null) throw nothingToRepeat()
+      const { names, dtype_names: dtypes, shapes } = lists
+      return { names, dtypes, shapes, groupName, packing: toPacking(info, this.#packing) }
+    }, { ...toFields(info), identity })
+    this.#announced = lists
+    return report
+  }
+
+  async #fromHandles (info: HandlesInfo, identity: readonly string[]): Promise<WriteReport> {
     const { names, dtype_names: dtypes, shapes, ipc_handles_pickled: entry, tensor_sizes: bytes, sizes } = info
     // SkyRL packs each chunk into a new tensor; vLLM packs all chunks into the same tensor.
     const offer: Offer = {
@@ -217,7 +226,13 @@ export class WeightTransfer {
       sizes: bytes ?? sizes ?? null,
       unit: bytes == null ? 'elements' : 'bytes'
     }
-    return await this.take(entry, offer, toFields(info), bytes != null)
+    const { report } = await runUpdate(this.#context, { ...toFields(info), identity }, async write => {
+      // vLLM sends the handle of one buffer again and again.
+      if (bytes != null) return await this.#packed.write(entry, offer, write)
+      const { source } = await this.#context.tensors.openOffer(entry, offer)
+      return await write(source)
+    })
+    return report
   }
 
   async #fromDisk (info: DiskInfo): Promise<WriteReport> {
@@ -225,17 +240,20 @@ export class WeightTransfer {
   }
 
   /** The version is the label, unless the request has one. */
-  async #fromDelta ({ target_version: version, ...info }: DeltaUpdate): Promise<WriteReport> {
+  async #fromDelta (
+    { target_version: version, ...info }: DeltaUpdate,
+    identity: readonly string[]
+  ): Promise<WriteReport> {
     const fields = toFields({ ...info, weight_version: info.weight_version ?? String(version) })
     const path = async (): Promise<string> => await this.#context.pulls.fetched(this.#deltaHost(), version)
-    return (await updateFromDisk(this.#context, { path, ...fields })).report
+    return (await updateFromDisk(this.#context, { path, identity, ...fields })).report
   }
 
   /** The trainer broadcasts even if a field is invalid. */
-  async #broken (fields: Readonly<Record<string, unknown>>, error: RefitError): Promise<RefitError> {
-    registerPending(this.#context.engine, null, error)
+  async #dropBroadcast (fields: Readonly<Record<string, unknown>>, error: RefitError): Promise<RefitError> {
     if (this.#group === null) return error
-    const { names, dtype_names: dtypes, shapes, packed, packed_buffer_size_bytes: bytes } = fields
+    const { packed, packed_buffer_size_bytes: bytes } = fields
+    const { names, dtype_names: dtypes, shapes } = isRepeat(fields) ? this.#announced ?? fields : fields
     const isKnown = error.code !== 'UNSUPPORTED' && (packed === undefined || typeof packed === 'boolean') &&
       (bytes === undefined || (Number.isSafeInteger(bytes) && Number(bytes) >= 0))
     const note = await this.#context.distributed.refuse(
@@ -249,6 +267,22 @@ export class WeightTransfer {
   }
 }
 
+type Lists = Pick<BroadcastInfo, 'names' | 'dtype_names' | 'shapes'>
+
+/** vLLM's trainer announces unchanged tensors only once: its later updates have empty lists. */
+function isRepeat (fields: { names?: unknown, dtype_names?: unknown, shapes?: unknown }): boolean {
+  return [fields.names, fields.dtype_names, fields.shapes].every(list => Array.isArray(list) && list.length === 0)
+}
+
+function nothingToRepeat (): RefitError {
+  return new RefitError(
+    'INVALID_REQUEST',
+    'update_info: names is empty, which repeats the tensors of the update before, and there was none since ' +
+      '/init_weight_transfer_engine: send names, dtype_names and shapes. Nothing was received',
+    { param: 'update_info.names' }
+  )
+}
+
 function toFields (
   { weight_version: version, flush_cache: flush }: { weight_version?: string | null, flush_cache?: boolean }
 ): UpdateFields {
@@ -256,4 +290,4 @@ function toFields (
 }
 
 /** The server's only WeightTransfer. */
-export const weightTransferOf = memoize((context: RouteContext) => new WeightTransfer(context))
+export const weightTransferOf = memoize((context: UpdatesContext) => new WeightTransfer(context))

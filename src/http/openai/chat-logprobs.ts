@@ -2,8 +2,10 @@ import { Type } from 'typebox'
 import type { Scored } from '../../contract/rollout-engine.ts'
 import type { LogprobTexts } from './completion-logprobs.ts'
 import { tokenText } from './completion-logprobs.ts'
+import { LazyList, written } from '../json-parts.ts'
+import type { Written } from '../json-parts.ts'
 import { finite } from './openai-output.ts'
-import type { Sample } from '../sample.ts'
+import type { Sample } from '../generation/sample.ts'
 
 const TokenLogprob = {
   token: Type.String(),
@@ -18,17 +20,14 @@ export const ChatLogprobs = Type.Object({
 })
 
 /** Logprobs of output tokens from `from` on. */
-export function chatLogprobs (sample: Sample, from: number, texts: LogprobTexts): Type.Static<typeof ChatLogprobs> {
+export function chatLogprobs (sample: Sample, from: number, texts: LogprobTexts): Written<typeof ChatLogprobs> {
   const wire = ([logprob, id]: Scored) => {
     const token = tokenText(id, texts)
     return { token, logprob: finite(logprob), bytes: token.includes('\ufffd') ? null : [...Buffer.from(token)] }
   }
-  return {
-    content: sample.logprobs.slice(from).map((scored, i) => ({
-      ...wire(scored),
-      top_logprobs: (sample.top[from + i] ?? [])
-        .slice(0, texts.best)
-        .map(wire)
-    }))
-  }
+  const content = new LazyList(sample.logprobs.length - from, i => ({
+    ...wire(sample.logprobs.at(from + i)),
+    top_logprobs: sample.top.at(from + i).slice(0, texts.best).map(wire)
+  }))
+  return written({ content })
 }

@@ -1,8 +1,11 @@
 import { Type } from 'typebox'
 import type { Scored } from '../../contract/rollout-engine.ts'
 import type { Tokenizer } from '../../text/tokenizer.ts'
+import { LazyList, written } from '../json-parts.ts'
+import type { Written } from '../json-parts.ts'
 import { finite } from './openai-output.ts'
-import type { Sample } from '../sample.ts'
+import { OrderedObject } from '../ordered-json.ts'
+import type { Sample } from '../generation/sample.ts'
 
 export const CompletionLogprobs = Type.Object({
   tokens: Type.Array(Type.String()),
@@ -27,35 +30,44 @@ export function completionLogprobs (
   prompt: boolean,
   offset: number,
   texts: LogprobTexts
-): Type.Static<typeof CompletionLogprobs> {
-  const result = {
-    tokens: [] as string[],
-    token_logprobs: [] as (number | null)[],
-    top_logprobs: [] as (Record<string, number> | null)[],
-    text_offset: [] as number[]
-  }
+): Written<typeof CompletionLogprobs> {
+  const input = prompt ? sample.input : null
+  const before = input?.logprobs.length ?? 0
+  const length = before + to - from
+  const scoreAt = (i: number): [logprob: number | null, id: number] =>
+    i < before ? input!.logprobs.at(i)! : sample.logprobs.at(from + i - before)
+  const topAt = (i: number): Scored[] => (i < before ? input!.top.at(i) : sample.top.at(from + i - before)) ?? []
+  const textAt = (i: number): string => tokenText(scoreAt(i)[1], texts)
   let at = offset
-  const add = (logprob: number | null, id: number, top: Scored[] | null | undefined): void => {
-    const token = tokenText(id, texts)
-    result.tokens.push(token)
-    result.token_logprobs.push(logprob === null ? null : finite(logprob))
-    result.top_logprobs.push(logprob === null ? null : best(logprob, token, (top ?? []).slice(0, texts.best), texts))
-    result.text_offset.push(at)
-    at += token.length
-  }
-  if (prompt) sample.input?.logprobs.forEach(([logprob, id], i) => add(logprob, id, sample.input!.top[i]))
-  for (let i = from; i < to; i++) {
-    const [logprob, id] = sample.logprobs[i]!
-    add(logprob, id, sample.top[i])
-  }
-  return result
+  return written({
+    tokens: new LazyList(length, textAt),
+    token_logprobs: new LazyList(length, i => {
+      const [logprob] = scoreAt(i)
+      return logprob === null ? null : finite(logprob)
+    }),
+    top_logprobs: new LazyList(length, i => {
+      const [logprob] = scoreAt(i)
+      return logprob === null ? null : best(logprob, textAt(i), topAt(i).slice(0, texts.best), texts)
+    }),
+    // Lists are written once, from the front.
+    text_offset: new LazyList(length, i => {
+      if (i === 0) at = offset
+      const begin = at
+      at += textAt(i).length
+      return begin
+    })
+  })
 }
 
-/** The token itself is listed even if it is not among the best. */
-function best (logprob: number, token: string, top: Scored[], texts: LogprobTexts): Record<string, number> {
-  const entries = top.map(([logprob, id]): [string, number] => [tokenText(id, texts), finite(logprob)])
-  // Two tokens can have the same text (parts of characters): the better one comes first and keeps it.
-  return Object.fromEntries([...entries, [token, finite(logprob)] as [string, number]].reverse())
+/** The token itself is listed first, even if it is not among the best. */
+function best (logprob: number, token: string, top: Scored[], texts: LogprobTexts): OrderedObject<number> {
+  const scores = new Map([[token, finite(logprob)]])
+  // Two tokens can have the same text (parts of characters): the better one counts.
+  for (const [score, id] of top) {
+    const text = tokenText(id, texts)
+    scores.set(text, Math.max(finite(score), scores.get(text) ?? -Infinity))
+  }
+  return new OrderedObject([...scores])
 }
 
 export function tokenText (id: number, { tokenizer, asIds }: LogprobTexts): string {

@@ -1,20 +1,33 @@
 import { Type } from 'typebox'
 import type { Static } from 'typebox'
 import { refuseAdapterName } from '../adapters.ts'
-import { RefitError } from '../../errors.ts'
 import type { LogprobOptions } from '../../contract/rollout-engine.ts'
-import type { RouteContext } from '../context.ts'
-import type { SampleRequest } from '../generation.ts'
+import { boundVersion, versionFields } from '../generation/bound-version.ts'
+import type { GenerationContext } from '../context.ts'
+import type { SampleRequest } from '../generation/generation.ts'
+import {
+  formatGrammar,
+  grammarOf,
+  guidedFields,
+  onlyOne,
+  responseFormatField,
+  sglangGrammar,
+  sglangGrammarFields,
+  structuredOutputsField,
+  vllmGrammar
+} from '../generation/grammar-fields.ts'
 import { newRid } from '../sglang/generate-body.ts'
 import { MAX_RID_LENGTH, MAX_SALT_LENGTH } from '../limits.ts'
-import { fitContext } from '../prompts.ts'
-import { refuseUnsupported } from '../refuse.ts'
+import { otherOpenAiFields } from '../owner-fields.ts'
+import { fitContext } from '../generation/prompts.ts'
 import { routedExpertsFields } from '../sglang/routed-experts.ts'
 import type { WantedExperts } from '../sglang/routed-experts.ts'
-import { samplesOf } from '../samples-of.ts'
-import { openAiNames, readSampling } from '../sglang/sampling.ts'
+import { samplesOf } from '../generation/samples-of.ts'
+import { checkStops, openAiNames, readSampling, stopRegexField } from '../sglang/sampling.ts'
 import type { Sampling } from '../sglang/sampling.ts'
 import { nullable, refused, unused } from '../schemas.ts'
+import { readTokenLists, tokenListFields } from '../generation/token-lists.ts'
+import { truncationFields } from '../generation/truncation.ts'
 
 const stop = Type.Union([Type.String(), Type.Array(Type.String(), { maxItems: 1024 })])
 
@@ -23,20 +36,20 @@ export const openAiFields = {
   model: nullable(Type.String(), 'Any name, because there is one model.'),
   max_tokens: nullable(Type.Integer({ minimum: 0 })),
   n: nullable(Type.Integer({ minimum: 1 }), 'Samples of each prompt (default 1).'),
-  temperature: nullable(Type.Number(), 'Default 1; 0 is greedy.'),
-  top_p: nullable(Type.Number(), 'Default 1.'),
+  temperature: nullable(Type.Number(), 'Default: that of the model (--sampling-defaults), else 1; 0 is greedy.'),
+  top_p: nullable(Type.Number(), 'Default: that of the model, else 1.'),
   frequency_penalty: nullable(Type.Number()),
   presence_penalty: nullable(Type.Number()),
   logit_bias: nullable(Type.Record(Type.String(), Type.Number()), 'Added to logits; keys are token ids.'),
   seed: nullable(Type.Integer(), 'Sample j of n takes seed + j.'),
   stop: nullable(stop, 'Texts that end the generation.'),
+  stop_regex: stopRegexField,
   stream: nullable(Type.Boolean(), 'Reply with server-sent events, each with the new tokens.'),
   stream_options: nullable(Type.Object({ include_usage: nullable(Type.Boolean()), continuous_usage_stats: unused() })),
-  user: unused(),
-  top_k: nullable(Type.Integer(), 'Default -1, off.'),
-  min_p: nullable(Type.Number()),
+  top_k: nullable(Type.Integer(), 'Default: that of the model, else -1, off.'),
+  min_p: nullable(Type.Number(), 'Default: that of the model, else 0.'),
   min_tokens: nullable(Type.Integer({ minimum: 0 })),
-  repetition_penalty: nullable(Type.Number()),
+  repetition_penalty: nullable(Type.Number(), 'Default: that of the model, else 1.'),
   stop_token_ids: nullable(Type.Array(Type.Integer(), { maxItems: 1024 })),
   ignore_eos: nullable(Type.Boolean()),
   no_stop_trim: nullable(Type.Boolean(), 'Leave the stop text in the output.'),
@@ -51,65 +64,48 @@ export const openAiFields = {
     'Keeps prefix-cache entries of different salts apart.'
   ),
   extra_key: nullable(Type.String({ maxLength: MAX_SALT_LENGTH }), "The same in SGLang's spelling."),
-  lora_path: refused('LoRA adapters'),
-  json_schema: refused('structured output'),
-  regex: refused('structured output'),
-  ebnf: refused('structured output'),
-  guided_json: refused('structured output'),
-  guided_regex: refused('structured output'),
-  guided_grammar: refused('structured output'),
-  guided_choice: refused('structured output'),
-  structured_outputs: refused('structured output'),
-  return_hidden_states: refused('hidden states'),
+  response_format: responseFormatField,
+  structured_outputs: structuredOutputsField,
+  ...sglangGrammarFields,
+  ...tokenListFields,
+  ...guidedFields,
   ...routedExpertsFields,
-  custom_logit_processor: refused('logit processors'),
-  session_params: refused('sessions'),
-  priority: unused(),
-  store: unused(),
-  metadata: unused()
+  ...versionFields,
+  logprob_token_ids: refused('logprobs of chosen tokens', { instead: 'use /inference/v1/generate' }),
+  custom_params: refused('custom parameters'),
+  return_sampling_mask: refused('sampling masks'),
+  sampling_logprobs_mode: refused('sampling masks'),
+  ...truncationFields,
+  ...otherOpenAiFields
 }
 
 export type OpenAiFields = Static<Type.TObject<typeof openAiFields>>
-
-const UNSUPPORTED = {
-  lora_path: 'LoRA adapters are',
-  json_schema: 'structured output is',
-  regex: 'structured output is',
-  ebnf: 'structured output is',
-  guided_json: 'structured output is',
-  guided_regex: 'structured output is',
-  guided_grammar: 'structured output is',
-  guided_choice: 'structured output is',
-  structured_outputs: 'structured output is',
-  return_hidden_states: 'hidden states are',
-  custom_logit_processor: 'logit processors are',
-  session_params: 'sessions are'
-}
 
 /** Sampling of an OpenAI body. `maxTokens` and `fallback` are as in `Sampling.maxNewTokens`. */
 export function openAiSampling (
   body: OpenAiFields,
   maxTokens: number | null | undefined,
-  { engine, tokenizer }: RouteContext,
+  { engine, tokenizer, samplingDefaults: defaults }: GenerationContext,
   fallback?: number
 ): Sampling {
-  refuseUnsupported(body, UNSUPPORTED)
   refuseAdapterName(body.model, engine.info.servedModelName)
+  const topK = body.top_k ?? defaults.top_k
   const sampling = openAiNames(() =>
     readSampling(
       {
         max_new_tokens: maxTokens,
         min_new_tokens: body.min_tokens,
         n: body.n,
-        temperature: body.temperature,
-        top_p: body.top_p,
-        // vLLM's and OpenAI-style callers spell "off" as 0.
-        top_k: body.top_k === 0 ? -1 : body.top_k,
-        min_p: body.min_p,
+        temperature: body.temperature ?? defaults.temperature,
+        top_p: body.top_p ?? defaults.top_p,
+        // vLLM's and OpenAI-style callers, and generation_config.json, spell "off" as 0.
+        top_k: topK === 0 ? -1 : topK,
+        min_p: body.min_p ?? defaults.min_p,
         frequency_penalty: body.frequency_penalty,
         presence_penalty: body.presence_penalty,
-        repetition_penalty: body.repetition_penalty,
+        repetition_penalty: body.repetition_penalty ?? defaults.repetition_penalty,
         stop: body.stop,
+        stop_regex: body.stop_regex,
         stop_token_ids: body.stop_token_ids,
         ignore_eos: body.ignore_eos,
         no_stop_trim: body.no_stop_trim ?? body.include_stop_str_in_output,
@@ -123,24 +119,31 @@ export function openAiSampling (
       fallback
     )
   )
-  if (sampling.text.stop.length > 0 && tokenizer === null) {
-    throw new RefitError('UNSUPPORTED', 'stop: this server has no tokenizer; use stop_token_ids', { param: 'stop' })
+  checkStops(sampling.text, tokenizer, '')
+  return {
+    ...sampling,
+    ...grammarOf(onlyOne([
+      formatGrammar(body.response_format),
+      vllmGrammar(body.structured_outputs, ''),
+      sglangGrammar(body, '')
+    ])),
+    params: { ...sampling.params, ...readTokenLists(body, engine.info, tokenizer, '') }
   }
-  return sampling
 }
 
 /** The samples of a prompt, n side by side. */
 export function openAiSamples (
-  { body, promptIds, sampling, logprobs, experts, info, rid, param, fallback }: {
+  { body, promptIds, sampling, logprobs, experts, info, rid, param, fallback, kept = false }: {
     body: OpenAiFields
     promptIds: Int32Array
     sampling: Sampling
     logprobs: LogprobOptions | null
     experts: WantedExperts | null
-    info: RouteContext['engine']['info']
+    info: GenerationContext['engine']['info']
     rid: string
     param: string
     fallback?: number
+    kept?: boolean
   }
 ): SampleRequest[] {
   const maxNewTokens = fitContext(promptIds.length, sampling.maxNewTokens, info, param, fallback)
@@ -149,8 +152,10 @@ export function openAiSamples (
     names: body.rid == null ? [] : [body.rid],
     promptIds,
     logprobs,
+    version: boundVersion(body),
     cacheSalt: body.cache_salt ?? body.extra_key ?? undefined,
-    ...experts === null ? {} : { expertsFrom: experts.from }
+    ...experts === null ? {} : { expertsFrom: experts.from },
+    kept
   })
 }
 

@@ -1,6 +1,7 @@
 import { Type } from 'typebox'
 import type { FinishReason } from '../../contract/rollout-engine.ts'
-import type { Sample } from '../sample.ts'
+import { VersionStamps } from '../generation/bound-version.ts'
+import type { Sample } from '../generation/sample.ts'
 import { Sglext } from '../sglang/routed-experts.ts'
 import { nullable } from '../schemas.ts'
 
@@ -18,6 +19,7 @@ export const openAiReply = {
   model: Type.String(),
   usage: Usage,
   metadata: Type.Object({ weight_version: Type.String() }),
+  ...VersionStamps,
   sglext: Sglext
 }
 

@@ -1,10 +1,13 @@
 import { Type } from 'typebox'
-import type { LogprobOptions } from '../../contract/rollout-engine.ts'
+import type { LogprobOptions, Scored } from '../../contract/rollout-engine.ts'
 import type { Tokenizer } from '../../text/tokenizer.ts'
 import { MAX_TOP_LOGPROBS } from '../limits.ts'
+import { LazyList, written } from '../json-parts.ts'
+import type { Written } from '../json-parts.ts'
 import { finite } from './openai-output.ts'
+import { OrderedObject } from '../ordered-json.ts'
 import { invalid } from '../refuse.ts'
-import type { Sample } from '../sample.ts'
+import type { Sample } from '../generation/sample.ts'
 import { nullable } from '../schemas.ts'
 
 // vLLM scores prompts separately from outputs: `prompt_logprobs` best tokens of every position, in a format of its own.
@@ -29,7 +32,8 @@ export const PromptLogprobs = nullable(
     ),
     Type.Null()
   ])),
-  'One entry per token of the prompt, by token id; null for the first token, which no token precedes.'
+  'One entry per token of the prompt, by token id: the token itself first, then the other best ones in order; null ' +
+    'for the first token, which no token precedes.'
 )
 
 /** How many best tokens of a position are requested: -1 means all. */
@@ -58,26 +62,32 @@ export function scoring (output: number | null, prompt: number | null, ids: numb
   return { startLen: prompt === null ? null : 0, top: Math.max(output ?? 0, prompt ?? 0), ids, raw: false }
 }
 
-/** Scores of the prompt with `best` tokens of each position; null until there are some. */
+export interface PromptScore {
+  logprob: number
+  rank: number
+  decoded_token: string | null
+}
+
+/** Scores of the prompt: its own token, then the other of the `best` at its position. Null until there are some. */
 export function promptLogprobs (
   sample: Sample,
   best: number,
   tokenizer: Tokenizer | null
-): (Record<string, object> | null)[] | null {
+): Written<typeof PromptLogprobs> {
   const { input } = sample
   if (input === null) return null
-  const decoded = (id: number): string | null => tokenizer?.idToText(id) ?? null
-  return input.logprobs.map(([logprob, id], i) => {
-    if (logprob === null) return null
-    const top = (input.top[i] ?? []).slice(0, best)
-    const entries = top.map((
-      [score, token],
-      at
-    ): [string, object] => [String(token), { logprob: finite(score), rank: at + 1, decoded_token: decoded(token) }])
-    if (top.some(([, token]) => token === id)) return Object.fromEntries(entries)
-    return {
-      ...Object.fromEntries(entries),
-      [String(id)]: { logprob: finite(logprob), rank: best + 1, decoded_token: decoded(id) }
-    }
-  })
+  const entry = ([logprob, id]: Scored, rank: number): [string, PromptScore] => [
+    String(id),
+    { logprob: finite(logprob), rank, decoded_token: tokenizer?.idToText(id) ?? null }
+  ]
+  return written(
+    new LazyList(input.logprobs.length, i => {
+      const [logprob, id] = input.logprobs.at(i)!
+      if (logprob === null) return null
+      const top = (input.top.at(i) ?? []).slice(0, best)
+      const at = top.findIndex(([, token]) => token === id)
+      const others = top.map((scored, i) => entry(scored, i + 1)).filter((_, i) => i !== at)
+      return new OrderedObject([entry([logprob, id], at < 0 ? best + 1 : at + 1), ...others])
+    })
+  )
 }

@@ -2,18 +2,21 @@ import { randomUUID } from 'node:crypto'
 import { Type } from 'typebox'
 import type { Static } from 'typebox'
 import { RefitError } from '../../errors.ts'
-import type { LogprobOptions } from '../../contract/rollout-engine.ts'
-import type { RouteContext } from '../context.ts'
-import type { SampleRequest } from '../generation.ts'
+import type { LogprobOptions, ScoredRows } from '../../contract/rollout-engine.ts'
+import { boundVersion, versionFields } from '../generation/bound-version.ts'
+import type { GenerationContext } from '../context.ts'
+import type { SampleRequest } from '../generation/generation.ts'
 import { MAX_RID_LENGTH, MAX_SALT_LENGTH } from '../limits.ts'
 import { checkScoredIds } from '../openai/prompt-logprobs.ts'
-import { checkBatch, encodeText, fitContext, idsOf } from '../prompts.ts'
-import { invalid, refuseUnsupported } from '../refuse.ts'
+import { otherGenerateFields } from '../owner-fields.ts'
+import { checkBatch, encodeText, encodeTexts, fitContext, idsOf } from '../generation/prompts.ts'
+import { invalid, refuseFields } from '../refuse.ts'
 import { routedExpertsFields, wantedExperts } from './routed-experts.ts'
-import { samplesOf } from '../samples-of.ts'
-import { readSampling, SamplingFields } from './sampling.ts'
+import { samplesOf } from '../generation/samples-of.ts'
+import { rowsOf } from '../generation/scored-rows.ts'
+import { checkStops, readSampling, SamplingFields } from './sampling.ts'
 import type { Sampling } from './sampling.ts'
-import { nullable, refused, TokenIds, unused } from '../schemas.ts'
+import { nullable, refused, TokenIds } from '../schemas.ts'
 import type { OutputOptions } from './sglang-output.ts'
 
 const Rid = Type.String({ minLength: 1, maxLength: MAX_RID_LENGTH })
@@ -47,6 +50,11 @@ export const GenerateBody = Type.Object({
     Type.Union([TokenIds, Type.Array(Type.Union([TokenIds, Type.Null()]))]),
     'Token ids whose logprobs are returned at every position.'
   ),
+  token_ids_logprob_positions: nullable(
+    Type.Array(TokenIds),
+    'For one prompt, instead of token_ids_logprob: a list of ids to score at each position of the prompt, which may ' +
+      'be empty.'
+  ),
   return_text_in_logprobs: nullable(Type.Boolean(), 'Return the texts of tokens with their logprobs.'),
   return_raw_logprobs: nullable(Type.Boolean(), 'Logprobs before temperature, penalties and bias instead of after.'),
   return_prompt_token_ids: nullable(Type.Boolean(), "Return the prompt's token ids."),
@@ -60,47 +68,18 @@ export const GenerateBody = Type.Object({
     Type.Union([CacheKey, Type.Array(CacheKey)]),
     'Keeps prefix-cache entries of different keys apart.'
   ),
-  input_embeds: refused('embeddings as input'),
-  image_data: refused('images'),
-  video_data: refused('video'),
-  audio_data: refused('audio'),
-  lora_path: refused('LoRA adapters'),
-  session_params: refused('sessions'),
-  session_id: refused('sessions'),
-  custom_logit_processor: refused('logit processors'),
-  return_hidden_states: refused('hidden states'),
   ...routedExpertsFields,
-  return_sampling_mask: refused('sampling masks'),
-  bootstrap_host: refused('disaggregated prefill'),
-  bootstrap_room: refused('disaggregated prefill'),
-  bootstrap_port: unused(),
-  priority: unused(),
-  routed_dp_rank: unused(),
-  data_parallel_rank: unused(),
-  no_logs: unused(),
-  log_metrics: unused(),
-  modalities: unused(),
-  background: unused(),
-  conversation_id: unused(),
-  http_worker_ipc: unused()
+  cache_salt: nullable(Type.Union([CacheKey, Type.Array(CacheKey)]), 'The same under another name.'),
+  ...versionFields,
+  return_sampling_mask: nullable(
+    Type.Union([Type.Boolean(), Type.Array(Type.Boolean())]),
+    'Return the tokens that top_k, top_p and min_p kept at each position, and logprobs among them.'
+  ),
+  sampling_logprobs_mode: refused('logprobs of whole sampling masks'),
+  ...otherGenerateFields
 }, { title: 'GenerateRequest' })
 
 export type GenerateBody = Static<typeof GenerateBody>
-
-const UNSUPPORTED = {
-  input_embeds: 'embeddings as input are',
-  image_data: 'images are',
-  video_data: 'video is',
-  audio_data: 'audio is',
-  lora_path: 'LoRA adapters are',
-  session_params: 'sessions are',
-  session_id: 'sessions are',
-  custom_logit_processor: 'logit processors are',
-  return_hidden_states: 'hidden states are',
-  return_sampling_mask: 'sampling masks are',
-  bootstrap_host: 'disaggregated prefill is',
-  bootstrap_room: 'disaggregated prefill is'
-}
 
 export interface GenerateJob {
   samples: SampleRequest[]
@@ -114,21 +93,20 @@ export interface GenerateJob {
 }
 
 /** Checks everything in a body that can be refused, before the engine gets it. */
-export function readGenerate (body: GenerateBody, context: RouteContext): GenerateJob {
-  refuseUnsupported(body, UNSUPPORTED)
-  const { prompts, batch } = readPrompts(body, context)
+export async function readGenerate (body: GenerateBody, context: GenerationContext): Promise<GenerateJob> {
+  refuseFields(GenerateBody, body)
   const { info } = context.engine
-  const samplings = readSamplings(body, prompts.length, context)
+  const { count, batch } = countPrompts(body)
+  // Before anything is read for each prompt, or each sample.
+  const most = mostSamples(body)
+  const param = most > 1 ? 'sampling_params.n' : body.text == null ? 'input_ids' : 'text'
+  checkBatch(count, most, info, context.maxBatch, param)
+  const samplings = readSamplings(body, count, context)
   const n = samplings[0]!.n
-  checkBatch(
-    prompts.length,
-    n,
-    info,
-    context.maxBatch,
-    n > 1 ? 'sampling_params.n' : body.text == null ? 'input_ids' : 'text'
-  )
+  const prompts = await readPrompts(body, context)
   const experts = wantedExperts(body, prompts, info)
   const rids = ridsOf(body.rid, prompts.length, batch)
+  const version = boundVersion(body)
   const perPrompt = prompts.map((promptIds, i) => {
     const sampling = samplings[i]!
     const maxNewTokens = fitContext(
@@ -141,28 +119,37 @@ export function readGenerate (body: GenerateBody, context: RouteContext): Genera
       promptIds,
       sampling,
       maxNewTokens,
+      masks: masksOf(body, i, prompts.length),
       logprobs: logprobsOf(body, i, prompts.length, promptIds.length, info.vocabSize)
     }
   })
-  const samples = perPrompt.flatMap(({ promptIds, sampling, maxNewTokens, logprobs }, i) =>
+  const positions = positionsOf(body, prompts, perPrompt[0]!.logprobs)
+  const samples = perPrompt.flatMap(({ promptIds, sampling, maxNewTokens, logprobs, masks }, i) =>
     samplesOf(sampling, maxNewTokens, {
       rid: rids[i]!,
       names: [rids[i]!, ...typeof body.rid === 'string' ? [body.rid] : []],
       promptIds,
       logprobs,
-      cacheSalt: perItem(body.extra_key, i, prompts.length, 'extra_key') ?? undefined,
-      ...experts === null ? {} : { expertsFrom: experts.from }
+      version,
+      cacheSalt: perItem(body.cache_salt, i, prompts.length, 'cache_salt') ??
+        perItem(body.extra_key, i, prompts.length, 'extra_key'),
+      ...experts === null ? {} : { expertsFrom: experts.from },
+      kept: masks.lists || masks.packed,
+      ...positions === undefined ? {} : { scores: positions }
     })
   )
-  const outputs = perPrompt.flatMap(({ logprobs }) =>
+  const outputs = perPrompt.flatMap(({ logprobs, masks }) =>
     Array<OutputOptions>(n).fill({
       tokenizer: context.tokenizer,
       logprobs: logprobs !== null,
       top: logprobs !== null && logprobs.top > 0,
       ids: logprobs !== null && logprobs.ids.length > 0,
+      positions: positions ?? null,
       texts: body.return_text_in_logprobs ?? false,
       promptIds: body.return_prompt_token_ids ?? false,
-      experts
+      experts,
+      masks,
+      dpRank: info.dataParallel?.rank ?? null
     })
   )
   return {
@@ -175,11 +162,7 @@ export function readGenerate (body: GenerateBody, context: RouteContext): Genera
   }
 }
 
-function readPrompts (
-  body: GenerateBody,
-  { engine, tokenizer }: RouteContext
-): { prompts: Int32Array[], batch: boolean } {
-  const { text, input_ids: ids } = body
+function countPrompts ({ text, input_ids: ids }: GenerateBody): { count: number, batch: boolean } {
   if ((text ?? null) === null === ((ids ?? null) === null)) {
     throw new RefitError(
       'INVALID_REQUEST',
@@ -189,21 +172,26 @@ function readPrompts (
       { param: 'text' }
     )
   }
-  if (typeof text === 'string') return { prompts: [encodeText(tokenizer, text, engine.info, 'text')], batch: false }
-  if (Array.isArray(text)) {
-    if (text.length === 0) throw invalid('text', 'cannot be an empty batch')
-    return { prompts: text.map((prompt, i) => encodeText(tokenizer, prompt, engine.info, `text[${i}]`)), batch: true }
-  }
-  if (Array.isArray(ids![0])) {
-    return {
-      prompts: (ids as number[][]).map((prompt, i) => idsOf(prompt, engine.info, `input_ids[${i}]`)),
-      batch: true
-    }
-  }
-  return { prompts: [idsOf(ids as number[], engine.info, 'input_ids')], batch: false }
+  const batch = Array.isArray(text) || Array.isArray(ids?.[0])
+  if (text?.length === 0 && batch) throw invalid('text', 'cannot be an empty batch')
+  return { count: batch ? (text ?? ids)!.length : 1, batch }
 }
 
-function readSamplings (body: GenerateBody, count: number, { engine, tokenizer }: RouteContext): Sampling[] {
+/** The largest n of any prompt; the others are refused if they differ. */
+function mostSamples ({ sampling_params: params }: GenerateBody): number {
+  return [params ?? {}].flat().reduce((most, { n }) => Math.max(most, n ?? 1), 1)
+}
+
+async function readPrompts (body: GenerateBody, { engine, tokenizer }: GenerationContext): Promise<Int32Array[]> {
+  const { text, input_ids: ids } = body
+  const { info } = engine
+  if (typeof text === 'string') return [await encodeText(tokenizer, text, info, 'text')]
+  if (Array.isArray(text)) return await encodeTexts(tokenizer, text, info, i => `text[${i}]`)
+  if (Array.isArray(ids![0])) return (ids as number[][]).map((prompt, i) => idsOf(prompt, info, `input_ids[${i}]`))
+  return [idsOf(ids as number[], info, 'input_ids')]
+}
+
+function readSamplings (body: GenerateBody, count: number, { engine, tokenizer }: GenerationContext): Sampling[] {
   const fields = body.sampling_params ?? {}
   const samplings = Array.isArray(fields)
     ? Array.from(
@@ -213,11 +201,7 @@ function readSamplings (body: GenerateBody, count: number, { engine, tokenizer }
     : Array<Sampling>(count).fill(readSampling(fields, engine.info))
   for (const { n, text } of samplings) {
     if (n !== samplings[0]!.n) throw invalid('sampling_params', 'n must be the same for all prompts of a batch')
-    if (text.stop.length > 0 && tokenizer === null) {
-      throw new RefitError('UNSUPPORTED', 'sampling_params.stop: this server has no tokenizer; use stop_token_ids', {
-        param: 'sampling_params.stop'
-      })
-    }
+    checkStops(text, tokenizer, 'sampling_params.')
   }
   return samplings
 }
@@ -252,6 +236,34 @@ function logprobsOf (
   if (top > vocabSize) throw invalid('top_logprobs_num', `expected at most ${vocabSize}, got ${top}`)
   checkScoredIds(ids, vocabSize, 'token_ids_logprob')
   return { startLen: start < 0 ? null : start, top, ids, raw: body.return_raw_logprobs ?? false }
+}
+
+function positionsOf (
+  { token_ids_logprob_positions: lists, token_ids_logprob: same }: GenerateBody,
+  prompts: Int32Array[],
+  logprobs: LogprobOptions | null
+): ScoredRows | undefined {
+  const param = 'token_ids_logprob_positions'
+  if (lists == null) return undefined
+  if (prompts.length > 1) throw invalid(param, 'is possible for one prompt only')
+  if (same != null) throw invalid(param, 'is not possible together with token_ids_logprob')
+  if (logprobs?.startLen == null) throw invalid(param, 'needs "return_logprob": true and logprob_start_len')
+  const length = prompts[0]!.length
+  if (lists.length !== length) {
+    throw invalid(param, `expected ${length} lists, one per prompt token, got ${lists.length}`)
+  }
+  const from = Math.max(1, logprobs.startLen)
+  return from < length && lists.slice(from).some(list => list.length > 0)
+    ? rowsOf(from, lists.slice(from), param)
+    : undefined
+}
+
+function masksOf ({ return_sampling_mask: lists, sampling_params: params }: GenerateBody, i: number, count: number) {
+  const { custom_params: custom } = perItem(params, i, count, 'sampling_params') ?? {}
+  return {
+    lists: perItem(lists, i, count, 'return_sampling_mask') === true,
+    packed: custom?.return_top_p_token_ids === true
+  }
 }
 
 /** A field that is one value for all prompts, or a list with one value for each. */

@@ -5,7 +5,7 @@ import type { FleetInfo } from '../../peer/fleet-info.ts'
 import type { SendGroups } from '../../peer/send-groups.ts'
 import { RefitError, withPrefix } from '../../errors.ts'
 import { measureUpdate } from '../../updates/measure-update.ts'
-import type { WeightsContext } from '../context.ts'
+import type { UpdatesContext } from '../context.ts'
 import { invalid } from '../refuse.ts'
 import { nullable } from '../schemas.ts'
 
@@ -94,7 +94,7 @@ const DEFAULT_TIMEOUT_S = 300
 
 /** The messages, and the texts before a failure's reason, are SGLang's. */
 export async function initSendGroup (
-  context: WeightsContext,
+  context: UpdatesContext,
   body: Static<typeof InitSendBody>,
   reply: FastifyReply
 ): Promise<string> {
@@ -121,7 +121,7 @@ export async function initSendGroup (
   }
 }
 
-export async function sendToRemote (context: WeightsContext, body: Static<typeof SendBody>, reply: FastifyReply) {
+export async function sendToRemote (context: UpdatesContext, body: Static<typeof SendBody>, reply: FastifyReply) {
   const groups = requireGroups(context)
   const name = body.group_name ?? GROUP_NAME
   try {
@@ -142,7 +142,7 @@ export async function sendToRemote (context: WeightsContext, body: Static<typeof
 }
 
 /** Loads the weights of another engine into this one, as at a start with --load-from. */
-export async function loadFromOther (context: WeightsContext, body: Static<typeof PeerLoadBody>, reply: FastifyReply) {
+export async function loadFromOther (context: UpdatesContext, body: Static<typeof PeerLoadBody>, reply: FastifyReply) {
   const { peerLoads, metrics } = context
   if (peerLoads === null) throw holdsNone('cannot load others')
   return await measureUpdate(metrics, async () => {
@@ -166,11 +166,11 @@ export async function loadFromOther (context: WeightsContext, body: Static<typeo
   })
 }
 
-export function weightsInfo (context: WeightsContext): FleetInfo {
+export function weightsInfo (context: UpdatesContext): FleetInfo {
   return requireGroups(context).info(context.engine, context.version)
 }
 
-function requireGroups ({ sending }: WeightsContext): SendGroups {
+function requireGroups ({ sending }: UpdatesContext): SendGroups {
   if (sending !== null) return sending
   throw holdsNone('cannot send them')
 }

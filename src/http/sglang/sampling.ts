@@ -1,12 +1,24 @@
 import { Type } from 'typebox'
 import type { Static } from 'typebox'
 import { checkSampling, GREEDY_TEMPERATURE } from '../../engine/check-sampling.ts'
+import { StopPatterns } from '../../engine/stop-patterns.ts'
 import { RefitError } from '../../errors.ts'
 import type { EngineInfo, SamplingParams } from '../../contract/rollout-engine.ts'
-import { refuseUnsupported } from '../refuse.ts'
-import { nullable, refused, unused } from '../schemas.ts'
+import type { Grammar } from '../../contract/grammar.ts'
+import { grammarOf, sglangGrammar, sglangGrammarFields } from '../generation/grammar-fields.ts'
+import { nullable, refused } from '../schemas.ts'
+import type { Tokenizer } from '../../text/tokenizer.ts'
 
 const stop = Type.Union([Type.String(), Type.Array(Type.String(), { maxItems: 1024 })])
+
+/** Each sample looks for them in its text, and holds back as much text as may begin one. */
+const MAX_STOP_LENGTH = 64 * 1024
+
+export const stopRegexField = nullable(
+  Type.Union([Type.String(), Type.Array(Type.String(), { maxItems: 1024 })]),
+  'Regular expressions; the first that matches a part of the output ends it. The match stays in the output, unless ' +
+    'the expression is a plain text.'
+)
 
 /** SGLang's `sampling_params`; null means the default, an unknown key is refused. */
 export const SamplingFields = Type.Object({
@@ -38,13 +50,15 @@ export const SamplingFields = Type.Object({
     'Seed of the noise; sample j of n takes seed + j.'
   ),
   stream_interval: nullable(Type.Integer({ minimum: 1 }), 'Tokens from one streamed event to the next (default 1).'),
-  json_schema: refused('structured output'),
-  regex: refused('structured output'),
-  ebnf: refused('structured output'),
-  structural_tag: refused('structured output'),
-  stop_regex: refused('stop expressions'),
-  custom_params: refused('logit processors'),
-  thinking_budget: unused()
+  ...sglangGrammarFields,
+  stop_regex: stopRegexField,
+  custom_params: nullable(
+    Type.Object({ return_top_p_token_ids: nullable(Type.Boolean()) }),
+    'slime\'s way to request the sampling mask: {"return_top_p_token_ids": true}. No other key is known.'
+  ),
+  beam_width: refused('beam search', { unless: [1] }),
+  watermark: refused('watermarks'),
+  thinking_budget: refused('budgets of thinking')
 }, { title: 'SamplingParams', additionalProperties: false })
 
 export type SamplingFields = Static<typeof SamplingFields>
@@ -52,9 +66,12 @@ export type SamplingFields = Static<typeof SamplingFields>
 /** The options of text generation, besides the engine's own parameters. */
 export interface TextOptions {
   stop: string[]
+  patterns?: StopPatterns | undefined
   noStopTrim: boolean
   skipSpecialTokens: boolean
   spacesBetweenSpecialTokens: boolean
+  /** Special tokens that stay in the text although others are left out. */
+  visible?: ReadonlySet<number>
 }
 
 export interface Sampling {
@@ -64,7 +81,12 @@ export interface Sampling {
   n: number
   text: TextOptions
   streamInterval: number
+  /** Absent: any text. */
+  grammar?: Grammar
 }
+
+/** An expression without operators. As in SGLang, it then ends the output as `stop` does, and is cut from it. */
+const PLAIN = /^[^\\^$.|?*+()[\]{}]+$/
 
 export const DEFAULT_MAX_NEW_TOKENS = 128
 
@@ -97,14 +119,15 @@ export function readSampling (
   fallback = DEFAULT_MAX_NEW_TOKENS
 ): Sampling {
   const prefix = param === '' ? '' : `${param}.`
-  refuseUnsupported(fields, {
-    json_schema: 'structured output is',
-    regex: 'structured output is',
-    ebnf: 'structured output is',
-    structural_tag: 'structured output is',
-    stop_regex: 'stop expressions are',
-    custom_params: 'custom parameters are'
-  }, prefix)
+  const stray = Object.keys(fields.custom_params ?? {}).find(key => key !== 'return_top_p_token_ids')
+  if (stray !== undefined) {
+    const param = `${prefix}custom_params`
+    throw new RefitError(
+      'UNSUPPORTED',
+      `${param}: ${stray.slice(0, 100)} is not supported by this server, which knows return_top_p_token_ids only`,
+      { param }
+    )
+  }
   const temperature = fields.temperature ?? 1
   const topP = fields.top_p ?? 1
   const topK = fields.top_k ?? -1
@@ -137,7 +160,8 @@ export function readSampling (
     'stop_token_ids',
     `stop_token_ids must be in [0, ${info.vocabSize - 1}].`
   )
-  const stop = typeof fields.stop === 'string' ? [fields.stop] : fields.stop ?? []
+  const { stops, expressions } = readStops(fields, check)
+  const patterns = expressions.filter(pattern => !PLAIN.test(pattern))
   return {
     params: {
       minNewTokens,
@@ -157,13 +181,38 @@ export function readSampling (
     n: fields.n ?? 1,
     text: {
       // An empty stop text would end everything at once; clients send it to mean none.
-      stop: stop.filter(text => text !== ''),
+      stop: [...stops, ...expressions.filter(pattern => PLAIN.test(pattern))].filter(text => text !== ''),
+      ...patterns.length === 0 ? {} : { patterns: new StopPatterns(patterns, `${prefix}stop_regex`) },
       noStopTrim: fields.no_stop_trim ?? false,
       skipSpecialTokens: fields.skip_special_tokens ?? true,
       spacesBetweenSpecialTokens: fields.spaces_between_special_tokens ?? true
     },
-    streamInterval: fields.stream_interval ?? 1
+    streamInterval: fields.stream_interval ?? 1,
+    ...grammarOf(sglangGrammar(fields, prefix))
   }
+}
+
+/** Throws UNSUPPORTED for texts that end an output which has no text. `prefix`: of the field's name. */
+export function checkStops ({ stop, patterns }: TextOptions, tokenizer: Tokenizer | null, prefix: string): void {
+  if (tokenizer !== null || (stop.length === 0 && patterns === undefined)) return
+  const param = `${prefix}${stop.length > 0 ? 'stop' : 'stop_regex'}`
+  throw new RefitError('UNSUPPORTED', `${param}: this server has no tokenizer; use stop_token_ids`, { param })
+}
+
+function listOf (texts: string | readonly string[] | null | undefined): readonly string[] {
+  return typeof texts === 'string' ? [texts] : texts ?? []
+}
+
+function readStops (fields: SamplingFields, check: Check) {
+  const [stops, expressions] = [listOf(fields.stop), listOf(fields.stop_regex)]
+  const length = [...stops, ...expressions].reduce((sum, text) => sum + text.length, 0)
+  const field = stops.length > 0 ? 'stop' : 'stop_regex'
+  check(
+    length <= MAX_STOP_LENGTH,
+    field,
+    `${field} must have at most ${MAX_STOP_LENGTH} characters together, got ${length}.`
+  )
+  return { stops, expressions }
 }
 
 type Check = (holds: boolean, field: keyof SamplingFields, message: string) => void

@@ -1,8 +1,12 @@
-import type { FinishReason, Scored } from '../../contract/rollout-engine.ts'
+import type { FinishReason, Rows, Scored, ScoredRows } from '../../contract/rollout-engine.ts'
+import { stampsOf } from '../generation/bound-version.ts'
+import { LazyList } from '../json-parts.ts'
 import type { Tokenizer } from '../../text/tokenizer.ts'
 import { sglangExperts } from './routed-experts.ts'
 import type { WantedExperts } from './routed-experts.ts'
-import type { Sample } from '../sample.ts'
+import type { Sample } from '../generation/sample.ts'
+import { sglangMasks } from '../generation/sampling-mask.ts'
+import type { WantedMasks } from '../generation/sampling-mask.ts'
 
 export interface OutputOptions {
   /** null for a reply without text. */
@@ -10,11 +14,16 @@ export interface OutputOptions {
   logprobs: boolean
   top: boolean
   ids: boolean
+  /** Ids of each position of the prompt; null for none. */
+  positions: ScoredRows | null
   /** Add the texts of tokens to their logprobs. */
   texts: boolean
   promptIds: boolean
   /** null: not requested. */
   experts: WantedExperts | null
+  masks: WantedMasks
+  /** null: the engine is the only one at its address. */
+  dpRank: number | null
 }
 
 /** [logprob, token id, text or null]; JSON has no -Infinity, so a banned token's logprob is null. */
@@ -41,13 +50,16 @@ export function sglangOutput (sample: Sample, options: OutputOptions, shown = NO
       prompt_tokens: sample.promptTokens,
       weight_version: sample.weightVersion,
       weight_versions: sample.spans.map(span => ({ ...span })),
+      ...stampsOf([sample]),
       num_retractions: sample.retractions,
+      dp_rank: options.dpRank,
       ...options.logprobs ? logprobs(sample, options, shown) : {},
       reasoning_tokens: 0,
       completion_tokens: sample.tokens.length,
       cached_tokens: sample.cachedTokens,
       seed: sample.seed === null ? null : String(sample.seed),
       ...experts(sample, options),
+      ...sglangMasks(sample, shown.tokens, options.masks),
       ...sample.finish === null ? {} : { e2e_latency: sample.seconds, response_sent_to_client_ts: Date.now() / 1000 }
     }
   }
@@ -64,20 +76,49 @@ function experts (sample: Sample, { experts: wanted }: OutputOptions): Record<st
 
 function logprobs (
   sample: Sample,
-  { tokenizer, top, ids, texts }: OutputOptions,
+  { tokenizer, top, ids, positions, texts }: OutputOptions,
   shown: Shown
 ): Record<string, unknown> {
   const input = shown.input ? null : sample.input
   const text = (id: number): string | null => texts && tokenizer !== null ? tokenizer.idToText(id) : null
   const wire = ([logprob, id]: readonly [number | null, number]): WireLogprob => [logprob, id, text(id)]
-  const rows = (list: (Scored[] | null)[] = []): unknown[] => list.map(row => row === null ? null : row.map(wire))
+  const row = (scores: Scored[] | null | undefined): WireLogprob[] | null => scores?.map(wire) ?? null
+  const rows = (table: Rows<Scored[] | null> = [], from = 0): LazyList =>
+    new LazyList(table.length - from, i => row(table.at(from + i)))
   return {
-    input_token_logprobs: input?.logprobs.map(wire) ?? [],
-    output_token_logprobs: sample.logprobs.slice(shown.tokens).map(wire),
+    input_token_logprobs: input === null
+      ? []
+      : new LazyList(input.logprobs.length, i => wire(input.logprobs.at(i)!)),
+    output_token_logprobs: new LazyList(
+      sample.logprobs.length - shown.tokens,
+      i => wire(sample.logprobs.at(shown.tokens + i))
+    ),
     output_token_logprobs_length: sample.logprobs.length,
-    ...top ? { input_top_logprobs: rows(input?.top), output_top_logprobs: rows(sample.top.slice(shown.tokens)) } : {},
+    ...top ? { input_top_logprobs: rows(input?.top), output_top_logprobs: rows(sample.top, shown.tokens) } : {},
+    ...positions === null || input === null ? {} : {
+      input_token_ids_logprobs: new LazyList(
+        input.logprobs.length,
+        i => row(positionRow(sample, positions, input.logprobs.length, i))
+      )
+    },
     ...ids
-      ? { input_token_ids_logprobs: rows(input?.ids), output_token_ids_logprobs: rows(sample.ids.slice(shown.tokens)) }
+      ? { input_token_ids_logprobs: rows(input?.ids), output_token_ids_logprobs: rows(sample.ids, shown.tokens) }
       : {}
   }
+}
+
+/** The scores of one of the last `count` positions of a prompt; null for its first token. */
+function positionRow (
+  { scores, promptIds }: Sample,
+  { from, width, ids }: ScoredRows,
+  count: number,
+  i: number
+): Scored[] | null {
+  const row = promptIds.length - count + i - from
+  if (row < 0 || scores === null) return null
+  const own = ids.subarray(row * width, (row + 1) * width)
+  return Array.from(own.subarray(0, own.includes(-1) ? own.indexOf(-1) : width), (id, j): Scored => [
+    scores[row * width + j]!,
+    id
+  ])
 }

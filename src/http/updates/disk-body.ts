@@ -2,7 +2,7 @@ import { Type } from 'typebox'
 import type { Static } from 'typebox'
 import type { DiskUpdate } from '../../updates/disk-update.ts'
 import { nullable, unused } from '../schemas.ts'
-import { toUpdateFields, updateFields } from './update-fields.ts'
+import { allowMissingField, toUpdateFields, updateFields } from './update-fields.ts'
 
 const { weight_version: version, flush_cache: flush, abort_all_requests: abort, transaction } = updateFields
 
@@ -15,6 +15,7 @@ export const DiskUpdateBody = Type.Object({
   weight_version: version,
   flush_cache: flush,
   abort_all_requests: abort,
+  allow_missing: allowMissingField,
   transaction,
   is_async: unused(),
   keep_pause: unused(),

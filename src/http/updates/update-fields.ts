@@ -1,8 +1,5 @@
-import type { FastifyRequest } from 'fastify'
 import { Type } from 'typebox'
 import type { WriteReport } from '../../contract/weight-source.ts'
-import type { RolloutEngine } from '../../contract/rollout-engine.ts'
-import { registerPending } from '../../updates/run-update.ts'
 import type { UpdateFields } from '../../updates/run-update.ts'
 import { nullable, transactionField } from '../schemas.ts'
 
@@ -14,7 +11,15 @@ export const updateFields = {
   transaction: transactionField
 }
 
+/** Field of updates that bring a whole checkpoint. */
+export const allowMissingField = nullable(
+  Type.Boolean(),
+  'Whether tensors of the model may be missing. Default: only in a transaction; otherwise it is an error, and ' +
+    'nothing is written.'
+)
+
 export interface UpdateFieldsBody {
+  allow_missing?: boolean | null | undefined
   weight_version?: string | null | undefined
   flush_cache?: boolean | undefined
   abort_all_requests?: boolean | undefined
@@ -26,25 +31,9 @@ export function toUpdateFields (body: UpdateFieldsBody): UpdateFields {
     version: body.weight_version,
     flushCache: body.flush_cache,
     abortAllRequests: body.abort_all_requests,
+    allowMissing: body.allow_missing,
     transaction: body.transaction
   }
-}
-
-/**
- * For routes with `attachValidation`: throws if the body is invalid. The transaction that the body names then has
- * tensors pending. `refuse` may change the error. It also releases the handles, or receives and drops the broadcasts,
- * that belong to such a request.
- */
-export async function requireValidBody (
-  engine: RolloutEngine,
-  { body, validationError }: Pick<FastifyRequest, 'body' | 'validationError'>,
-  refuse?: (body: Readonly<Record<string, unknown>>, error: Error) => Promise<Error>
-): Promise<void> {
-  if (validationError === undefined) return
-  const fields = (body ?? {}) as Record<string, unknown>
-  const { transaction } = fields
-  registerPending(engine, typeof transaction === 'string' ? transaction : null, validationError)
-  throw refuse === undefined ? validationError : await refuse(fields, validationError)
 }
 
 /** The end of SGLang's success messages. */

@@ -1,6 +1,7 @@
 import type { IncomingMessage } from 'node:http'
 import type { Readable } from 'node:stream'
 import { RefitError } from '../../errors.ts'
+import type { BodyClaim } from './body-memory.ts'
 import { freeChunk, freeMemory } from '../../native/host-memory.ts'
 
 /** From this length on, a body gets memory of its own. */
@@ -10,13 +11,15 @@ const LARGE_BYTES = 128 << 10
  * Reads a body into one buffer. A long body gets memory of its own, of the announced length, which `freeBody` gives
  * back. Its chunks are copied as they come and given back at once: megabytes of them make the garbage collector search
  * the whole heap.
- * `headers`: those of the request, if `body` is its stream and no hook of the host has replaced it. Throws
- * BODY_TOO_LARGE, and BODY_BROKEN if the length differs from the announced one or the body ends early.
+ * `headers`: those of the request, if `body` is its stream and no hook of the host has replaced it. `claim` grows with
+ * the bytes that come. Throws BODY_TOO_LARGE, NO_MEMORY, and BODY_BROKEN if the length differs from the announced one
+ * or the body ends early.
  */
 export async function holdBody (
   body: Readable,
   limit: number,
-  headers: IncomingMessage['headers'] = {}
+  headers: IncomingMessage['headers'] = {},
+  claim?: BodyClaim
 ): Promise<Buffer> {
   const { 'content-length': announced } = headers
   const length = announced === undefined ? null : Number(announced)
@@ -27,12 +30,27 @@ export async function holdBody (
   const chunks: Buffer[] = []
   let size = 0
   return await new Promise((resolve, reject) => {
-    // The request is not destroyed when it is refused: the reply still has to go out on the socket.
-    body.on('data', (data: Buffer | string) => {
+    let settled = false
+    // The request is not destroyed when it is refused: the reply still has to go out on the socket. The memory is freed
+    // at once, because the garbage collector would keep it for long.
+    const refuse = (error: Error): void => {
+      if (settled) return
+      settled = true
+      body.off('data', onData)
+      chunks.length = 0
+      if (memory !== null) freeBody(memory)
+      reject(error)
+    }
+    const onData = (data: Buffer | string): void => {
       const chunk = typeof data === 'string' ? Buffer.from(data) : data
       const begin = size
       size += chunk.length
-      if (size > (length ?? limit)) return reject(tooLarge())
+      if (size > (length ?? limit)) return refuse(tooLarge())
+      try {
+        claim?.grow(chunk.length)
+      } catch (error) {
+        return refuse(error as RefitError)
+      }
       if (memory === null) {
         chunks.push(chunk)
         return
@@ -40,19 +58,20 @@ export async function holdBody (
       chunk.copy(memory, begin)
       // If a host listens too, the chunk may be in use elsewhere.
       if (body.listenerCount('data') === 1) freeChunk(chunk)
-    })
-    let ended = false
+    }
+    body.on('data', onData)
     body.once('end', () => {
-      ended = true
-      if (length !== null && size !== length) reject(broken(`content-length is ${length}, and ${size} bytes arrived`))
-      else resolve(memory ?? Buffer.concat(chunks, size))
+      if (length !== null && size !== length) refuse(broken(`content-length is ${length}, and ${size} bytes arrived`))
+      if (settled) return
+      settled = true
+      resolve(memory ?? Buffer.concat(chunks, size))
     })
     body.once('error', (error: Error & { statusCode?: number }) => {
-      reject(error.statusCode === undefined ? broken(`it broke off after ${size} bytes`) : error)
+      refuse(error.statusCode === undefined ? broken(`it broke off after ${size} bytes`) : error)
     })
     // 'close' also comes after the end, when no error is needed.
     body.once('close', () => {
-      if (!ended) reject(broken(`it broke off after ${size} bytes`))
+      refuse(broken(`it broke off after ${size} bytes`))
     })
   })
 }

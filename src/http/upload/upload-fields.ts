@@ -2,6 +2,7 @@ import { Type } from 'typebox'
 import type { Static } from 'typebox'
 import { RefitError } from '../../errors.ts'
 import { nullable, transactionField } from '../schemas.ts'
+import { allowMissingField } from '../updates/update-fields.ts'
 import { bodyCheck } from '../validation.ts'
 
 const MODE =
@@ -12,6 +13,7 @@ export const UploadFields = Type.Object({
   weight_version: nullable(Type.String(), 'The label of the new weights.'),
   flush_cache: Type.Optional(Type.Boolean({ description: 'Drop the prefix cache (default true).' })),
   abort_all_requests: Type.Optional(Type.Boolean({ description: 'End running requests instead of waiting for them.' })),
+  allow_missing: allowMissingField,
   mode: nullable(Type.String(), MODE),
   load_format: nullable(Type.String(), 'null or "safetensors".'),
   transaction: transactionField
@@ -23,7 +25,7 @@ const check = bodyCheck(UploadFields)
 /** Fields that must come before the first byte of a file. */
 const EARLY = ['mode', 'load_format'] as const
 /** Fields that must come before a file that is written as it comes. */
-const EARLY_IN_STREAMS = ['abort_all_requests', 'transaction'] as const
+const EARLY_IN_STREAMS = ['abort_all_requests', 'allow_missing', 'transaction'] as const
 
 /** The fields of one upload as they come: those of the query, then those of the form. */
 export class UploadForm {

@@ -77,21 +77,31 @@ export function isOurs (request: IncomingMessage): boolean {
   return request.listenerCount('data') <= OWN_LISTENERS
 }
 
-const LINGER_MS = 30_000
+export const LINGER_MS = 30_000
+const LOOK_MS = 100
+const dropped = new WeakSet<IncomingMessage>()
 
 /**
  * Reads and drops the rest of a refused body for a while, then cuts the connection: a client that reads no reply before
- * it has sent everything still gets its reply.
+ * it has sent everything still gets its reply. `most`: bytes after which it is cut at once.
  */
-export function dropRest (request: IncomingMessage): void {
+export function dropRest (request: IncomingMessage, { most = Infinity, lingerMs = LINGER_MS } = {}): void {
   if (request.complete || request.destroyed) return
-  const timer = setTimeout(() => {
-    if (!request.complete) request.destroy()
-  }, LINGER_MS)
+  // A reader that has stopped since the first call has paused it.
+  request.resume()
+  if (dropped.has(request)) return
+  dropped.add(request)
+  const { socket } = request
+  const end = performance.now() + lingerMs
+  const begin = socket.bytesRead
+  // Node reads the rest itself once the reply is sent, and emits no data then.
+  const timer = setInterval(() => {
+    if (request.complete) clearInterval(timer)
+    else if (performance.now() > end || socket.bytesRead - begin > most) request.destroy()
+  }, Math.min(LOOK_MS, lingerMs))
     .unref()
   request.once('close', () => {
-    clearTimeout(timer)
+    clearInterval(timer)
   })
   request.on('error', () => {})
-  request.resume()
 }

@@ -5,7 +5,7 @@ import { RefitError } from '../../errors.ts'
 import type { Upload, UploadPlace } from '../../sources/upload/upload.ts'
 import { requireTurn, runUpdate } from '../../updates/run-update.ts'
 import type { WriteSource } from '../../updates/run-update.ts'
-import type { WeightsContext } from '../context.ts'
+import type { UpdatesContext } from '../context.ts'
 import { labelText, toUpdateFields } from '../updates/update-fields.ts'
 import { sendContinue } from './expect-continue.ts'
 import { IndexFile } from './index-file.ts'
@@ -37,7 +37,7 @@ export interface UploadOutcome {
 const INDEX = '.safetensors.index.json'
 
 /** Receives the safetensors files of a body, writes them as one update, and replies as an update from tensors does. */
-export async function updateFromUpload (context: WeightsContext, request: FastifyRequest): Promise<UploadOutcome> {
+export async function updateFromUpload (context: UpdatesContext, request: FastifyRequest): Promise<UploadOutcome> {
   const { transaction } = request.query as { transaction?: unknown }
   let body: UploadBody | undefined
   // The fields of a form arrive while its files are read, so they are read when they are needed.
@@ -45,6 +45,8 @@ export async function updateFromUpload (context: WeightsContext, request: Fastif
     ...body === undefined
       ? { transaction: typeof transaction === 'string' ? transaction : null }
       : toUpdateFields(body.form.fields),
+    isWhole: true,
+    check: requireWeights,
     failurePrefix: 'Failed to update weights: '
   })
   const { report, torn } = await runUpdate(context, options, async write => {
@@ -60,17 +62,26 @@ export async function updateFromUpload (context: WeightsContext, request: Fastif
   }
 }
 
+/** In a transaction an upload may hold only tensors that the model does not use: a tied head in a bucket of its own. */
+function requireWeights ({ tensors, ignored, transaction }: WriteReport): void {
+  if (tensors > 0 || transaction !== undefined) return
+  throw new RefitError(
+    'WEIGHTS_INCOMPLETE',
+    `the upload contains no weight of this model (${ignored.length} tensors that the model does not use)`
+  )
+}
+
 /** One request body that contains files, from its head to its end. */
 class UploadBody {
   readonly form: UploadForm
   upload: Upload | undefined
   receiveMs = 0
-  readonly #context: WeightsContext
+  readonly #context: UpdatesContext
   readonly #request: FastifyRequest
   readonly #control = new AbortController()
   readonly #began = performance.now()
 
-  constructor (context: WeightsContext, request: FastifyRequest) {
+  constructor (context: UpdatesContext, request: FastifyRequest) {
     this.#context = context
     this.#request = request
     this.form = new UploadForm(request.query as Record<string, unknown>)

@@ -126,8 +126,12 @@ t.test("errors have OpenAI's shape", async t => {
     [{ messages: [] }, /^messages: expected at least 1 item, got 0$/, 'messages'],
     [{ messages: [{ content: 'x' }] }, /^messages\[0\]\.role: is required$/, 'messages[0].role'],
     [{ messages: 'hi' }, /^messages: expected an array of objects, got "hi"$/, 'messages'],
-    [{ messages, tools: [{ type: 'function' }] }, /^tools: this server puts tools into the prompt/, 'tools'],
-    [{ messages, response_format: { type: 'json_schema' } }, /^response_format: only/, 'response_format'],
+    [{ messages, tools: [{ type: 'function' }] }, /^tools\[0\]: expected/, 'tools[0]'],
+    [
+      { messages, response_format: { type: 'json_schema' } },
+      /^response_format.json_schema.schema: is missing/,
+      'response_format.json_schema.schema'
+    ],
     [{ messages, top_logprobs: 3 }, /^top_logprobs: needs "logprobs": true/, 'top_logprobs'],
     [{ messages, logprobs: 5 }, /^logprobs: expected true or false or null, got 5$/, 'logprobs'],
     [{ messages, chat_template: 'x' }, /^chat_template: /, 'chat_template'],

@@ -77,6 +77,9 @@ t.test('logprobs have the completions form, and echo adds those of the prompt', 
     top_logprobs: [{ a: -0.97 }, { b: -0.98 }],
     text_offset: [0, 1]
   })
+  const [single] = (await call(`${url}/v1/completions`, { prompt: 'abc', max_tokens: 2, logprobs: true })).json.choices
+  const [one] = (await call(`${url}/v1/completions`, { prompt: 'abc', max_tokens: 2, logprobs: 1 })).json.choices
+  t.same(single.logprobs, one.logprobs, "true is 1, as pydantic reads vLLM's field")
   const [echoed] =
     (await call(`${url}/v1/completions`, { prompt: 'abc', max_tokens: 1, logprobs: 2, echo: true })).json.choices
   t.equal(echoed.text, 'abca')
@@ -175,10 +178,14 @@ t.test("errors have OpenAI's shape", async t => {
     [{ prompt: 'a', seed: 2 ** 60 }, /^seed 1152921504606847000 is too large/, 'seed'],
     [{ prompt: 'a', n: 0 }, /^n: expected a number >= 1, got 0$/, 'n'],
     [{ prompt: 'a', best_of: 3 }, /^best_of: only the value of n/, 'best_of'],
-    [{ prompt: 'a', suffix: 'x' }, /^suffix: suffixes are not supported/, 'suffix'],
+    [{ prompt: 'a', suffix: 'x' }, /^suffix: suffixes: not supported/, 'suffix'],
     [{ prompt: 'a', lora_path: 'x' }, /^lora_path: LoRA/, 'lora_path'],
     [{ prompt: 'a', model: 'fake:adapter' }, /^model: LoRA adapters/, 'model'],
-    [{ prompt: 'a', response_format: { type: 'json_object' } }, /^response_format: only/, 'response_format'],
+    [
+      { prompt: 'a', response_format: { type: 'json' } },
+      /^response_format.type: expected text/,
+      'response_format.type'
+    ],
     [{ prompt: Array(513).fill(97) }, /^The input \(513 tokens\)/, 'prompt']
   ]
   for (const [body, message, param] of cases) {

@@ -112,14 +112,6 @@ t.test('chat returns token ids of prompt and output and scores of the prompt; to
     'token_id:117',
     []
   ], ['token_id:115', []]])
-  for (const choice of [undefined, 'auto', 'required']) {
-    t.match(
-      (await call(`${url}/v1/chat/completions`, { messages, tools: [{ type: 'function' }], tool_choice: choice }))
-        .json
-        .error,
-      { code: 'UNSUPPORTED', param: 'tools' }
-    )
-  }
   t.equal((await call(`${url}/v1/chat/completions`, { messages, prompt_logprobs: 1, stream: true })).status, 400)
 })
 

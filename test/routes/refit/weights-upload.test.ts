@@ -50,13 +50,13 @@ t.test('fields are in the query or in the form, as text, before or after the fil
     upload: { staged: 'stream' }
   })
   t.same(engine.calls, [
-    'update {"abortAllRequests":true}',
+    'update {"abortAllRequests":true,"requireAll":"alone"}',
     'abortAll',
     'commit {"version":"7","flushCache":false}',
-    'update {"abortAllRequests":true}',
+    'update {"abortAllRequests":true,"requireAll":"alone"}',
     'abortAll',
     'commit {"version":"8","flushCache":false}',
-    'update {"abortAllRequests":true}',
+    'update {"abortAllRequests":true,"requireAll":"alone"}',
     'abortAll',
     'commit {"version":"9","flushCache":true}'
   ])
@@ -240,7 +240,7 @@ t.test('a client that sends Expect gets 100 only if its key, content type and fi
   t.teardown(async () => await app.close())
   const url = await app.listen({ port: 0, host: '127.0.0.1' })
   const head = (path: string, ...headers: string[]): string =>
-    [`POST ${path} HTTP/1.1`, 'host: x', 'expect: 100-continue', ...headers, '', ''].join('\r\n')
+    [`POST ${path} HTTP/1.1`, 'host: localhost', 'expect: 100-continue', ...headers, '', ''].join('\r\n')
   const key = 'authorization: Bearer key'
   const refused: [string, RegExp][] = [
     [head(PATH, 'content-type: application/octet-stream', 'content-length: 9999999'), /^HTTP\/1\.1 401 /],
@@ -302,7 +302,7 @@ t.test('a refusal in the middle of a body reaches a client that reads only after
     const { socket, text } = await talk(
       t,
       url,
-      `POST ${PATH} HTTP/1.1\r\nhost: x\r\ncontent-type: ${type}\r\ncontent-length: ${wrong.length}\r\n\r\n`
+      `POST ${PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-type: ${type}\r\ncontent-length: ${wrong.length}\r\n\r\n`
     )
     socket.pause()
     await new Promise(resolve => {
@@ -312,7 +312,7 @@ t.test('a refusal in the middle of a body reaches a client that reads only after
     await until(() => text().includes('\r\n\r\n'))
     t.match(text(), /^HTTP\/1\.1 400 /)
     // The connection stays usable.
-    socket.write('GET /ping HTTP/1.1\r\nhost: x\r\n\r\n')
+    socket.write('GET /ping HTTP/1.1\r\nhost: localhost\r\n\r\n')
     await until(() => text().split('HTTP/1.1 ').length === 3)
   }
 })

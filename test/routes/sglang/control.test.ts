@@ -20,15 +20,7 @@ t.test('pause and continue reply as SGLang does, with any body', async t => {
     paused,
     'an empty one'
   )
-  t.same(
-    (await call(`${url}/pause_generation`, undefined, {
-      method: 'POST',
-      body: Buffer.from('{"mode":"in_place"}') as never
-    }))
-      .json,
-    paused,
-    'no content type'
-  )
+  t.same((await call(`${url}/pause_generation`, { mode: 'in_place' })).json, paused)
   t.same((await call(`${url}/continue_generation`, { torch_empty_cache: false })).json, {
     message: 'Generation continued successfully.',
     status: 'ok'
@@ -109,6 +101,18 @@ t.test('flush_cache replies with text, by GET and POST', async t => {
   t.equal((await waiting).text, FLUSHED)
   t.match((await call(`${url}/flush_cache?timeout=-1`)).json.message, /timeout: expected a number >= 0/)
   t.match((await call(`${url}/flush_cache?timeout=soon`)).json.message, /timeout: expected a finite number, got "soon"/)
+})
+
+t.test('abort_all ends every request, whatever rid is sent with it', async t => {
+  for (const body of [{ abort_all: true }, { abort_all: true, rid: 'one' }, { abort_all: true, rid: 'nobody' }]) {
+    const { url, engine } = await routeApp(t, { engine: new FakeEngine({ stepMs: 20 }) })
+    const running = ['one', 'two', 'three'].map(async rid =>
+      await call(`${url}/generate`, { rid, input_ids: [5], sampling_params: { max_new_tokens: 200 } })
+    )
+    await until(() => engine.live === 3)
+    t.equal((await call(`${url}/abort_request`, body)).status, 200)
+    for (const reply of await Promise.all(running)) t.equal(reply.json.meta_info.finish_reason.type, 'abort')
+  }
 })
 
 t.test('abort_request has an empty reply body and ignores unknown ids', async t => {

@@ -21,6 +21,7 @@ t.test("refusals of values have SGLang's texts", async t => {
     [{ max_new_tokens: -1 }, 'max_new_tokens must be at least 0, got -1.'],
     [{ min_new_tokens: -1 }, 'min_new_tokens must be in [0, max_new_tokens], got -1.'],
     [{ min_new_tokens: 5, max_new_tokens: 4 }, 'min_new_tokens must be in [0, max_new_tokens(4)], got 5.'],
+    [{ min_new_tokens: 129 }, 'min_new_tokens must be in [0, max_new_tokens(128)], got 129.'],
     [{ logit_bias: { 300: 1 } }, 'logit_bias must have keys in [0, 299], got 300.'],
     [{ logit_bias: { x: 1 } }, 'logit_bias must have keys in [0, 299], got x.'],
     [{ logit_bias: { 7: 1e39 } }, 'logit_bias must have finite float32 values, got 1e+39 for 7.'],
@@ -178,7 +179,7 @@ t.test('unsupported features are refused only if they are requested', async t =>
     t.match(reply.json.message, new RegExp(`^${field}: .* not supported by this server`))
     t.equal(reply.json.error.code, 'UNSUPPORTED')
   }
-  for (const [field, value] of Object.entries({ json_schema: '{}', regex: 'a', ebnf: 'b', custom_params: { a: 1 } })) {
+  for (const [field, value] of Object.entries({ watermark: true, custom_params: { a: 1 } })) {
     t.match(
       (await call(`${url}/generate`, { input_ids: [5], sampling_params: { [field]: value } })).json.message,
       new RegExp(`^sampling_params\\.${field}: .* not supported`)

@@ -10,7 +10,7 @@ async function raw (url: string, body: object) {
   await once(socket, 'connect')
   const text = JSON.stringify(body)
   socket.write(
-    `POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: ${
+    `POST /generate HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: ${
       Buffer.byteLength(text)
     }\r\n\r\n${text}`
   )
@@ -103,7 +103,7 @@ t.test('a connection serves many requests', async t => {
   const count = 20
   for (let i = 0; i < count; i++) {
     socket.write(
-      'POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n' +
+      'POST /generate HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n' +
         `content-length: ${body.length}\r\n\r\n${body}`
     )
     await until(() => text.split('HTTP/1.1 200').length === i + 2)

@@ -19,6 +19,7 @@ t.test("a text prompt gets SGLang's complete reply", async t => {
     weight_version: 'default',
     weight_versions: [{ version: 'default', start: 0, end: 3 }],
     num_retractions: 0,
+    dp_rank: null,
     reasoning_tokens: 0,
     completion_tokens: 3,
     cached_tokens: 3,
@@ -324,4 +325,32 @@ t.test('stop tokens end the output with the token and the text without it', asyn
     (await call(`${url}/generate`, { input_ids: [97, 2], sampling_params: { ignore_eos: true, max_new_tokens: 4 } }))
       .json
   t.same([through.text, through.meta_info.finish_reason], ['aa', { type: 'length', length: 4 }])
+})
+
+t.test('stop_regex ends the text on every route that has text', async t => {
+  const { url } = await routeApp(t)
+  const sampling = { max_new_tokens: 20, temperature: 0 }
+  const generate = async (stop: unknown): Promise<any> =>
+    (await call(`${url}/generate`, { text: 'ab12cd34', sampling_params: { ...sampling, stop_regex: stop } })).json
+  t.match(await generate('[0-9]+c'), {
+    text: 'ab12c',
+    meta_info: { finish_reason: { type: 'stop', matched: '[0-9]+c' } }
+  })
+  t.match(await generate(['x+', '\\d']), { text: 'ab1', meta_info: { finish_reason: { matched: '\\d' } } })
+  t.match(await generate('cd'), { text: 'ab12', meta_info: { finish_reason: { matched: 'cd' } } }, 'plain text is cut')
+  t.equal((await generate(null)).meta_info.finish_reason.type, 'length')
+  t.match(await generate('(a)\\1'), { error: { code: 'INVALID_REQUEST', message: /^sampling_params\.stop_regex: / } })
+  for (
+    const [path, body] of [['completions', { prompt: 'ab12cd' }], ['chat/completions', {
+      messages: [{ role: 'user', content: 'x' }],
+      input_ids: [...Buffer.from('ab12cd')]
+    }]] as const
+  ) {
+    const { json } = await call(`${url}/v1/${path}`, { ...body, max_tokens: 20, stop_regex: '[0-9]{2}' })
+    t.match(json.choices[0], { finish_reason: 'stop', matched_stop: '[0-9]{2}' })
+    t.equal(json.choices[0].text ?? json.choices[0].message.content, 'ab12')
+  }
+  const plain = await routeApp(t, { tokenizer: null })
+  const refused = await call(`${plain.url}/generate`, { input_ids: [5], sampling_params: { stop_regex: 'a+' } })
+  t.match(refused, { status: 400, json: { message: /^sampling_params\.stop_regex: this server has no tokenizer/ } })
 })

@@ -52,7 +52,10 @@ t.test('an update from disk writes, sets the label and reports', async t => {
       gb_per_second: 0.5
     }
   })
-  t.same(engine.calls, ['update {"abortAllRequests":false}', 'commit {"version":"7","flushCache":true}'])
+  t.same(engine.calls, [
+    'update {"abortAllRequests":false,"requireAll":"alone"}',
+    'commit {"version":"7","flushCache":true}'
+  ])
   t.match((await call(`${url}/model_info`)).json, { model_path: good, weight_version: '7' })
   t.equal((await call(`${url}/v1/models`)).json.data[0].id, 'fake', 'the served name stays')
 })
@@ -75,7 +78,11 @@ t.test('every field of SGLang is accepted', async t => {
     pp_rank: 3
   })
   t.equal(reply.json.message, 'Succeeded to update model weights.')
-  t.same(engine.calls, ['update {"abortAllRequests":true}', 'abortAll', 'commit {"flushCache":false}'])
+  t.same(engine.calls, [
+    'update {"abortAllRequests":true,"requireAll":"alone"}',
+    'abortAll',
+    'commit {"flushCache":false}'
+  ])
   t.equal(engine.weightVersion, 'default')
 })
 

@@ -196,13 +196,13 @@ t.test('invalid bodies are refused before the engine is called', async t => {
       ['/generate/', { prompts: [[999]] }, /prompts\[0\]\[0\] is 999/],
       ['/generate/', { prompts: [[5]], n: 5 }, /n: expected at most 4 samples/],
       ['/generate/', { prompts: [[5], [5], [5], [5], [5]] }, /prompts: expected at most 4 samples/],
-      ['/generate/', { prompts: [[5]], images: [['abc']] }, /images: images are not supported/],
+      ['/generate/', { prompts: [[5]], images: [['abc']] }, /images: images: not supported/],
       [
         '/generate/',
-        { prompts: [[5]], structured_outputs_regex: 'a+' },
-        /structured_outputs_regex: structured output is not supported/
+        { prompts: [[5]], structured_outputs_regex: 'a+', generation_kwargs: { structured_outputs: {} } },
+        /structured_outputs: expected exactly one of/
       ],
-      ['/generate/', { prompts: [[5]], generation_kwargs: { bad_words: ['x'] } }, /bad_words/],
+      ['/generate/', { prompts: [[5]], generation_kwargs: { allowed_token_ids: [] } }, /allowed_token_ids: is empty/],
       ['/generate/', { prompts: [[5]], generation_kwargs: { prompt_logprobs: 1 } }, /get_sequence_logprobs/],
       [
         '/generate/',
@@ -224,5 +224,44 @@ t.test('invalid bodies are refused before the engine is called', async t => {
     (await call(`${url}/generate/`, { prompts: [[5]], images: [null], max_tokens: 1 })).status,
     200,
     'no image is no image'
+  )
+})
+
+t.test('unknown fields are ignored, also those that are fields of vLLM elsewhere', async t => {
+  const { url, engine } = await routeApp(t)
+  const plain = { prompts: [[5, 6]], max_tokens: 2 }
+  const { json: wanted } = await call(`${url}/generate/`, plain)
+  const unknown: Record<string, unknown> = {
+    stop: 5,
+    stop_token_ids: 'all',
+    logit_bias: [1],
+    min_tokens: -1,
+    seed: {},
+    bad_words: 'no',
+    allowed_token_ids: {},
+    prompt_logprobs: 'many',
+    prompt_logprob_token_ids: 1,
+    logprob_token_ids: Array.from({ length: 100_000 }, (_, id) => id),
+    structured_outputs: 7,
+    detokenize: [],
+    skip_special_tokens: 'x',
+    frequency_penalty: '9'
+  }
+  for (const [name, value] of Object.entries(unknown)) {
+    const { status, json } = await call(`${url}/generate/`, { ...plain, [name]: value })
+    t.equal(status, 200, name)
+    t.same(json, wanted, name)
+  }
+  const { sampling: first } = engine.requests[0]!
+  for (const { sampling } of engine.requests) t.same(sampling, first)
+  const chat = { messages: [[{ role: 'user', content: 'a' }]], max_tokens: 1 }
+  t.same(
+    (await call(`${url}/chat/`, { ...chat, ...unknown })).status,
+    (await call(`${url}/chat/`, chat)).status
+  )
+  t.equal(
+    (await call(`${url}/generate/`, { ...plain, generation_kwargs: { stop: 5 } })).status,
+    400,
+    'a known one is checked'
   )
 })

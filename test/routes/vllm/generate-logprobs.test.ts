@@ -1,4 +1,5 @@
 import t from 'tap'
+import type { Scored } from '../../../src/contract/rollout-engine.ts'
 import { FakeEngine } from '../../helpers/fake-engine.ts'
 import { call, routeApp } from '../../helpers/route-app.ts'
 
@@ -46,26 +47,22 @@ t.test("prompts are scored in vLLM's form, separately from outputs", async t => 
   t.match(scored, { choices: [{ token_ids: [], finish_reason: 'length' }], prompt_logprobs: [null, {}, {}] })
 })
 
-t.test('a token that is not among the best has the rank after them', async t => {
+/** An engine that finds these tokens best at every position of a prompt. */
+function enginePreferring (best: Scored[]): FakeEngine {
   const engine = new FakeEngine()
   const original = engine.generate.bind(engine)
   engine.generate = async function* (request) {
     for await (const event of original(request)) {
       yield event.input === null
         ? event
-        : {
-          ...event,
-          input: {
-            ...event.input,
-            top: event
-              .input
-              .top
-              .map(row => row === null ? null : [[-0.001, 1], [-Infinity, 4]])
-          }
-        }
+        : { ...event, input: { ...event.input, top: event.input.top.map(row => row === null ? null : best) } }
     }
   }
-  const { url } = await routeApp(t, { engine })
+  return engine
+}
+
+t.test('a token that is not among the best has the rank after them', async t => {
+  const { url } = await routeApp(t, { engine: enginePreferring([[-0.001, 1], [-Infinity, 4]]) })
   const { prompt_logprobs: scores } =
     (await call(url + PATH, { token_ids: [5, 8], sampling_params: { max_tokens: 1, prompt_logprobs: 2 } })).json
   t.same(scores[1], {
@@ -73,4 +70,33 @@ t.test('a token that is not among the best has the rank after them', async t => 
     4: { logprob: -9999, rank: 2, decoded_token: null },
     8: { logprob: -0.08, rank: 3, decoded_token: null }
   })
+})
+
+t.test("the text of a reply has the prompt's own token first, then the others by rank", async t => {
+  // Clients read the first entry: prime-rl, and AReaL's teacher on /v1/completions.
+  const { url } = await routeApp(t, { engine: enginePreferring([[-0.1, 57], [-0.2, 52], [-0.3, 49]]) })
+  const ids = [5, 52, 200]
+  const scores = { max_tokens: 1, prompt_logprobs: 3 }
+  for (
+    const [path, body] of [
+      [PATH, { token_ids: ids, sampling_params: scores }],
+      ['/skyrl/v1/generate', { token_ids: ids, sampling_params: scores }],
+      ['/v1/completions', { prompt: ids, ...scores, logprobs: 1, echo: true }]
+    ] as const
+  ) {
+    const { text } = await call(url + path, body)
+    const [, rows] = /"prompt_logprobs":\[null,(.*?\}\})\]/.exec(text)!
+    t.same([...rows!.matchAll(/"(\d+)":\{"logprob":-([\d.]+),"rank":(\d)/g)].map(([, ...found]) => found.map(Number)), [
+      ...[[52, 0.52, 2], [57, 0.1, 1], [49, 0.3, 3]],
+      ...[[200, 2, 4], [57, 0.1, 1], [52, 0.2, 2], [49, 0.3, 3]]
+    ], path)
+  }
+  const { text } = await call(`${url}/v1/chat/completions`, { messages: [{ role: 'user', content: '4' }], ...scores })
+  t.match(text, /"52":\{[^}]*\},"57":\{[^}]*\},"49":/)
+})
+
+t.test('the best tokens of completions come in order, also where their texts are digits', async t => {
+  const { url } = await routeApp(t, { engine: enginePreferring([[-0.1, 57], [-0.2, 52], [-0.3, 49]]) })
+  const { text } = await call(`${url}/v1/completions`, { prompt: [5, 52, 56], echo: true, logprobs: 3, max_tokens: 0 })
+  t.match(text, '"top_logprobs":[null,{"4":-0.2,"9":-0.1,"1":-0.3},{"8":-0.56,"9":-0.1,"4":-0.2,"1":-0.3}]')
 })

@@ -13,9 +13,7 @@ t.test("a field that this server does not support is refused by name, in OpenAI'
       [{ kv_transfer_params: { do_remote_decode: true } }, 'kv_transfer_params'],
       [{ return_routed_experts: true }, 'return_routed_experts'],
       [{ return_full_logprobs: true }, 'return_full_logprobs'],
-      [{ sampling_params: { bad_words: ['x'] } }, 'sampling_params.bad_words'],
-      [{ sampling_params: { structured_outputs: { regex: 'a' } } }, 'sampling_params.structured_outputs'],
-      [{ sampling_params: { allowed_token_ids: [1] } }, 'sampling_params.allowed_token_ids'],
+      [{ sampling_params: { repetition_detection: { max: 2 } } }, 'sampling_params.repetition_detection'],
       [{ sampling_params: { truncate_prompt_tokens: 4 } }, 'sampling_params.truncate_prompt_tokens']
     ] as const
   ) {

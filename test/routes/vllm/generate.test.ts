@@ -38,6 +38,7 @@ t.test('a generation takes and returns token ids, and the reply has every field 
     usage: { prompt_tokens: 3, completion_tokens: 4, total_tokens: 7, prompt_tokens_details: { cached_tokens: 1 } },
     prompt_logprobs: null,
     prompt_token_ids: null,
+    prompt_token_id_logprobs: null,
     metrics: null,
     kv_transfer_params: null
   })
@@ -72,7 +73,6 @@ t.test('every sampling parameter reaches the engine under its own name', async t
       detokenize: false,
       skip_special_tokens: false,
       output_kind: 2,
-      extra_args: { x: 1 },
       flat_logprobs: true,
       bad_words: [],
       structured_outputs: null

@@ -1,17 +1,18 @@
 import type { SampleRequest } from './generation.ts'
-import type { Sampling } from './sglang/sampling.ts'
+import type { Sampling } from '../sglang/sampling.ts'
 
 /** The samples of one prompt, as many as its sampling requests. Sample j takes seed + j. */
 export function samplesOf (
   sampling: Sampling,
   maxNewTokens: number,
-  { rid, ...shared }: Omit<SampleRequest, 'sampling' | 'text'>
+  { rid, ...shared }: Omit<SampleRequest, 'sampling' | 'text' | 'grammar'>
 ): SampleRequest[] {
-  const { n, text, params } = sampling
+  const { n, text, params, grammar } = sampling
   return Array.from({ length: n }, (_, j): SampleRequest => ({
     ...shared,
     rid: n === 1 ? rid : `${rid}_${j}`,
     text,
+    ...grammar === undefined ? {} : { grammar },
     sampling: {
       ...params,
       maxNewTokens,

@@ -1,5 +1,5 @@
-import { RefitError } from '../errors.ts'
-import type { RolloutEngine } from '../contract/rollout-engine.ts'
+import { RefitError } from '../../errors.ts'
+import type { RolloutEngine } from '../../contract/rollout-engine.ts'
 
 /**
  * Ids of the requests under way as clients know them, each with its engine requests: a batch or n samples are several

@@ -1,5 +1,6 @@
-import type { FinishReason, InputLogprobs, Scored } from '../contract/rollout-engine.ts'
-import type { TextEvent } from '../engine/text-generation.ts'
+import type { FinishReason, InputLogprobs, KeptSet } from '../../contract/rollout-engine.ts'
+import { ScoreList, ScoreTable } from '../../engine/score-table.ts'
+import type { TextEvent } from '../../engine/text-generation.ts'
 
 /** Tokens [start, end) of the output come from weights with this label. */
 export interface VersionSpan {
@@ -14,10 +15,14 @@ export class Sample {
   readonly promptIds: Int32Array
   text = ''
   readonly tokens: number[] = []
-  readonly logprobs: Scored[] = []
-  readonly top: Scored[][] = []
-  readonly ids: Scored[][] = []
+  readonly logprobs = new ScoreList()
+  readonly top = new ScoreTable()
+  readonly ids = new ScoreTable()
+  /** One entry per token, if requested. */
+  readonly kept: KeptSet[] = []
   input: InputLogprobs | null = null
+  /** See `TokenEvent.scores`. */
+  scores: Float32Array | null = null
   /** See `TokenEvent.experts`; set once it has ended. */
   experts: Uint16Array | null = null
   readonly spans: VersionSpan[] = []
@@ -52,8 +57,10 @@ export class Sample {
     for (const logprob of event.logprobs) this.logprobs.push(logprob)
     for (const row of event.top) this.top.push(row)
     for (const row of event.ids) this.ids.push(row)
+    for (const kept of event.kept ?? []) this.kept.push(kept)
     this.text += event.text
     this.input = event.input ?? this.input
+    this.scores = event.scores ?? this.scores
     // An event without a token, such as an abort, may come after an update that produced none of the tokens.
     if (event.tokens.length > 0 || this.tokens.length === 0) this.weightVersion = event.weightVersion
     this.promptTokens = event.promptTokens

@@ -1,12 +1,16 @@
-import type { ServerResponse } from 'node:http'
-import { RefitError } from '../errors.ts'
-import type { LogprobOptions, SamplingParams } from '../contract/rollout-engine.ts'
-import { requireServing } from '../weights/state-reason.ts'
-import type { RouteContext } from './context.ts'
+import type { FastifyReply } from 'fastify'
+import { RefitError } from '../../errors.ts'
+import type { Grammar } from '../../contract/grammar.ts'
+import type { LogprobOptions, SamplingParams, ScoredRows, TokenEvent } from '../../contract/rollout-engine.ts'
+import { requireServing } from '../../weights/state-reason.ts'
+import { notReady } from './bound-version.ts'
+import type { BoundVersion } from './bound-version.ts'
+import type { GenerationContext } from '../context.ts'
 import { duplicate } from './live-requests.ts'
 import { Sample } from './sample.ts'
-import type { TextOptions } from './sglang/sampling.ts'
-import { textEvents } from './sglang/text-events.ts'
+import type { TextOptions } from '../sglang/sampling.ts'
+import { spendBody } from '../upload/body-memory.ts'
+import { textEvents } from '../sglang/text-events.ts'
 
 /** One sample to generate. */
 export interface SampleRequest {
@@ -21,16 +25,28 @@ export interface SampleRequest {
   cacheSalt: string | undefined
   /** First position whose experts are requested; absent for none. */
   expertsFrom?: number
+  /** Absent: any weights. */
+  version?: BoundVersion | undefined
+  /** Absent: any text. */
+  grammar?: Grammar
+  /** Ids to score at positions of the prompt; absent for none. */
+  scores?: ScoredRows
+  /** The kept set of each token is requested. */
+  kept?: boolean
 }
 
 /** The engine requests behind one HTTP request. They run side by side, and a failure of one ends them all. */
 export class Generation {
   readonly samples: Sample[]
   readonly #plans: SampleRequest[]
-  readonly #context: RouteContext
+  readonly #context: GenerationContext
   #aborted = false
+  #release: (() => void) | null = null
+  #isReplied = false
+  /** Ids in kept sets so far. */
+  #keptIds = 0
 
-  constructor (context: RouteContext, plans: SampleRequest[]) {
+  constructor (context: GenerationContext, plans: SampleRequest[]) {
     this.#context = context
     this.#plans = plans
     this.samples = plans.map(plan => new Sample(plan.rid, plan.promptIds, context.engine.weightVersion))
@@ -38,7 +54,13 @@ export class Generation {
 
   /** Resolves when all samples have ended; `onEvent` gets the index of a sample that has new tokens. */
   async run (onEvent: (index: number) => void = () => {}): Promise<void> {
-    const { engine, live } = this.#context
+    const { engine, live, versions, memory } = this.#context
+    const { experts } = engine.info
+    if (!this.#isReplied) {
+      this.#release = memory.claim(this.#plans, experts === undefined ? 0 : experts.sparse.length * experts.perToken)
+    }
+    const version = this.#plans[0]?.version
+    if (version !== undefined) await versions.until(version, () => this.#aborted)
     requireServing(engine.weights)
     const release = live.claim(this.#names())
     try {
@@ -69,18 +91,34 @@ export class Generation {
     }
   }
 
+  /** The reply has ended, and with it the use of the samples. */
+  replied (): void {
+    this.#isReplied = true
+    this.#release?.()
+  }
+
   async #runOne (index: number, onEvent: (index: number) => void): Promise<void> {
     if (this.#aborted) return
     const sample = this.samples[index]!
     const { metrics } = this.#context
     for await (const event of textEvents(this.#context, this.#plans[index]!)) {
+      this.#checkVersion(index, event)
       const before = { tokens: sample.tokens.length, at: sample.lastTokenAt }
       sample.take(event)
+      for (const { ids } of event.kept ?? []) this.#keptIds += ids.length
+      this.#context.memory.checkKept(this.#keptIds)
       metrics.observeEvent(sample, before)
       if (event.times !== undefined) metrics.observeStart(event.times)
       onEvent(index)
     }
     if (sample.finish === null) throw new RefitError('ENGINE_CLOSED', `request ${sample.rid} ended without a reason`)
+  }
+
+  /** Weights that are replaced while requests run (a pause in place) could be others than the request is bound to. */
+  #checkVersion (index: number, { tokens, weightVersion }: TokenEvent): void {
+    const { version } = this.#plans[index]!
+    if (version === undefined || tokens.length === 0 || version.suits(weightVersion)) return
+    throw notReady(version, weightVersion, 'they were replaced while the request ran')
   }
 
   #names (): Map<string, string[]> {
@@ -95,10 +133,15 @@ export class Generation {
   }
 }
 
-/** Aborts if the client disconnects before it has its whole reply, because the tokens would not be read. */
-export function abortOnHangup (raw: ServerResponse, generation: Generation): void {
+/**
+ * Ends a generation with its reply. Its plan is all that is left of the body. Aborts it if the client disconnects
+ * before it has its whole reply, because the tokens would not be read.
+ */
+export function abortOnHangup ({ raw, request }: FastifyReply, generation: Generation): void {
+  spendBody(request)
   const abort = (): void => {
     if (!raw.writableFinished) generation.abort()
+    generation.replied()
   }
   if (raw.destroyed) abort()
   else raw.once('close', abort)
