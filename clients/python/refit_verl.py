@@ -8,8 +8,9 @@ verl imports that module in each of its processes, and its replicas are made her
 `refit_verl.install()` in the process that makes them (the task runner, a Ray actor) does the same.
 
 Each replica starts `refit serve` on the GPUs of its workers ($REFIT_COMMAND, default "refit"; more flags in
-$REFIT_FLAGS), or uses the server of its number in $REFIT_URLS. The actor has the name that verl's SGLang worker looks
-for, and that worker sends the weights over HTTP, as it does to SGLang.
+$REFIT_FLAGS), or uses the server of its number in $REFIT_URLS; teachers and reward models always start their own. The
+actor has the name that verl's SGLang worker looks for, and that worker sends the weights over HTTP, as it does to
+SGLang.
 """
 
 import asyncio
@@ -52,15 +53,16 @@ class RefitServer:
     """One server.
 
     config: verl's rollout config (max_model_len, prompt_length, response_length, free_cache_engine).
-    mode: "hybrid", "colocated" or "standalone". gpus: the value of CUDA_VISIBLE_DEVICES, or None."""
+    mode: "hybrid", "colocated" or "standalone". gpus: the value of CUDA_VISIBLE_DEVICES, or None. url: a server that
+    runs already."""
 
     def __init__(
         self, config, model_path=None, mode="hybrid", replica_rank=0, ranks=1, gpus=None, url=None, api_key=None
     ):
         self.config, self.model_path, self.mode, self.ranks, self.gpus = config, model_path, mode, ranks, gpus
         self.replica_rank = replica_rank
-        self.url, self.api_key = url or url_of(replica_rank), api_key or os.environ.get("REFIT_API_KEY")
-        self.client, self.process, self.global_steps = None, None, None
+        self.url, self.api_key = url, api_key or os.environ.get("REFIT_API_KEY")
+        self.client, self.process, self.global_steps, self.max_model_len = None, None, None, None
         self.pool = ThreadPoolExecutor(1024)
 
     async def launch_server(self, **_):
@@ -68,6 +70,8 @@ class RefitServer:
             self.url = await self.in_thread(self.start)
         await self.in_thread(self.wait)
         self.client = refit.Client(self.url, self.api_key)
+        known = self.config.max_model_len
+        self.max_model_len = known or (await self.in_thread(self.client.server_info))["context_length"]
 
     def start(self):
         address = own_address()
@@ -77,7 +81,8 @@ class RefitServer:
         flags += ["--enable-weights-cpu-backup"] if self.mode == "colocated" else []
         flags += ["--context-length", str(self.config.max_model_len)] if self.config.max_model_len else []
         flags += shlex.split(os.environ.get("REFIT_FLAGS", ""))
-        command = [*shlex.split(os.environ.get("REFIT_COMMAND", "refit")), "serve", self.model_path, *flags]
+        model = local_model(self.model_path)
+        command = [*shlex.split(os.environ.get("REFIT_COMMAND", "refit")), "serve", model, *flags]
         visible = {"CUDA_VISIBLE_DEVICES": self.gpus} if self.gpus else {}
         self.process = subprocess.Popen(command, env={**os.environ, **visible})
         return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
@@ -104,33 +109,42 @@ class RefitServer:
     def get_master_address(self):
         return self.get_server_address()
 
-    async def generate(self, prompt_ids, sampling_params, request_id, image_data=None, video_data=None, **_):
+    async def generate(
+        self, prompt_ids, sampling_params, request_id, image_data=None, video_data=None, audio_data=None, **_
+    ):
         """Returns a TokenOutput.
 
-        verl's rule for the number of tokens: the requested number, else the response's length; never more than fits."""
-        if image_data or video_data:
+        verl's rule for the number of tokens: the requested number, else the response's length; never more than fits.
+        `prompt_logprobs` is what verl's teachers are asked for: the log probability of each token of the prompt (0),
+        or the best k at each position."""
+        if image_data or video_data or audio_data:
             raise ValueError("refit generates from text alone")
         prompt, params = list(prompt_ids), dict(sampling_params)
-        room = self.config.max_model_len - len(prompt)
+        room = self.max_model_len - len(prompt)
         if room < 0:
-            raise ValueError(f"the prompt has {len(prompt)} tokens, but max_model_len is {self.config.max_model_len}")
+            raise ValueError(f"the prompt has {len(prompt)} tokens, but max_model_len is {self.max_model_len}")
         wanted = params.pop("max_tokens", None)
         wanted = params.pop("max_new_tokens", wanted)
         if wanted is None:
             response = self.config.response_length
             wanted = min(response, self.config.prompt_length + response - len(prompt))
         params["max_new_tokens"] = max(0, min(wanted, room))
-        logprobs = bool(params.pop("logprobs", False))
+        # Token ids are returned in any case, and the server makes text of them only if it has a tokenizer.
+        params.pop("detokenize", None)
+        best = params.pop("prompt_logprobs", None)
+        logprobs = bool(params.pop("logprobs", False)) or best is not None
+        fields = {} if best is None else dict(logprob_start_len=0, top_logprobs_num=best)
         reply = await self.in_thread(
-            lambda: self.client.generate(prompt, params, rid=request_id, return_logprob=logprobs)
+            lambda: self.client.generate(prompt, params, rid=request_id, return_logprob=logprobs, **fields)
         )
         meta = reply["meta_info"]
+        scores = {} if best is None else prompt_scores(meta, best)
         return token_output(
             token_ids=reply["output_ids"],
             log_probs=[entry[0] for entry in meta["output_token_logprobs"]] if logprobs else None,
             stop_reason=(meta["finish_reason"] or {}).get("type"),
             num_preempted=meta["num_retractions"],
-            extra_fields=dict(global_steps=self.global_steps, weight_version=meta["weight_version"]),
+            extra_fields=dict(global_steps=self.global_steps, weight_version=meta["weight_version"], **scores),
         )
 
     async def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
@@ -200,6 +214,27 @@ class RefitServer:
             self.process.wait()
 
 
+def prompt_scores(meta, best):
+    """The prompt's log probabilities as verl reads them: one row for each token.
+
+    Row i scores token i + 1, so the first token has none and the last row is zeros."""
+    rows = meta["input_top_logprobs"] if best > 0 else [[entry] for entry in meta["input_token_logprobs"]]
+    zeros = max(best, 1)
+    return dict(
+        prompt_ids=[[token for _, token, _ in row] for row in rows[1:]] + [[0] * zeros],
+        prompt_logprobs=[[value for value, _, _ in row] for row in rows[1:]] + [[0.0] * zeros],
+    )
+
+
+def local_model(path):
+    """The model on this node: verl's own servers copy it from a remote file system, too."""
+    try:
+        from verl.utils.fs import copy_to_local
+    except ImportError:
+        return path
+    return copy_to_local(path)
+
+
 def url_of(replica_rank):
     known = os.environ.get("REFIT_URLS", "")
     return known.split(",")[replica_rank] if known else None
@@ -256,9 +291,11 @@ def replica_class(name="sglang"):
             gpus = ",".join(dict.fromkeys(gpu for _, visible in places for gpu in visible.split(",") if gpu))
             kind = "teacher_" if getattr(self, "is_teacher_model", False) else ""
             kind = "reward_" if self.is_reward_model else kind
+            # verl numbers the replicas of each teacher from 0, and gives each teacher a suffix.
+            suffix = getattr(self, "name_suffix", "")
             node = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node_id=places[0][0], soft=False)
             options = dict(
-                name=f"{name}_server_{kind}{self.replica_rank}_0",
+                name=f"{name}_server_{kind}{self.replica_rank}_0{suffix}",
                 scheduling_strategy=node,
                 num_cpus=0,
                 max_concurrency=2000,
@@ -267,11 +304,13 @@ def replica_class(name="sglang"):
             actor = ray.remote(RefitServer).options(**options)
             server = actor.remote(
                 config=self.config,
-                model_path=self.model_config.local_path,
+                # verl gives teachers the path alone; the actor looks for it on its own node.
+                model_path=getattr(self.model_config, "local_path", None) or self.model_config.path,
                 mode=self.rollout_mode.value,
                 replica_rank=self.replica_rank,
                 ranks=self.config.tensor_model_parallel_size,
                 gpus=gpus or None,
+                url=None if kind else url_of(self.replica_rank),
             )
             await server.launch_server.remote()
             host, port = await server.get_server_address.remote()

@@ -39,6 +39,12 @@ for (const tp of [1, 2, 4]) {
       )
     }
     t.same(await server.checksums(), b, 'buckets in several requests')
+    const none = { names: [], dtypes: [], shapes: [], group_name: trainer.name }
+    t.match(await server.post('/update_weights_from_distributed', none), {
+      status: 200,
+      body: { report: { tensors: 0, bytes: 0 } }
+    }, 'a bucket that is announced as empty changes nothing')
+    t.same(await server.checksums(), b)
     t.same(await server.groups(), [{
       name: trainer.name,
       backend: 'gloo',

@@ -266,7 +266,10 @@ t.test(
       model_path: join(server.folder, 'nothing.safetensors'),
       weight_version: 'never'
     })
-    t.match(nothing, { status: 400, body: { success: false, message: /contains no weight of this model/ } })
+    t.match(nothing, {
+      status: 400,
+      body: { success: false, message: /46 of the 46 tensors of the model are missing/ }
+    })
     t.equal((await server.get('/get_weight_version')).body.weight_version, 'default')
   }
 )

@@ -20,15 +20,15 @@ import { tinyConfig } from '../helpers/tiny-config.ts'
 
 process.env.REFIT_NATIVE = join(packageRoot, 'build/faults/refit.node')
 
-// About 24 MB of weights.
+// About 10 MB of weights.
 const folder = mkdtempSync(join(tmpdir(), 'refit-memory-'))
 for (const [name, seed] of [['a', 1], ['b', 2]] as const) {
   writeModelFolder(
     join(folder, name),
     tinyConfig('Qwen3ForCausalLM', {
-      hidden_size: 512,
-      intermediate_size: 1536,
-      num_hidden_layers: 3,
+      hidden_size: 384,
+      intermediate_size: 1024,
+      num_hidden_layers: 2,
       vocab_size: 2048,
       max_position_embeddings: 4096
     }),

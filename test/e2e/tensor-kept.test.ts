@@ -3,6 +3,7 @@ import { native } from '../../src/native/load-addon.ts'
 import { checkIdle, checkVariant, mapped, sendModel, serve } from '../helpers/cuda-model.ts'
 import { cudaEntry, useStandIn } from '../helpers/cuda-tensors.ts'
 import type { CudaServer } from '../helpers/cuda-tensors.ts'
+import { eventually } from '../helpers/eventually.ts'
 import { codedTensor } from '../helpers/memory-source.ts'
 import { sharedMemory, tensorEntry } from '../helpers/shared-tensors.ts'
 
@@ -69,13 +70,27 @@ t.test(
 
 t.test('two equal requests for kept tensors are two writes: the memory may have changed between them', async t => {
   const { server, table } = await serve(t)
-  const { tensors } = sendModel(t, table, 1, { perSegment: Infinity })
+  const { tensors, segments } = sendModel(t, table, 1, { perSegment: Infinity })
+  const names = tensors.map(({ name }) => name)
   await server.ok(PATH, { serialized_named_tensors: [cudaEntry(tensors)], keep: { name: 'pool', generation: 1 } })
   const before = server.engine.epoch
   const body = { kept: { name: 'pool', generation: 1 } }
-  await Promise.all([server.ok(PATH, body), server.ok(PATH, body)])
+  let arrived = 0
+  server.app.server.on('request', ({ url }) => {
+    if (url === PATH) arrived++
+  })
+  // While another update has the turn, the first request waits, and the second one arrives.
+  const other = await server.engine.update()
+  const replies = [server.ok(PATH, body), server.ok(PATH, body)]
+  t.equal(await eventually(async () => await server.metric('kept_tensor_names').then(() => arrived), n => n === 2), 2)
+  // Their handlers have begun when the reply to a later request is there.
+  for (let i = 0; i < 3; i++) await server.metric('kept_tensor_names')
+  t.equal(server.engine.epoch, before)
+  segments[0]!.fill(0, data(table, names, 2))
+  await other.abort('it only holds the turn')
+  await Promise.all(replies)
   t.equal(server.engine.epoch - before, 2)
-  await checkVariant(t, server, table, 1)
+  await checkVariant(t, server, table, 2)
 })
 
 t.test('another generation is a conflict, and replaces the kept tensors if it contains handles', async t => {

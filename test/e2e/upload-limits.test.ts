@@ -31,18 +31,16 @@ t.test('twenty simultaneous uploads succeed one after another, each complete', a
   t.equal((await server.generate()).status, 200)
 })
 
-t.test('a full disk gives a clear refusal, before the body and in its middle', async t => {
-  const folder = mkdtempSync(join(tmpdir(), 'refit-tmpfs-'))
-  t.teardown(() => {
-    rmSync(folder, { recursive: true, force: true })
-  })
-  if (spawnSync('mount', ['-t', 'tmpfs', '-o', 'size=1300k', 'refit-test', folder]).status !== 0) {
-    t.pass('no right to mount a small file system here')
-    return
-  }
-  t.teardown(() => {
-    spawnSync('umount', [folder])
-  })
+const small = mkdtempSync(join(tmpdir(), 'refit-tmpfs-'))
+const isMounted = spawnSync('mount', ['-t', 'tmpfs', '-o', 'size=1300k', 'refit-test', small]).status === 0
+t.teardown(() => {
+  if (isMounted) spawnSync('umount', [small])
+  rmSync(small, { recursive: true, force: true })
+})
+const skip = isMounted ? false : 'no right to mount a small file system here'
+
+t.test('a full disk gives a clear refusal, before the body and in its middle', { skip }, async t => {
+  const folder = small
   const server = await uploadServer(t, { uploadMemoryBytes: SMALL, uploadFolder: folder })
   const before = await server.checksums()
   const file = server.file('adder')

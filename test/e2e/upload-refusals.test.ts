@@ -109,6 +109,24 @@ t.test('a form that is refused before its tensors are known leaves them pending 
   await server.idle()
 })
 
+t.test('an upload without tensors is refused', async t => {
+  const server = await uploadServer(t)
+  const before = await server.checksums()
+  const empty = Buffer.from('\x08\0\0\0\0\0\0\0{}      ', 'latin1')
+  const refused = {
+    status: 400,
+    body: { success: false, error: { code: 'WEIGHTS_INCOMPLETE', message: /the upload contains no tensor/ } }
+  }
+  t.match(await server.send(empty, '?weight_version=never'), refused)
+  t.match(await server.send(empty, '?weight_version=never&mode=stream'), refused)
+  t.match(await server.form([['weight_version', 'never'], ['file', empty, 'a'], ['file', empty, 'b']]), refused)
+  t.equal(server.engine.weightVersion, 'default')
+  t.same(await server.checksums(), before)
+  const whole = await server.form([['file', empty, 'a'], ['file', server.file('adder'), 'b']])
+  t.match(whole, { status: 200, body: { report: { missing_count: 0 } } }, 'one file of several may be empty')
+  await server.idle()
+})
+
 t.test('a begin and an end without writes between them do not wait', async t => {
   const server = await uploadServer(t)
   slowSteps(t, 1)

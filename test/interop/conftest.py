@@ -18,6 +18,12 @@ def pytest_addoption(parser):
     parser.addoption("--rounds", type=int, default=5, help="how often tests go round that can go round for long")
 
 
+def pytest_collection_finish():
+    from tensors import freeze_imports
+
+    freeze_imports()
+
+
 class Server(server.Server):
     def __init__(self, model, *flags, command="serve"):
         """`model`: the argument after the command; None for none."""

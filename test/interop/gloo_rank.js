@@ -46,6 +46,7 @@ const commands = {
         rmsNormEps: 1e-6,
         normPlacement: 'pre',
         qkNorm: 'none',
+        activation: 'silu',
         roundOnce: false,
         qkvBias: false,
         oBias: false,

@@ -77,6 +77,28 @@ def chat_stream():
     assert chunks[-1].usage.completion_tokens == 4
 
 
+def responses():
+    asked = {"model": "fake", "input": "hi", "instructions": "be", "max_output_tokens": 9, "store": False}
+    reply = client.responses.create(**asked)
+    assert reply.output_text == "system:be", reply
+    assert reply.status == "incomplete" and reply.incomplete_details.reason == "max_output_tokens", reply
+    assert reply.usage.output_tokens == 9 and reply.usage.input_tokens == 28, reply.usage
+    turns = [{"role": "user", "content": "hi"}, *reply.output, {"role": "user", "content": "on"}]
+    assert client.responses.create(**{**asked, "input": turns}).output_text == "system:be"
+    events = list(client.responses.create(**asked, stream=True))
+    assert events[0].type == "response.created" and events[-1].type == "response.incomplete", events
+    assert events[-1].response.output_text == "system:be", events[-1]
+    with client.responses.stream(**asked, extra_body={"stop": "be"}) as events:
+        seen = [event.type for event in events]
+        assert events.get_final_response().output_text == "system:", events
+    assert seen[-1] == "response.completed" and "response.output_text.delta" in seen, seen
+    try:
+        client.responses.create(**asked, previous_response_id="resp_1")
+        raise AssertionError("a stored reply was accepted")
+    except openai.BadRequestError as error:
+        assert error.param == "previous_response_id", error
+
+
 def early_close():
     stream = client.chat.completions.create(model="fake", messages=messages, max_tokens=400, stream=True)
     next(iter(stream))
@@ -106,7 +128,7 @@ def errors():
         ),
         (
             lambda: client.chat.completions.create(
-                model="fake", messages=messages, response_format={"type": "json_object"}
+                model="fake", messages=messages, extra_body={"lora_path": "adapter"}
             ),
             openai.BadRequestError,
             "UNSUPPORTED",
@@ -126,6 +148,7 @@ for step in [
     completion_stream,
     chat,
     chat_stream,
+    responses,
     early_close,
     lambda: asyncio.run(concurrent()),
     errors,

@@ -50,11 +50,23 @@ def test_generation_of_texts_ids_batches_and_streams(adder):
         next(adder.stream("12+34=", dict(max_new_tokens="many")))
 
 
+def metric(adder, series):
+    text = adder.call("GET", "/metrics")
+    (value,) = [line.split()[-1] for line in text.splitlines() if line.startswith(series)]
+    return float(value)
+
+
 def test_leaving_a_stream_ends_its_request(adder):
+    before = metric(adder, "refit:generation_tokens_total")
     events = adder.stream([1, 2, 3], dict(max_new_tokens=1500, ignore_eos=True))
     next(events)
+    # While generation is paused, the request cannot end by itself.
+    adder.pause("in_place")
     events.close()
     adder.flush(timeout_s=60)
+    adder.resume()
+    assert metric(adder, "refit:generation_tokens_total") - before < 1500
+    assert metric(adder, "refit:num_requests_running") == 0
 
 
 def test_control_memory_and_versions(adder):

@@ -15,6 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "examples/trainers"))
 
 from process_group import init_custom_process_group  # noqa: E402
+from conftest import Server  # noqa: E402
 from server import free_port  # noqa: E402
 
 MODEL = ROOT / "models/adder"
@@ -55,9 +56,12 @@ def received(server, shapes, layout):
     return tensors
 
 
-@pytest.fixture
-def server(serve):
-    return serve(MODEL, "--threads", "1", "--weight-version", "v5")
+@pytest.fixture(scope="module")
+def server():
+    """It only sends, so it stays as it is."""
+    made = Server(MODEL, "--threads", "1", "--weight-version", "v5")
+    yield made
+    made.stop()
 
 
 def test_parameters_of_a_rank_arrive_one_after_another(server):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from conftest import ROOT
+from conftest import ROOT, Server
 
 
 def post(server, path, body):
@@ -34,29 +34,37 @@ def logprobs_of(model, ids):
     return logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.fixture(scope="module", params=[1, 2], ids=["1", "2"])
+def rollout(request, shared_folder):
+    """A server in float32; each test sends it all weights."""
+    server = Server(
+        ROOT / "models/adder-base", "--dtype", "float32", "--tp", request.param, "--model-root", shared_folder
+    )
+    yield server
+    server.stop()
+
+
 @pytest.mark.parametrize("saved", [torch.float32, torch.bfloat16, torch.float16], ids=["fp32", "bf16", "fp16"])
-def test_rollout_and_trainer_agree_after_every_step(serve, tmp_path, ranks, saved):
+def test_rollout_and_trainer_agree_after_every_step(rollout, shared_folder, tmp_path, saved):
     torch.manual_seed(1)
     torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(ROOT / "models/adder-base", dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "models/adder-base")
-    server = serve(ROOT / "models/adder-base", "--dtype", "float32", "--tp", ranks, "--model-root", tmp_path)
     text = "12+345=357 and 99+1=100, says the sheet of sums."
     ids = torch.tensor([tokenizer(text).input_ids])
     for step in range(3):
         train_step(model, ids, 0.05)
-        folder = tmp_path / f"step_{step}"
+        folder = shared_folder / tmp_path.name / f"step_{step}"
         # The trainer's copy is rounded as the saved one before both are compared.
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.copy_(parameter.to(saved).float())
         copy.deepcopy(model).to(saved).save_pretrained(folder, max_shard_size="300KB")
         assert len(list(folder.glob("*.safetensors"))) > 1, "a sharded checkpoint"
-        reply = post(server, "/update_weights_from_disk", {"model_path": str(folder), "weight_version": str(step)})
+        reply = post(rollout, "/update_weights_from_disk", {"model_path": str(folder), "weight_version": str(step)})
         assert reply["success"] and reply["report"]["missing"] == []
         scored = post(
-            server,
+            rollout,
             "/generate",
             {
                 "input_ids": ids[0].tolist(),

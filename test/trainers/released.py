@@ -1,0 +1,134 @@
+"""Makes the released packages of scripts/wheels.py importable in this process, which has neither GPUs nor their
+dependencies.
+
+The packages' own `__init__` files do not run: they would import whole servers. What needs a GPU has a stand-in: a group
+of torch over gloo for NCCL, and streams that do nothing.
+"""
+
+import base64
+import contextlib
+import datetime
+import importlib.machinery
+import importlib.util
+import logging
+import os
+import pathlib
+import sys
+import types
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+FOLDERS = ("test/gpu", "test/interop", "test/contract", "examples/trainers")
+sys.path[:0] = [str(ROOT / folder) for folder in FOLDERS]
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+
+from process_group import init_custom_process_group  # noqa: E402
+
+WHEELS = ROOT / os.environ.get("REFIT_WHEELS", "build/wheels")
+TIMEOUT = datetime.timedelta(seconds=60)
+
+
+def folder_of(name):
+    """The folder of a package of wheels.json."""
+    folder = WHEELS / name
+    if not folder.exists():
+        raise SystemExit(f"{folder} is missing: run `npm run test:trainers`, or `python scripts/wheels.py` once")
+    return folder
+
+
+def bare(wheel, *packages):
+    """Packages whose modules can be imported without their `__init__`."""
+    if str(folder_of(wheel)) not in sys.path:
+        sys.path.append(str(folder_of(wheel)))
+    for package in packages:
+        spec = importlib.machinery.ModuleSpec(package, None, is_package=True)
+        spec.submodule_search_locations.append(str(folder_of(wheel) / package.replace(".", "/")))
+        sys.modules[package] = importlib.util.module_from_spec(spec)
+
+
+def replace(module, **members):
+    made = types.ModuleType(module)
+    made.__dict__.update(members)
+    sys.modules[module] = made
+
+
+class Stream:
+    """A stream of no GPU: everything has happened when a call returns."""
+
+    def __init__(self, *_, **__):
+        self.cuda_stream = 0
+
+    def synchronize(self):
+        pass
+
+
+class Store:
+    """StatelessProcessGroup: what a rendezvous needs to know."""
+
+    def __init__(self, host, port, rank, world_size):
+        self.host, self.port, self.rank, self.world_size = host, port, rank, world_size
+        self.store = self.socket = None
+
+    @classmethod
+    def create(cls, host, port, rank, world_size, **_):
+        return cls(host, port, rank, world_size)
+
+
+class Communicator:
+    """PyNcclCommunicator over gloo, in the group that refit joins with "backend": "gloo"."""
+
+    def __init__(self, group, device=None, **_):
+        self.group, self.rank, self.world_size = group, group.rank, group.world_size
+        self.sent = []
+        self.gloo = init_custom_process_group(
+            "gloo", f"tcp://{group.host}:{group.port}", group.world_size, group.rank, "weight_transfer", TIMEOUT
+        )
+
+    def broadcast(self, tensor, src, stream=None):
+        self.sent.append(tensor.numel() * tensor.element_size())
+        dist.broadcast(tensor, src, group=self.gloo)
+
+    def destroy(self):
+        if self.gloo is not None:
+            dist.destroy_process_group(self.gloo)
+            self.gloo = None
+
+
+def vllm(on_gpu=False):
+    """vLLM's weight transfer, as a trainer imports it. `on_gpu`: torch's own CUDA stays."""
+    bare("vllm", "vllm", "vllm.config", "vllm.distributed", "vllm.distributed.device_communicators", "vllm.utils")
+    replace("pybase64", **vars(base64))
+    replace("vllm.config.parallel", ParallelConfig=object)
+    replace("vllm.config.weight_transfer", WeightTransferConfig=object)
+    replace("vllm.distributed.device_communicators.pynccl_wrapper", NCCL_UNIQUE_ID_BYTES=128)
+    replace("vllm.distributed.device_communicators.pynccl", PyNcclCommunicator=Communicator)
+    replace("vllm.distributed.utils", StatelessProcessGroup=Store)
+    replace("vllm.utils.nccl", unpinned_nccl_env=contextlib.nullcontext)
+    replace("vllm.utils.network_utils", get_ip=lambda: "127.0.0.1", get_open_port=free_port)
+    replace("vllm.logger", init_logger=logging.getLogger)
+    if on_gpu:
+        return
+    torch.cuda.Stream = Stream
+    torch.cuda.stream = contextlib.nullcontext
+    torch.cuda.current_stream = Stream
+    torch.cuda.set_device = lambda _: None
+    torch.accelerator.current_device_index = lambda: 0
+
+
+def trl():
+    """TRL's clients for a vLLM server."""
+    # transformers looks for the real accelerate when it is imported.
+    import transformers  # noqa: F401
+
+    vllm()
+    bare("trl", "trl", "trl.generation", "trl.experimental", "trl.experimental.async_grpo")
+    replace("accelerate")
+    replace("accelerate.logging", get_logger=logging.getLogger)
+
+
+def free_port():
+    from distributed_group import free_port
+
+    return free_port()
