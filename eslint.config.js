@@ -13,6 +13,8 @@ export const LAYERS = {
   'src/native': [],
   'src/config': ['src/contract'],
   'src/text': [],
+  // Which tokens may follow a text, for a request with a grammar.
+  'src/grammars': ['src/contract', 'src/native', 'src/text'],
   'src/model': ['src/native'],
   'src/wire': ['src/contract', 'src/native'],
   'src/rendezvous': ['src/wire'],
@@ -22,8 +24,8 @@ export const LAYERS = {
   'src/remote': ['src/client', 'src/contract', 'src/native', 'src/wire'],
   'src/sources': ['src/contract', 'src/native', 'src/process-groups', 'src/wire'],
   // Checkpoints on this host that follow what a trainer publishes: an update loads them as it loads any folder.
-  'src/deltas': ['src/native', 'src/sources', 'src/wire'],
-  'src/engine': ['src/contract', 'src/model', 'src/native', 'src/text', 'src/weights'],
+  'src/deltas': ['src/native', 'src/sources', 'src/weights', 'src/wire'],
+  'src/engine': ['src/contract', 'src/grammars', 'src/model', 'src/native', 'src/text', 'src/weights'],
   'src/peer': [
     'src/client',
     'src/contract',
@@ -64,9 +66,11 @@ export const LAYERS = {
     'src/weights',
     'src/wire'
   ],
+  // The conformance suite knows servers by their routes alone: no part of refit's engine or server.
+  'src/conformance': ['src/native', 'src/rendezvous', 'src/wire'],
   routes: ['src/contract', 'src/dialects', 'src/gateway', 'src/http', 'src/updates', 'src/weights'],
   'src/app': '*',
-  'src/cli': ['src/app', 'src/config', 'src/contract', 'src/engine', 'src/native', 'src/text']
+  'src/cli': ['src/app', 'src/config', 'src/conformance', 'src/contract', 'src/engine', 'src/native', 'src/text']
 }
 /** Files beside the folders, and the folders that may import them. */
 export const FILES = {

@@ -13,6 +13,7 @@ import { findTools } from './native/tools.js'
 //                 build/stand-in/nccl_loop.so (NCCL's interface, with threads as ranks)
 //   --tests       instead builds and runs native/test/**/*_test.cc under the address and undefined-behaviour sanitizers
 //                 (also --sanitize)
+//   --program=X   instead builds one of those test programs, build/native-tests/X
 //   --tsan        instead builds and runs the test programs that have threads under the thread sanitizer
 //   --cuda        instead builds the CUDA library, prebuilds/<platform>-<arch>/librefit_cuda.so
 //   --cuda-tests  instead builds the GPU test and bench programs into build/cuda/programs
@@ -20,7 +21,11 @@ import { findTools } from './native/tools.js'
 //
 // Without these the CUDA library is built too if nvcc and a GPU are found, or if REFIT_CUDA=1; never if REFIT_CUDA=0.
 // REFIT_CUDA_ARCHS chooses the GPUs that it has kernels for: "90", "80;90" or "release". Default: the GPUs of this
-// machine.
+// machine. REFIT_CUDA_UNOPTIMIZED=1 compiles CUDA code in less time and without optimization, for machines without a
+// GPU. REFIT_UNITY=0 compiles each source by itself: a rebuild after a change of one is faster.
+
+// Several sources at a time compile in half the time, but a change of one compiles all of them again.
+const UNITY = process.env.REFIT_UNITY === '0' ? ['-DREFIT_UNITY=OFF'] : []
 
 const NAMES = ['faults', 'tests', 'sanitize', 'tsan', 'cuda', 'cuda-tests', 'verbose']
 
@@ -44,7 +49,9 @@ async function main (options) {
     await locked('native-cuda', () => buildCuda(build, { library: options.cuda, programs: options['cuda-tests'] }))
   } else if (options.tsan) await locked('native-tsan', () => runTests(build, 'thread'))
   else if (options.tests || options.sanitize) await locked('native-tests', () => runTests(build, 'address'))
-  else await locked('native', () => buildAddons(build, options.faults))
+  else if (options.program !== undefined) {
+    await locked('native-tests', () => buildTests(build, 'address', [options.program]))
+  } else await locked('native', () => buildAddons(build, options.faults))
 }
 
 /** One build of a kind at a time in a checkout: tests and `npm ci` may each start one. */
@@ -59,9 +66,10 @@ async function locked (name, run) {
 
 function readOptions () {
   try {
-    return parseArgs({ options: Object.fromEntries(NAMES.map(name => [name, { type: 'boolean' }])) }).values
+    const flags = Object.fromEntries(NAMES.map(name => [name, { type: 'boolean' }]))
+    return parseArgs({ options: { ...flags, program: { type: 'string' } } }).values
   } catch {
-    const known = NAMES.map(name => `--${name}`).join(' ')
+    const known = [...NAMES.map(name => `--${name}`), '--program=NAME'].join(' ')
     throw new Error(`unknown argument in "${process.argv.slice(2).join(' ')}": expected any of ${known}`)
   }
 }
@@ -70,7 +78,7 @@ async function buildAddons (build, faults) {
   // The stand-in is built with the addon that opens it, because the two must agree on the layout of what they exchange.
   const tests = faults && existsSync(join('native', 'test'))
   const folder = build.folder('native')
-  await build.cmake(folder, [], ['refit_node', ...tests ? ['refit_test_libraries'] : []])
+  await build.cmake(folder, UNITY, ['refit_node', ...tests ? ['refit_test_libraries'] : []])
   build.publish(join(folder, 'refit.node'), join(PREBUILDS, 'refit.node'))
   if (tests) {
     build.publish(join(folder, 'refit-faults.node'), join('build', 'faults', 'refit.node'))
@@ -80,9 +88,15 @@ async function buildAddons (build, faults) {
   await buildCudaIfWanted(build)
 }
 
-async function runTests (build, sanitizer) {
+/** Builds the test programs, or those that are named; returns their folder. */
+async function buildTests (build, sanitizer, programs = []) {
   const folder = build.folder(sanitizer === 'thread' ? 'native-tsan' : 'native-tests')
-  await build.cmake(folder, ['-DREFIT_TESTS=ON', `-DREFIT_SANITIZE=${sanitizer}`], [])
+  await build.cmake(folder, ['-DREFIT_TESTS=ON', `-DREFIT_SANITIZE=${sanitizer}`, ...UNITY], programs)
+  return folder
+}
+
+async function runTests (build, sanitizer) {
+  const folder = await buildTests(build, sanitizer)
   build.ctest(folder)
   build.report(`the native tests passed under the ${sanitizer} sanitizer in ${build.seconds()} s`)
 }

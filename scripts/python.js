@@ -11,6 +11,8 @@ export function pythonWith (libraries, script) {
   const probe = 'import importlib.util as u, sys; ' +
     "sys.exit(', '.join(name for name in sys.argv[1:] if u.find_spec(name) is None) or 0)"
   const { status, stderr, error } = spawnSync(python, ['-c', probe, ...libraries], { encoding: 'utf8' })
+  // Python compiles torch and transformers again in each process that may not keep the result: seconds of CPU.
+  delete process.env.PYTHONDONTWRITEBYTECODE
   if (status === 0) return python
   console.error(
     `npm run ${script}: ${python} lacks ${error?.message ?? stderr.trim()}. ` +

@@ -1,25 +1,58 @@
 import { spawn } from 'node:child_process'
+import { existsSync, readFileSync } from 'node:fs'
+import { SourceMap } from 'node:module'
+import { dirname, join, relative } from 'node:path'
 
 const GRACE_MS = 10_000
 
+const BATCH = 8
+/** Folders whose tests load no native core: each app that they make takes longer than their work. */
+const SHARED = /^build\/test\/test\/(routes)\//
+/** Files that set something for all tests of their process, or change the process, have one of their own. */
+const APART = /^(await )?t\.(?!test\b)|process\.(chdir|env|exit|kill|on|once|emit)|globalThis|setGlobal/m
+
 /**
- * Runs compiled test files, `jobs` at a time, each as plain `node FILE`. Under tap's runner every process of a test
- * (also its workers and servers) loads hooks for TypeScript, mocks and coverage, which costs more than most tests.
- * Calls `onEnd` with the TAP of each file in the form of a runner: its name, its tests indented, and one point for the
- * file.
+ * Runs compiled test files, `jobs` processes at a time, each as plain `node FILE` or as a batch (run-batch.js). Under
+ * tap's runner every process of a test (also its workers and servers) loads hooks for TypeScript, mocks and coverage,
+ * which costs more than most tests. Calls `onEnd` with the TAP of each file in the form of a runner: its name, its
+ * tests indented, and one point for the file.
  */
 export async function runTests (files, { jobs, seconds, onEnd }) {
-  const waiting = files.entries()
+  const waiting = batches(files).values()
+  let number = 0
   await Promise.all(Array.from({ length: Math.min(jobs, files.length) }, async () => {
-    for (const [index, file] of waiting) onEnd(await runTest(file, index + 1, seconds))
+    for (const batch of waiting) {
+      for (const outcome of await runBatch(batch, seconds)) onEnd(report(++number, outcome))
+    }
   }))
 }
 
-async function runTest (file, number, seconds) {
+/** The files as lists that have a process each. */
+function batches (files) {
+  const made = []
+  const open = new Map()
+  for (const file of files) {
+    const folder = SHARED.exec(file)?.[1]
+    if (folder === undefined || APART.test(readFileSync(file, 'utf8'))) made.push([file])
+    else if ((open.get(folder)?.length ?? BATCH) < BATCH) open.get(folder).push(file)
+    else {
+      open.set(folder, [file])
+      made.push(open.get(folder))
+    }
+  }
+  return made
+}
+
+/** Runs files in one process, and returns the outcome of each: its TAP, how it ended (0 if it passed), and its time. */
+async function runBatch (files, seconds) {
   const began = performance.now()
-  const child = spawn(process.execPath, ['--enable-source-maps', file], {
+  const program = files.length === 1 ? files : [join('scripts', 'run-batch.js'), ...files]
+  const limit = seconds * files.length
+  // Threads that collect garbage beside the program cost more than they save while all cores have work. Without
+  // --enable-source-maps, which takes as long as many tests; `toSources` maps the positions of failures.
+  const child = spawn(process.execPath, ['--single-threaded-gc', ...program], {
     stdio: ['ignore', 'pipe', 'inherit'],
-    env: { ...process.env, TAP: '1', TAP_TIMEOUT: String(seconds) }
+    env: { ...process.env, TAP: '1', TAP_TIMEOUT: String(limit) }
   })
   let said = ''
   child.stdout.setEncoding('utf8').on('data', text => {
@@ -28,7 +61,7 @@ async function runTest (file, number, seconds) {
   // tap has the same limit, and reports the test that is late.
   const late = setTimeout(() => {
     child.kill('SIGKILL')
-  }, seconds * 1000 + GRACE_MS)
+  }, limit * 1000 + GRACE_MS)
   const { code, signal } = await new Promise((resolve, reject) => {
     child.once('error', reject)
     child.once('close', (code, signal) => {
@@ -36,10 +69,47 @@ async function runTest (file, number, seconds) {
     })
   })
   clearTimeout(late)
-  const lines = said.split('\n').filter(line => !/^TAP version/.test(line))
-  if (code !== 0) lines.push(`# ended with ${signal ?? code}`)
-  const ms = (performance.now() - began).toFixed(3)
+  const ms = (performance.now() - began) / files.length
+  const end = signal ?? code
+  if (files.length === 1) return [{ file: files[0], tap: said, end, ms }]
+  const outcomes = files.map(file => {
+    const found = said.match(endOf(file))
+    const tap = found === null ? said : said.slice(0, found.index)
+    said = found === null ? '' : said.slice(found.index + found[0].length)
+    return { file, tap, end: found === null || /^not ok /m.test(tap) ? end : 0, ms }
+  })
+  // A failure that no file reports is one of what happens after the last.
+  if (outcomes.every(outcome => outcome.end === 0)) outcomes.at(-1).end = end
+  return outcomes
+}
+
+/** The test by which run-batch.js marks the end of a file. */
+function endOf (file) {
+  const name = `end of ${file.replaceAll(/[.+]/g, '\\$&')}`
+  return new RegExp(`^# Subtest: ${name}\\n(?: .*\\n)*ok \\d+ - ${name}.*\\n`, 'm')
+}
+
+function report (number, { file, tap, end, ms }) {
+  const lines = (end === 0 ? tap : toSources(tap)).split('\n').filter(line => !/^TAP version/.test(line))
+  if (end !== 0) lines.push(`# ended with ${end}`)
   return `# Subtest: ${file}\n${lines.map(line => line === '' ? '' : `    ${line}`).join('\n').trimEnd()}\n${
-    code === 0 ? 'ok' : 'not ok'
-  } ${number} - ${file} # time=${ms}ms\n\n`
+    end === 0 ? 'ok' : 'not ok'
+  } ${number} - ${file} # time=${ms.toFixed(3)}ms\n\n`
+}
+
+/** Replaces positions in compiled files (build/test/a.js:12:3) by those in their sources (a.ts:7:5). */
+function toSources (text) {
+  const maps = new Map()
+  return text.replace(
+    /(?:file:\/\/)?([\w./-]*build\/test\/[\w./-]+\.js):(\d+):(\d+)/g,
+    (position, file, line, column) => {
+      if (!existsSync(`${file}.map`)) return position
+      const map = maps.get(file) ?? new SourceMap(JSON.parse(readFileSync(`${file}.map`, 'utf8')))
+      maps.set(file, map)
+      const { originalSource, originalLine, originalColumn } = map.findEntry(line - 1, column - 1)
+      if (originalSource === undefined) return position
+      const source = relative(process.cwd(), join(dirname(file), originalSource))
+      return `${source}:${originalLine + 1}:${originalColumn + 1}`
+    }
+  )
 }

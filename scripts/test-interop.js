@@ -31,7 +31,7 @@ for (const [folder, pattern] of [[FOLDERS[0], /\.test\.ts$/], ...FOLDERS.map(fol
 
 // All run at the same time, because each often waits for processes, connections and deadlines. Each folder has its own
 // conftest.py and so needs its own pytest, and each pytest needs its own ports.
-const pytest = ['-m', 'pytest', '-q', '-n', '2', '--dist', 'loadfile']
+const pytest = ['-m', 'pytest', '-q', '-n', '2', '--dist', 'loadfile', '--durations=15']
 const runs = [
   run(process.execPath, [join('scripts', 'test.js'), FOLDERS[0], '--jobs=1'], {}),
   run(python, [...pytest, FOLDERS[0], ...process.argv.slice(2)], { REFIT_TEST_PORTS: '20000 26000' }),
@@ -48,7 +48,8 @@ for (const ended of runs) {
 async function run (command, args, env) {
   const child = spawn(command, args, {
     stdio: ['ignore', 'pipe', 'pipe'],
-    env: { ...process.env, REFIT_PYTHON: python, REFIT_REQUIRE_INTEROP: '1', ...env }
+    // The models are small: torch's threads would wait for each other longer than they compute.
+    env: { ...process.env, OMP_NUM_THREADS: '1', REFIT_PYTHON: python, REFIT_REQUIRE_INTEROP: '1', ...env }
   })
   const chunks = []
   for (const stream of [child.stdout, child.stderr]) stream.on('data', chunk => chunks.push(chunk))

@@ -67,8 +67,8 @@ function compile () {
 async function runHere () {
   const number = (name, otherwise) =>
     Number(options.find(option => option.startsWith(`--${name}=`))?.split('=')[1] ?? otherwise)
-  // More tests at a time than this wait for each other's cores.
-  const jobs = Math.max(1, number('jobs', Math.min(availableParallelism(), 4)))
+  // One more than the cores, because a test also waits, for processes and timers. More wait for each other's cores.
+  const jobs = Math.max(1, number('jobs', Math.min(availableParallelism() + 1, 4)))
   writeFileSync(RESULTS, '')
   await runTests(compiled, {
     jobs,

@@ -42,7 +42,8 @@ export async function buildCuda (build, { library = false, programs = false }) {
     [
       `-DCMAKE_CUDA_COMPILER=${nvcc}`,
       `-DCMAKE_CUDA_HOST_COMPILER=${build.compiler}`,
-      `-DCMAKE_CUDA_ARCHITECTURES=${archs}`
+      `-DCMAKE_CUDA_ARCHITECTURES=${archs}`,
+      `-DREFIT_UNOPTIMIZED=${process.env.REFIT_CUDA_UNOPTIMIZED === '1' ? 'ON' : 'OFF'}`
     ],
     [...library ? ['refit_cuda'] : [], ...programs ? ['cuda_tests'] : []],
     SOURCES

@@ -1,0 +1,233 @@
+import type { Mutant } from './mutant.ts'
+
+export const http: readonly Mutant[] = [
+  {
+    why: 'aborted requests are counted twice',
+    file: 'src/http/metrics.ts',
+    before: 'this.#finished.inc({ finished_reason: sample.finish.type })',
+    after: "this.#finished.inc({ finished_reason: sample.finish.type }, sample.finish.type === 'abort' ? 2 : 1)",
+    tests: ['test/routes/refit/metrics.test.ts']
+  },
+  {
+    why: 'the API key opens routes of the admin',
+    file: 'src/http/auth.ts',
+    before: "const wanted = level === 'normal' ? api : admin ?? api",
+    after: "const wanted = level === 'normal' ? api : api ?? admin",
+    tests: ['test/auth.test.ts']
+  },
+  {
+    why: 'a closed route is open without an admin key',
+    file: 'src/http/auth.ts',
+    before: "if (level === 'admin-only' && admin === undefined) {",
+    after: "if (level === 'admin-only' && admin === undefined && api !== undefined) {",
+    tests: ['test/auth.test.ts']
+  },
+  {
+    why: 'a route may declare no level',
+    file: 'src/http/auth.ts',
+    before: `  app.addHook('onRoute', requireLevel)
+`,
+    after: '',
+    tests: ['test/auth.test.ts']
+  },
+  {
+    why: 'a failed sample leaves the others running',
+    file: 'src/http/generation/generation.ts',
+    before: `          this.abort()
+          throw error`,
+    after: '          throw error',
+    tests: ['test/http/generation.test.ts']
+  },
+  {
+    why: 'the error of a batch is lost if its last sample succeeds',
+    file: 'src/http/generation/generation.ts',
+    before: "const failed = outcomes.find(outcome => outcome.status === 'rejected')",
+    after: "const failed = outcomes.slice(-1).find(outcome => outcome.status === 'rejected')",
+    tests: ['test/http/generation.test.ts']
+  },
+  {
+    why: 'a client that disconnects leaves its request running',
+    file: 'src/http/generation/generation.ts',
+    before: 'if (!raw.writableFinished) generation.abort()',
+    after: 'if (raw.writableFinished) generation.abort()',
+    tests: ['test/routes/sglang/generate-sockets.test.ts']
+  },
+  {
+    why: 'tokens of newer weights pass as the bound version',
+    file: 'src/http/generation/generation.ts',
+    before: 'tokens.length === 0 || version.suits(weightVersion)) return',
+    after: 'tokens.length >= 0 || version.suits(weightVersion)) return',
+    tests: ['test/http/bound-version.test.ts']
+  },
+  {
+    why: 'a request waits for a version that has gone by',
+    file: 'src/http/generation/bound-version.ts',
+    before: 'isPast: label => trailingNumber(label) > wanted',
+    after: 'isPast: label => trailingNumber(label) < 0',
+    tests: ['test/http/bound-version.test.ts']
+  },
+  {
+    why: 'the first version of a batch is that of its last sample',
+    file: 'src/http/generation/bound-version.ts',
+    before: '[Math.min(...starts), Math.max(...ends)]',
+    after: '[starts.at(-1)!, Math.max(...ends)]',
+    tests: ['test/http/bound-version.test.ts']
+  },
+  {
+    why: 'usage counts a prompt for each of its samples',
+    file: 'src/http/openai/openai-output.ts',
+    before: 'samples.filter((_, i) => i % n === 0)',
+    after: 'samples.filter((_, i) => i % n < n)',
+    tests: ['test/routes/openai/completions.test.ts', 'test/routes/openai/chat.test.ts']
+  },
+  {
+    why: 'logprobs of -Infinity become null',
+    file: 'src/http/openai/openai-output.ts',
+    before: 'return Math.max(logprob, -9999)',
+    after: 'return logprob',
+    tests: [
+      'test/routes/openai/completions.test.ts',
+      'test/routes/openai/chat.test.ts',
+      'test/routes/openai/chat-exact.test.ts',
+      'test/routes/vllm/generate-logprobs.test.ts'
+    ]
+  },
+  {
+    why: 'top logprobs of a streamed chunk are those of the first tokens',
+    file: 'src/http/openai/chat-logprobs.ts',
+    before: 'sample.top.at(from + i)',
+    after: 'sample.top.at(i)',
+    tests: ['test/http/chat-logprobs.test.ts']
+  },
+  {
+    why: 'a truncated prompt keeps its beginning',
+    file: 'src/http/generation/truncation.ts',
+    before: "return side === 'right' ? ids.subarray(0, kept) : ids.slice(-kept)",
+    after: "return side !== 'left' ? ids.subarray(0, kept) : ids.slice(-kept)",
+    tests: [
+      'test/http/fields.test.ts',
+      'test/routes/vllm/generate.test.ts',
+      'test/routes/openai/completions.test.ts',
+      'test/routes/openai/trainers-openai.test.ts'
+    ]
+  },
+  {
+    why: 'an escaped backslash hides the end of a long text',
+    file: 'src/http/parse-json.ts',
+    before: 'if (slashes % 2 === 0) break',
+    after: 'if (slashes === 0) break',
+    tests: ['test/http/parse-json.test.ts']
+  },
+  {
+    why: 'texts of digits become token ids',
+    file: 'src/http/lax.ts',
+    before: `if (branches.some(branch => fits(branch, value))) return value
+`,
+    after: '',
+    tests: ['test/http/validation.test.ts']
+  },
+  {
+    why: 'a body that stalls holds its place for ever',
+    file: 'src/http/upload/upload-watch.ts',
+    before: 'if (request.isPaused() || received !== before) timer.refresh()',
+    after: 'if (request.isPaused() || received >= before) timer.refresh()',
+    tests: [
+      'test/http/hold-body.test.ts',
+      'test/e2e/upload-refusals.test.ts',
+      'test/e2e/upload-slow.test.ts',
+      'test/e2e/upload.test.ts'
+    ]
+  },
+  {
+    why: 'a stop text that ends below min_new_tokens is obeyed',
+    file: 'src/engine/text-generation.ts',
+    before: 'before + i + 1 >= minNewTokens',
+    after: 'before + i + 2 >= minNewTokens',
+    tests: ['test/engine/text-generation.test.ts']
+  },
+  {
+    why: 'an incomplete character at the end is lost',
+    file: 'src/engine/text-generation.ts',
+    before: "const rest = detokenizer?.flush() ?? ''",
+    after: "const rest = ''",
+    tests: ['test/engine/text-generation.test.ts']
+  },
+  {
+    why: 'experts of tokens behind a stop text are returned',
+    file: 'src/engine/text-generation.ts',
+    before: 'rows(kept) * experts.length',
+    after: 'rows(completionTokens) * experts.length',
+    tests: [
+      'test/engine/text-generation.test.ts',
+      'test/routes/sglang/routed-experts.test.ts',
+      'test/e2e/routed-experts.test.ts'
+    ]
+  },
+  {
+    why: 'abort_all of SGLang ends the named request only',
+    file: 'routes/sglang/control.ts',
+    before: 'if (all) engine.abortAll()',
+    after: "if (all && rid === '') engine.abortAll()",
+    tests: ['test/routes/sglang/control.test.ts']
+  },
+  {
+    why: 'a continue with torn weights reports success',
+    file: 'routes/sglang/control.ts',
+    before: `if (weights.state === 'torn') {
+    return`,
+    after: `if (weights.state === 'torn' && weights.tensors.length > 1) {
+    return`,
+    tests: ['test/routes/sglang/control.test.ts', 'test/routes/sglang/weights.test.ts']
+  },
+  {
+    why: 'a sleep joins one that a wake-up will undo',
+    file: 'src/weights/inverse-call-joiner.ts',
+    before: `    if (kind !== this.#kind) this.#turn++
+`,
+    after: '',
+    tests: ['test/routes/vllm/sleep.test.ts', 'test/routes/sglang/memory.test.ts']
+  },
+  {
+    why: "vLLM's top_k of 0 keeps no token",
+    file: 'src/dialects/vllm/sampling.ts',
+    before: 'top_k: fields.top_k === 0 ? -1 : fields.top_k,',
+    after: 'top_k: fields.top_k,',
+    tests: ['test/routes/vllm/generate.test.ts', 'test/routes/openai/completions.test.ts']
+  },
+  {
+    why: 'the frequency penalty of vLLM is the presence penalty',
+    file: 'src/dialects/vllm/sampling.ts',
+    before: 'frequency_penalty: fields.frequency_penalty,',
+    after: 'frequency_penalty: fields.presence_penalty,',
+    tests: ['test/routes/vllm/generate.test.ts']
+  },
+  {
+    why: 'a seed of 64 bits is rounded',
+    file: 'src/http/sglang/sampling.ts',
+    before: 'return BigInt.asUintN(64, BigInt(seed))',
+    after: 'return BigInt.asUintN(64, BigInt(Number(seed)))',
+    tests: [
+      'test/routes/sglang/generate.test.ts',
+      'test/routes/sglang/generate-refusals.test.ts',
+      'test/http/fields.test.ts'
+    ]
+  },
+  {
+    why: 'min_new_tokens above the limit is accepted',
+    file: 'src/http/sglang/sampling.ts',
+    before: 'most === null || minNewTokens <= (most ?? fallback),',
+    after: 'most == null || minNewTokens <= (most ?? fallback),',
+    tests: ['test/routes/sglang/generate-refusals.test.ts', 'test/routes/sglang/generate.test.ts']
+  },
+  {
+    why: 'senders of different buckets are not noticed',
+    file: 'src/dialects/checkpoint-engine/update.ts',
+    before: 'name !== first!.pieces[piece]!.name)',
+    after: 'name === undefined && piece > first!.pieces.length)',
+    tests: [
+      'test/dialects/checkpoint-engine-update.test.ts',
+      'test/dialects/checkpoint-engine.test.ts',
+      'test/dialects/checkpoint-engine-stopped.test.ts'
+    ]
+  }
+]

@@ -1,0 +1,89 @@
+import type { Mutant } from './mutant.ts'
+
+export const nativeCuda: readonly Mutant[] = [
+  {
+    why: 'a broadcast may end behind its staging slot',
+    file: 'native/cuda/group/group_receive.cc',
+    before: 'if (part.offset <= room && part.bytes <= room - part.offset) continue;',
+    after: 'if (part.offset <= room && part.bytes <= room) continue;',
+    tests: ['test/native/nccl-groups.test.ts']
+  },
+  {
+    why: 'a rank of this engine is accepted as the sender',
+    file: 'native/cuda/group/group_receive.cc',
+    before: '(root >= options_.first_rank && root <= last)) {',
+    after: '(root > options_.first_rank && root < last)) {',
+    tests: ['test/native/nccl-groups.test.ts']
+  },
+  {
+    why: 'all parts of a broadcast go to the beginning of their slot',
+    file: 'native/cuda/group/group_channel.cc',
+    before: 'spans.push_back({slot_data(slot) + part.offset, part.bytes, 0});',
+    after: 'spans.push_back({slot_data(slot), part.bytes, 0});',
+    tests: ['test/native/nccl-groups.test.ts', 'test/e2e/vllm-nccl.test.ts']
+  },
+  {
+    why: 'what was received is read from the beginning of its slot',
+    file: 'native/cuda/group/group_channel.cc',
+    before: 'gpu_->download(out.data(), slot_data(slot) + offset, bytes);',
+    after: 'gpu_->download(out.data(), slot_data(slot), bytes);',
+    tests: ['test/native/nccl-groups.test.ts', 'test/e2e/vllm-nccl.test.ts']
+  },
+  {
+    why: 'the last rows of a very large copy are left out',
+    file: 'native/cuda/scatter/scatter_plan.cc',
+    before: 'for (int64_t r = 0; r < copy.rows; r += height) {',
+    after: 'for (int64_t r = 0; r + height <= copy.rows; r += height) {',
+    tests: ['native/test/gpu/scatter/scatter_test.cc']
+  },
+  {
+    why: 'a strided vector is copied with the distance of its columns',
+    file: 'native/cuda/scatter/scatter_plan.cc',
+    before: `    copy.src_col_bytes = copy.src_row_bytes;
+`,
+    after: '',
+    tests: ['native/test/gpu/scatter/scatter_test.cc']
+  },
+  {
+    why: 'a rectangle of a chunk is written at the place of its first row',
+    file: 'native/cuda/weights/write_batches.cc',
+    before: 'part.dst_row += part.src_row - rect.src_row;',
+    after: 'part.dst_row += 0;',
+    tests: ['native/test/gpu/write_test.cc']
+  },
+  {
+    why: 'a chunk that does not follow the one before is read behind it',
+    file: 'native/cuda/weights/write_batches.cc',
+    before: 'const bool follows = i > 0 && start == source_end &&',
+    after: 'const bool follows = i > 0 && start >= source_end &&',
+    tests: ['native/test/gpu/write_test.cc']
+  },
+  {
+    why: "a checksum multiplies the last two elements of a group by each other's weights",
+    file: 'native/cuda/weights/checksum.cu',
+    before: 'parts.add_word<6>(v.w);',
+    after: 'parts.add_word<4>(v.w);',
+    tests: ['native/test/gpu/checksum_test.cc']
+  },
+  {
+    why: 'the last chunk of a long attention is not merged',
+    file: 'native/cuda/attention/attention_merge.cuh',
+    before: 'for (int chunk = 1; chunk < merge.parts; chunk += kMergeAhead) {',
+    after: 'for (int chunk = 1; chunk < merge.parts - 1; chunk += kMergeAhead) {',
+    tests: ['native/test/gpu/attention/attention_test.cu']
+  },
+  {
+    why: 'k is turned by the position of the first token',
+    file: 'native/cuda/forward/elementwise_rope.cu',
+    before: 'a.rope + static_cast<int64_t>(a.positions[token]) * dim + i;',
+    after: 'a.rope + static_cast<int64_t>(a.positions[is_k ? 0 : token]) * dim + i;',
+    tests: ['native/test/gpu/elementwise_test.cu']
+  },
+  {
+    why: 'top-p forgets the limit of top-k',
+    file: 'native/cuda/sampler/sampler_filter.cu',
+    before: 'least = select(z, true, max, least, BinsByProb{row.top_p, max}, shared);',
+    after: 'least = select(z, true, max, 0, BinsByProb{row.top_p, max}, shared);',
+    tests: ['native/test/gpu/sampler_test.cu']
+  }
+]
