@@ -3,6 +3,7 @@ import type { GenerateRequest, RolloutEngine } from '../src/index.ts'
 import { checkPython, machine, median, transformers } from './lib/baseline.ts'
 import { randomModel } from './lib/random-model.ts'
 import { report } from './lib/table.ts'
+import { PLAIN_SAMPLING } from '../src/http/generation/plain-sampling.ts'
 
 // Decode at batch 1 against the machine's read bandwidth, decode at batch 16 and prefill of 512 tokens against
 // transformers on torch. All of it runs through the engine as a server uses it: worker thread, scheduler, events.
@@ -92,17 +93,7 @@ function request (prompt: number, tokens: number): GenerateRequest {
     inputIds: Int32Array.from({ length: prompt }, (_, i) => (id * 7907 + i * 104729) % 32000),
     sampling: {
       maxNewTokens: tokens,
-      minNewTokens: 0,
-      temperature: 0,
-      topP: 1,
-      topK: 0,
-      minP: 0,
-      frequencyPenalty: 0,
-      presencePenalty: 0,
-      repetitionPenalty: 1,
-      stopTokenIds: [],
-      ignoreEos: true,
-      logitBias: [],
+      ...PLAIN_SAMPLING,
       seed: 1n
     },
     logprobs: null

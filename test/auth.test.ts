@@ -2,6 +2,7 @@ import Fastify from 'fastify'
 import type { RouteOptions } from 'fastify'
 import t from 'tap'
 import type { Test } from 'tap'
+import { eachRoute, REFUSED } from '../src/dialects/refused.ts'
 import { guard } from '../src/http/auth.ts'
 import { errorHandler } from '../src/http/error-reply.ts'
 import refit from '../src/app/plugin.ts'
@@ -17,6 +18,7 @@ const LEVELS: Record<string, 'public' | 'normal' | 'admin'> = {
   'GET /ready': 'public',
   'GET /metrics': 'public',
   'GET /ping': 'normal',
+  'POST /ping': 'normal',
   'POST /generate': 'normal',
   'PUT /generate': 'normal',
   'GET /model_info': 'normal',
@@ -32,6 +34,12 @@ const LEVELS: Record<string, 'public' | 'normal' | 'admin'> = {
   'GET /v1/models/*': 'normal',
   'POST /v1/completions': 'normal',
   'POST /v1/chat/completions': 'normal',
+  'POST /v1/responses': 'normal',
+  'POST /v1/messages': 'normal',
+  'POST /v1/messages/count_tokens': 'normal',
+  'POST /parse_function_call': 'normal',
+  'POST /separate_reasoning': 'normal',
+  'GET /load': 'normal',
   'POST /tokenize': 'normal',
   'POST /detokenize': 'normal',
   'POST /v1/tokenize': 'normal',
@@ -124,8 +132,12 @@ const LEVELS: Record<string, 'public' | 'normal' | 'admin'> = {
   'GET /liveness': 'public',
   'POST /inference/v1/generate': 'normal',
   'POST /skyrl/v1/generate': 'normal',
+  'POST /inference/v1/abort_requests': 'admin',
+  'POST /release_kv_cache_memory': 'admin',
+  'POST /shutdown_weight_transfer_engine': 'admin',
   'POST /finish_session': 'normal',
   'POST /v1/chat/completions/render': 'normal',
+  'POST /v1/chat/completions/tokens': 'normal',
   'POST /chat': 'normal',
   'POST /get_sequence_logprobs': 'normal',
   'POST /begin_weight_update': 'admin',
@@ -149,7 +161,10 @@ t.test('every route declares its intended auth level', async t => {
   })
   await app.register(refit, { engine: new FakeEngine(), tokenizer: null })
   await app.ready()
-  t.same(found, LEVELS)
+  const refused = REFUSED.flatMap(eachRoute).map((
+    { method, path }
+  ) => [`${method} ${path.replace(/\{(\w+)\}/g, ':$1')}`, 'normal'])
+  t.same(found, { ...Object.fromEntries(refused), ...LEVELS })
   await app.close()
 })
 

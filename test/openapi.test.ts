@@ -2,6 +2,7 @@ import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t from 'tap'
 import { gatewayApiDocument } from '../src/app/gateway-server.ts'
+import { fieldsPage } from '../scripts/fields-page.ts'
 import { openApiDocument } from '../src/app/openapi.ts'
 import { packageRoot } from '../src/root.ts'
 
@@ -24,6 +25,11 @@ const operations = Object
 t.test('openapi/openapi.json matches the routes', async t => {
   const written = JSON.parse(readFileSync(join(packageRoot, 'openapi', 'openapi.json'), 'utf8'))
   t.same(written, document, 'else: npm run build:ts && npm run openapi')
+})
+
+t.test('docs/fields.md lists the accepted and refused fields of the routes', async t => {
+  const written = readFileSync(join(packageRoot, 'docs', 'fields.md'), 'utf8')
+  t.equal(written, fieldsPage(document), 'else: npm run build:ts && npm run docs')
 })
 
 t.test('openapi/gateway.json matches the routes of the gateway', async t => {

@@ -73,7 +73,7 @@ t.test('close cuts requests that do not end, and stalled uploads', async t => {
   const stalled = connect(port, '127.0.0.1')
   await once(stalled, 'connect')
   stalled.write(
-    'POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{"inp'
+    'POST /generate HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{"inp'
   )
   await until(() => engine.live === 1)
   await app.close()
@@ -87,8 +87,8 @@ t.test('invalid HTTP gets 400 and the server continues', async t => {
   for (
     const text of [
       'GARBAGE\r\n\r\n',
-      'POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n',
-      `GET /${'a'.repeat(100_000)} HTTP/1.1\r\nhost: x\r\n\r\n`
+      'POST /generate HTTP/1.1\r\nhost: localhost\r\ncontent-length: -1\r\n\r\n',
+      `GET /${'a'.repeat(100_000)} HTTP/1.1\r\nhost: localhost\r\n\r\n`
     ]
   ) {
     const socket = connect(port, '127.0.0.1')
@@ -112,10 +112,12 @@ t.test('bodies may arrive chunked, slowly, and on a GET that does not need one',
     reply += String(chunk)
   })
   const body = JSON.stringify({ input_ids: [5], sampling_params: { max_new_tokens: 1 } })
-  socket.write('GET /model_info HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}')
+  socket.write(
+    'GET /model_info HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}'
+  )
   await until(() => reply.includes('"model_path"'))
   socket.write(
-    'POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n'
+    'POST /generate HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n'
   )
   for (const character of body) {
     socket.write(`1\r\n${character}\r\n`)
@@ -123,7 +125,7 @@ t.test('bodies may arrive chunked, slowly, and on a GET that does not need one',
   }
   socket.write('0\r\n\r\n')
   await until(() => reply.includes('"output_ids":[5]'))
-  socket.write('GET /health HTTP/1.1\r\nhost: x\r\n\r\n')
+  socket.write('GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n')
   await until(() => reply.includes('"status":"ok"'))
   socket.destroy()
   t.equal(reply.split('HTTP/1.1 200').length, 4)

@@ -58,3 +58,13 @@ export class ByteTokenizer implements Tokenizer {
     )
   }
 }
+
+/** Keeps the calls of the chat template. */
+export class TemplateSpy extends ByteTokenizer {
+  readonly seen: { messages: readonly ChatMessage[], options: ChatTemplateOptions }[] = []
+
+  override applyChatTemplate (messages: readonly ChatMessage[], options: ChatTemplateOptions = {}): string {
+    this.seen.push({ messages, options })
+    return super.applyChatTemplate(messages, options)
+  }
+}

@@ -1,4 +1,4 @@
-import { ROW_FLOATS, ROW_INTS } from '../../src/native/step.ts'
+import { maskWords, MOST_KEPT, ROW_FLOATS, ROW_INTS, ROW_WANT_KEPT } from '../../src/native/step.ts'
 import type { StepBatch, StepResult } from '../../src/native/step.ts'
 import type { StepDevice } from '../../src/engine/step-device.ts'
 
@@ -14,6 +14,7 @@ export interface Row {
   historyPrompt: number
   history: ArrayLike<number>
   bias: [number, number][]
+  mask: Uint32Array | null
 }
 
 /** Row of a scored prompt position. */
@@ -23,7 +24,8 @@ export const SCORE_ROW: Omit<Row, 'seed'> = {
   floats: [1, 1, 0, 0, 0, 1],
   historyPrompt: 0,
   history: [],
-  bias: []
+  bias: [],
+  mask: null
 }
 
 /** Contents of the slots that a row reads: tokens in order, and the weights that computed the KV of each. */
@@ -63,9 +65,10 @@ export function nextToken (context: Context, row: Row, vocab: number): number {
     if (bias === -Infinity) banned.add(token)
     else h = mixFloat(mix(h, token), bias)
   }
-  for (;;) {
+  for (let tries = 0;; tries++) {
     const token = (h >>> 0) % vocab
-    if (!banned.has(token)) return token
+    const allowed = row.mask === null || (row.mask[token >>> 5]! >>> (token & 31) & 1) === 1
+    if ((!banned.has(token) && allowed) || tries > 100 * vocab) return token
     h = mix(h, 1)
   }
 }
@@ -73,6 +76,11 @@ export function nextToken (context: Context, row: Row, vocab: number): number {
 /** The logprob that the fake gives `token` after `context`. */
 export function logprobOf (context: Context, flags: number, token: number): number {
   return -((mix(mix(contextHash(context), flags), token) >>> 0) % 4096) / 64
+}
+
+/** The kept set of a token that the fake samples after `context`: up to 5 tokens, or `most` if that is set. */
+export function keptAfter (context: Context, token: number, most: number | null = null): number[] {
+  return Array.from({ length: most ?? 1 + (mix(contextHash(context), token) >>> 0) % 5 }, (_, i) => token + i)
 }
 
 /** Values that the fake records for a token: its position, and the weights that computed it. */
@@ -84,6 +92,8 @@ export function expertsOf (token: number, position: number, weights: number): nu
 export class FakeDevice implements StepDevice {
   /** Number of the current weights. */
   weights = 0
+  /** Size of all kept sets; null for sizes that depend on the context. */
+  keptMost: number | null = null
   /** Throws in the next step. */
   fault: Error | null = null
   steps = 0
@@ -121,11 +131,15 @@ export class FakeDevice implements StepDevice {
       topIds: new Int32Array(0),
       topLogprobs: new Float32Array(0),
       idLogprobs: new Float32Array(0),
-      experts: this.#record(batch)
+      experts: this.#record(batch),
+      keptCounts: new Int32Array(0),
+      keptLogprobs: new Float32Array(0),
+      keptIds: new Int32Array(0)
     }
     const topIds: number[] = []
     const topLogprobs: number[] = []
     const idLogprobs: number[] = []
+    const kept: number[][] = []
     for (let row = 0; row < rows; row++) {
       const [index, target, topK, top, flags, historyPrompt] = batch.rowInts.subarray(row * ROW_INTS) as unknown as [
         number,
@@ -136,6 +150,8 @@ export class FakeDevice implements StepDevice {
         number
       ]
       const context = this.#read(batch, index)
+      const words = maskWords(this.#vocab)
+      const mask = batch.rowInts[row * ROW_INTS + 6]!
       const bias: [number, number][] = []
       for (let i = batch.biasOffsets[row]!; i < batch.biasOffsets[row + 1]!; i++) {
         bias.push([
@@ -152,17 +168,24 @@ export class FakeDevice implements StepDevice {
           seed: batch.rowSeeds[row]!,
           historyPrompt,
           history: batch.history.subarray(batch.historyOffsets[row], batch.historyOffsets[row + 1]),
-          bias
+          bias,
+          mask: mask < 0 ? null : batch.masks.subarray(mask * words, (mask + 1) * words)
         }, this.#vocab)
       result.tokens[row] = token
-      if ((flags & 1) !== 0) result.logprobs[row] = logprobOf(context, flags, token)
+      if ((flags & 1) !== 0) result.logprobs[row] = logprobOf(context, flags & ~ROW_WANT_KEPT, token)
+      kept.push((flags & ROW_WANT_KEPT) === 0 ? [] : keptAfter(context, token, this.keptMost))
       for (let i = 0; i < top; i++) {
         topIds.push(i)
-        topLogprobs.push(logprobOf(context, flags, i))
+        topLogprobs.push(logprobOf(context, flags & ~ROW_WANT_KEPT, i))
       }
       for (let i = batch.idOffsets[row]!; i < batch.idOffsets[row + 1]!; i++) {
-        idLogprobs.push(logprobOf(context, flags, batch.ids[i]!))
+        idLogprobs.push(logprobOf(context, flags & ~ROW_WANT_KEPT, batch.ids[i]!))
       }
+    }
+    if (kept.some(ids => ids.length > 0)) {
+      result.keptCounts = Int32Array.from(kept, ids => ids.length)
+      result.keptIds = Int32Array.from(kept.filter(ids => ids.length <= MOST_KEPT).flat())
+      result.keptLogprobs = Float32Array.from(kept, (ids, row) => ids.length === 0 ? NaN : -result.tokens[row]! / 8)
     }
     result.topIds = Int32Array.from(topIds)
     result.topLogprobs = Float32Array.from(topLogprobs)
@@ -202,7 +225,11 @@ export class FakeDevice implements StepDevice {
         `${pages} pages for ${b.startPos[s]! + count} tokens`
       )
     }
+    const words = maskWords(this.#vocab)
+    must(b.masks.length % words === 0, 'mask words')
     for (let row = 0; row < rows; row++) {
+      const mask = b.rowInts[row * ROW_INTS + 6]!
+      must(mask >= -1 && mask * words < Math.max(1, b.masks.length), 'mask')
       must(b.rowInts[row * ROW_INTS]! < b.tokens.length, 'row index')
       must(row === 0 || b.rowInts[row * ROW_INTS]! >= b.rowInts[(row - 1) * ROW_INTS]!, 'rows out of order')
     }

@@ -18,6 +18,7 @@ import type {
 } from '../../src/contract/rollout-engine.ts'
 import type { WeightCoverage, WeightTransactions } from '../../src/contract/weight-transactions.ts'
 import type { WeightSource, WriteReport } from '../../src/contract/weight-source.ts'
+import { fakeScores, inputLogprobs, keptOf, scored } from './fakes/fake-scores.ts'
 
 export interface FakeOptions {
   info?: Partial<EngineInfo>
@@ -80,6 +81,8 @@ export class FakeEngine implements RolloutEngine {
   failWriteAt: number | null = null
   /** Holds every update between its write and its end. */
   holdUpdate: Promise<void> | null = null
+  /** Generated, again and again, instead of the prompt's tokens. */
+  script: readonly number[] | null = null
   /** Tokens per event. */
   tokensPerEvent = 1
   stepMs: number
@@ -178,9 +181,13 @@ export class FakeEngine implements RolloutEngine {
           Array.from({ length: logprobs.top }, (_, i): Scored => scored((token + i) % this.info.vocabSize))
         ),
       ids: logprobs === null ? [] : tokens.map(() => logprobs.ids.map(scored)),
+      ...live.request.kept === true ? { kept: tokens.map(keptOf) } : {},
       input: made === tokens.length && finish?.type !== 'abort' && logprobs?.startLen != null
         ? inputLogprobs(inputIds, logprobs.startLen, logprobs.top, logprobs.ids)
         : null,
+      ...made === tokens.length && finish?.type !== 'abort' && live.request.scores !== undefined
+        ? { scores: fakeScores(live.request.scores) }
+        : {},
       weightVersion: this.weightVersion,
       promptTokens: inputIds.length,
       cachedTokens: Math.max(0, inputIds.length - 2),
@@ -211,7 +218,8 @@ export class FakeEngine implements RolloutEngine {
       const tokens: number[] = []
       let finish: FinishReason | null = null
       while (tokens.length < this.tokensPerEvent && finish === null) {
-        const token = inputIds[made % inputIds.length]!
+        const source = this.script ?? inputIds
+        const token = source[made % source.length]!
         tokens.push(token)
         made++
         const isStop = sampling.stopTokenIds.includes(token) ||
@@ -377,18 +385,4 @@ export class FakeEngine implements RolloutEngine {
 
 async function noTransactions (): Promise<never> {
   throw new Error('the fake engine has no transactions')
-}
-
-function scored (token: number): Scored {
-  return [-token / 100, token]
-}
-
-function inputLogprobs (ids: Int32Array, start: number, top: number, wanted: number[]) {
-  const positions = Array.from(ids).slice(start)
-  const isFirst = (i: number): boolean => start + i === 0
-  return {
-    logprobs: positions.map((id, i): [number | null, number] => isFirst(i) ? [null, id] : [-id / 100, id]),
-    top: positions.map((id, i) => isFirst(i) ? null : Array.from({ length: top }, (_, k): Scored => scored(id + k))),
-    ids: positions.map((_, i) => isFirst(i) ? null : wanted.map(scored))
-  }
 }

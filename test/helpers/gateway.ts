@@ -79,7 +79,8 @@ export async function gatewayTo (
   engines: readonly string[],
   options: Partial<GatewayServerOptions> = {}
 ): Promise<GatewayUnderTest> {
-  const app = await createGateway({ engines, healthMs: 60, ...options })
+  // Tests of refusals want them at once.
+  const app = await createGateway({ engines, healthMs: 60, waitMs: 0, ...options })
   const url = await app.listen({ host: '127.0.0.1', port: 0 })
   t.teardown(async () => {
     app.server.closeAllConnections()

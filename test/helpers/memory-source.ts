@@ -1,5 +1,7 @@
 import type { ModelTable } from '../../src/model/architecture.ts'
-import type { AnnouncedTensor, StoredSource } from '../../src/contract/weight-source.ts'
+import type { AnnouncedTensor, StoredSource, Transport } from '../../src/contract/weight-source.ts'
+
+export const MEMORY: Transport = { name: 'memory', readError: 'CHECKPOINT_FORMAT' }
 
 const coded = new Map<string, Uint16Array>()
 const checksums = new Map<string, string>()
@@ -44,7 +46,7 @@ export function memorySource (
   }
   return {
     kind: 'stored',
-    transport: 'memory',
+    transport: MEMORY,
     tensors,
     sources: [{ buffer: Buffer.concat(parts) }],
     verify: async () => {},

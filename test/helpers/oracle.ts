@@ -1,6 +1,7 @@
 import { readdirSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import type { Architecture } from '../../src/model/architecture.ts'
+import type { Activation } from '../../src/native/recipe.ts'
 import { FAMILIES } from '../../src/model/families.ts'
 import { headerLength, parseHeader } from '../../src/wire/safetensors/header.ts'
 import { toDType } from '../../src/wire/safetensors/dtypes.ts'
@@ -33,6 +34,11 @@ export function readWeights (folder: string): OracleWeights {
 /** The same for a checkpoint in memory (make-checkpoint.ts). */
 export function weightsOf (tensors: readonly CheckpointTensor[]): OracleWeights {
   return new Map(tensors.map(({ name, dtype, data }) => [name, decodeValues(dtype, data)]))
+}
+
+const ACTIVATIONS: Record<Activation, (x: number) => number> = {
+  silu: x => x / (1 + Math.exp(-x)),
+  gelu_pytorch_tanh: x => x / 2 * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x ** 3)))
 }
 
 type Norms = Record<'attention' | 'mlp', (x: Float64Array) => Float64Array>
@@ -172,7 +178,8 @@ export class Oracle {
 
   #mlp (at: string, x: Float64Array, width: number): Float64Array {
     const up = this.#linear(at + 'up_proj', x, width)
-    const gated = this.#linear(at + 'gate_proj', x, width).map((g, i) => g / (1 + Math.exp(-g)) * up[i]!)
+    const act = ACTIVATIONS[this.#arch.activation]
+    const gated = this.#linear(at + 'gate_proj', x, width).map((g, i) => act(g) * up[i]!)
     return this.#linear(at + 'down_proj', gated, this.#arch.hiddenSize)
   }
 }

@@ -50,43 +50,7 @@ export function recordedPickles<K extends keyof Recorded> (kind: K): Array<Recor
   >
 }
 
-/** Opcodes as latin1 text, numbers as bytes, and bytes, one after another. */
-export function assemble (...parts: Array<string | number | Uint8Array>): Buffer {
-  return Buffer.concat(
-    parts.map(part =>
-      typeof part === 'string' ? Buffer.from(part, 'latin1') : typeof part === 'number' ? Buffer.from([part]) : part
-    )
-  )
-}
-
-export const PROTO4 = '\x80\x04'
-
-/** SHORT_BINUNICODE */
-export function str (text: string): Buffer {
-  const bytes = Buffer.from(text)
-  return assemble('\x8c', bytes.length, bytes)
-}
-
-/** BINBYTES */
-export function bin (bytes: Uint8Array): Buffer {
-  return assemble('B', u32(bytes.length), bytes)
-}
-
-export function global (module: string, name: string): Buffer {
-  return assemble(str(module), str(name), '\x93')
-}
-
-export function u32 (value: number): Buffer {
-  const bytes = Buffer.alloc(4)
-  bytes.writeUInt32LE(value)
-  return bytes
-}
-
-export function u64 (value: bigint): Buffer {
-  const bytes = Buffer.alloc(8)
-  bytes.writeBigUInt64LE(value)
-  return bytes
-}
+export { assemble, bin, global, PROTO4, str, u32, u64 } from '../../src/conformance/transports/pickle-writer.ts'
 
 /** A body in the form of `PayloadCase.expected`: storages by number, bytes in hex. */
 export function describeBody ({ ranks, storages, spares }: TensorRequestBody): PayloadCase['expected'] {

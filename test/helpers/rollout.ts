@@ -1,3 +1,4 @@
+import { PLAIN_SAMPLING } from '../../src/http/generation/plain-sampling.ts'
 import type {
   GenerateRequest,
   LogprobOptions,
@@ -19,17 +20,8 @@ export function rolloutRequest (
     inputIds: Int32Array.from(inputIds),
     sampling: {
       maxNewTokens: 24,
-      minNewTokens: 0,
+      ...PLAIN_SAMPLING,
       temperature: 1,
-      topP: 1,
-      topK: 0,
-      minP: 0,
-      frequencyPenalty: 0,
-      presencePenalty: 0,
-      repetitionPenalty: 1,
-      stopTokenIds: [],
-      ignoreEos: true,
-      logitBias: [],
       seed: 11n,
       ...sampling
     },

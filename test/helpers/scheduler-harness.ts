@@ -3,20 +3,13 @@ import type { SchedulerOptions } from '../../src/engine/step-device.ts'
 import type { GenerateRequest, LogprobOptions, SamplingParams, TokenEvent } from '../../src/contract/rollout-engine.ts'
 import { FakeDevice, RECORDED, SCORE_ROW, expertsOf, logprobOf, nextToken } from './fake-device.ts'
 import type { Context } from './fake-device.ts'
+import { PLAIN_SAMPLING } from '../../src/http/generation/plain-sampling.ts'
 
 export const SAMPLING: SamplingParams = {
   maxNewTokens: 8,
-  minNewTokens: 0,
+  ...PLAIN_SAMPLING,
   temperature: 1,
-  topP: 1,
-  topK: 0,
-  minP: 0,
-  frequencyPenalty: 0,
-  presencePenalty: 0,
-  repetitionPenalty: 1,
-  stopTokenIds: [],
   ignoreEos: false,
-  logitBias: [],
   seed: 7n
 }
 
@@ -56,6 +49,7 @@ export type HarnessOptions = Partial<
     | 'maxQueuedRequests'
     | 'maxBatchTokens'
     | 'recorded'
+    | 'grammars'
     | 'torn'
     | 'now'
   >
@@ -202,7 +196,11 @@ export class Harness {
           seed: event.seed,
           historyPrompt: penalties ? inputIds.length : 0,
           history: penalties ? tokens : [],
-          bias: [...s.logitBias, ...(done < s.minNewTokens ? stops.map((id): [number, number] => [id, -Infinity]) : [])]
+          bias: [
+            ...s.logitBias,
+            ...(done < s.minNewTokens ? stops.map((id): [number, number] => [id, -Infinity]) : [])
+          ],
+          mask: null
         }, this.options.vocabSize)
         if (token !== event.tokens[0]) fail(`token ${done} is ${event.tokens[0]}, expected ${token}`)
         if (logprobs !== null) {
