@@ -1,4 +1,4 @@
-import { pino } from 'pino'
+import { destination, pino } from 'pino'
 import type { Logger } from 'pino'
 import pretty from 'pino-pretty'
 
@@ -20,7 +20,7 @@ const CONTROL = /[\0-\x1f\x7f-\x9f\u2028\u2029]/g
  * process ends.
  */
 export function createLog (level: string): Logger {
-  if (!process.stdout.isTTY) return pino({ level })
+  if (!process.stdout.isTTY) return pino({ level }, destination({ dest: 1, sync: true }))
   return pino(
     { level },
     pretty({

@@ -92,14 +92,18 @@ export class ReplicaProcess {
     clearTimeout(this.#timer)
     const child = this.#child
     if (child === undefined || child.exitCode !== null || child.signalCode !== null) return
+    const wasReady = this.#isReady
     const ended = once(child, 'exit')
     child.send({ type: 'stop' } satisfies ToReplica, () => {})
     const timer = setTimeout(
       () => child.kill('SIGKILL'),
-      this.#isReady ? this.#options.config.shutdownTimeout * 1000 + CLOSE_MS : 0
+      wasReady ? this.#options.config.shutdownTimeout * 1000 + CLOSE_MS : 0
     )
-    await ended
+    const [code, signal] = await ended
     clearTimeout(timer)
+    if (wasReady && code !== 0) {
+      this.#options.log.error(`engine ${this.#options.place.rank} ended with ${signal ?? code} while it was shut down`)
+    }
   }
 
   #restartLater (): void {
