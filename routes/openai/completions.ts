@@ -20,7 +20,7 @@ import {
   promptLogprobsField,
   scoring
 } from '../../src/http/openai/prompt-logprobs.ts'
-import { checkBatch, encodeText, encodeTexts, idsOf, needTokenizer } from '../../src/http/generation/prompts.ts'
+import { checkBatch, encodeText, encodeTexts, idsOf } from '../../src/http/generation/prompts.ts'
 import { invalid, refuseFields } from '../../src/http/refuse.ts'
 import { sglext, wantedExperts } from '../../src/http/sglang/routed-experts.ts'
 import type { WantedExperts } from '../../src/http/sglang/routed-experts.ts'
@@ -36,7 +36,10 @@ const Body = Type.Object({
     description: 'Text, token ids, or a batch of either.'
   }),
   max_tokens: nullable(Type.Integer({ minimum: 0 }), 'Default 16; 0 scores the prompt only.'),
-  echo: nullable(Type.Boolean(), 'Return the prompt, too, with its logprobs if requested.'),
+  echo: nullable(
+    Type.Boolean(),
+    'Return the prompt, too, with its logprobs if requested. Without a tokenizer its text is empty, as all texts are.'
+  ),
   logprobs: nullable(
     Type.Union([Type.Integer({ minimum: 0, maximum: MAX_TOP_LOGPROBS }), Type.Boolean()]),
     "Best alternatives per token; 0 for only the token's own logprob. true is 1, and false is 0."
@@ -144,7 +147,8 @@ async function read (body: Body, context: GenerationContext): Promise<Plan> {
       fallback: DEFAULT_MAX_TOKENS
     })
   )
-  const tokenizer = body.echo === true ? needTokenizer(context.tokenizer, 'echo') : null
+  const { tokenizer } = context
+  const { skipSpecialTokens } = sampling.text
   return {
     body: { ...body, prompt: [] },
     id: `cmpl-${newRid()}`,
@@ -153,9 +157,9 @@ async function read (body: Body, context: GenerationContext): Promise<Plan> {
     n: sampling.n,
     best,
     experts,
-    echoes: tokenizer === null
-      ? null
-      : plans.map(plan => tokenizer.decode(plan.promptIds, { skipSpecialTokens: sampling.text.skipSpecialTokens }))
+    echoes: body.echo === true
+      ? plans.map(({ promptIds }) => tokenizer?.decode(promptIds, { skipSpecialTokens }) ?? '')
+      : null
   }
 }
 

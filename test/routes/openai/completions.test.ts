@@ -68,6 +68,17 @@ t.test('extras of SGLang and vLLM reach the engine', async t => {
   })
 })
 
+t.test('echo without a tokenizer scores the prompt, and its text is empty as all texts are', async t => {
+  const { url } = await routeApp(t, { tokenizer: null })
+  const body = { prompt: [97, 98, 99], max_tokens: 1, logprobs: 1, echo: true, return_token_ids: true }
+  const reply = await call(`${url}/v1/completions`, { ...body, return_tokens_as_token_ids: true })
+  const [choice] = reply.json.choices
+  t.equal(choice.text, '')
+  t.same(choice.logprobs.tokens, ['token_id:97', 'token_id:98', 'token_id:99', 'token_id:97'])
+  t.same(choice.logprobs.token_logprobs, [null, -0.98, -0.99, -0.97])
+  t.same(choice.prompt_token_ids, [97, 98, 99])
+})
+
 t.test('logprobs have the completions form, and echo adds those of the prompt', async t => {
   const { url } = await routeApp(t)
   const [plain] = (await call(`${url}/v1/completions`, { prompt: 'abc', max_tokens: 2, logprobs: 0 })).json.choices
