@@ -71,7 +71,7 @@ export class ReplicaProcess {
       this.url = url
       this.name = name
     } catch (error) {
-      child.removeAllListeners()
+      // The listeners stay: stop() may be waiting for its end already.
       child.on('error', () => {}).kill('SIGKILL')
       throw error
     }

@@ -139,7 +139,7 @@ def stuck(options):
 def refused(options):
     """Ranks that share a GPU without NCCL are refused with a message, before anything hangs."""
     flags = ["--device", "cuda", "--tp", 2, "--skip-tokenizer-init", "--max-total-tokens", 1024]
-    cases = [({"REFIT_CUDA_SHARE_CARD": "1", "CUDA_VISIBLE_DEVICES": "0"}, ["share card 0", "REFIT_CUDA_NO_PEERS"])]
+    cases = [({"REFIT_CUDA_SHARE_CARD": "1", "CUDA_VISIBLE_DEVICES": "0"}, ["share GPU 0", "REFIT_CUDA_NO_PEERS"])]
     if cards() > 1:
         cases.append(({"REFIT_NCCL": "/nowhere/libnccl.so.2"}, ["needs NCCL", "/nowhere/libnccl.so.2", "--tp 1"]))
     for env, expected in cases:
