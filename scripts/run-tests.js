@@ -1,15 +1,22 @@
 import { spawn } from 'node:child_process'
 import { existsSync, readFileSync } from 'node:fs'
 import { SourceMap } from 'node:module'
-import { dirname, join, relative } from 'node:path'
+import { delimiter, dirname, join, relative } from 'node:path'
 
 const GRACE_MS = 10_000
 
 const BATCH = 8
-/** Folders whose tests load no native core: each app that they make takes longer than their work. */
-const SHARED = /^build\/test\/test\/(routes)\//
+/** Folders whose files share processes: loading tap, fastify and the program takes longer than most of their tests. */
+const SHARED = new RegExp(
+  '^build/test/test/(config|deltas|dialects|engine|gateway|grammars|http|model|peer|process-groups|remote|rendezvous|' +
+    'routes|sources|text|updates|weights|wire)/'
+)
 /** Files that set something for all tests of their process, or change the process, have one of their own. */
-const APART = /^(await )?t\.(?!test\b)|process\.(chdir|env|exit|kill|on|once|emit)|globalThis|setGlobal/m
+const APART = new RegExp(
+  String.raw`^(await )?t\.(?!test\b)|^\S.*(= |await )[\w.]+\(t\b|` +
+    String.raw`process\.(chdir|env|exit|kill|on|once|emit)|globalThis|setGlobal`,
+  'm'
+)
 
 /**
  * Runs compiled test files, `jobs` processes at a time, each as plain `node FILE` or as a batch (run-batch.js). Under
@@ -19,10 +26,11 @@ const APART = /^(await )?t\.(?!test\b)|process\.(chdir|env|exit|kill|on|once|emi
  */
 export async function runTests (files, { jobs, seconds, onEnd }) {
   const waiting = batches(files).values()
+  let begun = 0
   let number = 0
   await Promise.all(Array.from({ length: Math.min(jobs, files.length) }, async () => {
     for (const batch of waiting) {
-      for (const outcome of await runBatch(batch, seconds)) onEnd(report(++number, outcome))
+      for (const outcome of await runBatch(batch, seconds, ++begun)) onEnd(report(++number, outcome))
     }
   }))
 }
@@ -44,15 +52,16 @@ function batches (files) {
 }
 
 /** Runs files in one process, and returns the outcome of each: its TAP, how it ended (0 if it passed), and its time. */
-async function runBatch (files, seconds) {
+async function runBatch (files, seconds, number) {
   const began = performance.now()
-  const program = files.length === 1 ? files : [join('scripts', 'run-batch.js'), ...files]
+  // tap makes the names of folders from the arguments, so these are short, and differ.
+  const program = files.length === 1 ? files : [join('scripts', 'run-batch.js'), String(number)]
   const limit = seconds * files.length
   // Threads that collect garbage beside the program cost more than they save while all cores have work. Without
   // --enable-source-maps, which takes as long as many tests; `toSources` maps the positions of failures.
   const child = spawn(process.execPath, ['--single-threaded-gc', ...program], {
     stdio: ['ignore', 'pipe', 'inherit'],
-    env: { ...process.env, TAP: '1', TAP_TIMEOUT: String(limit) }
+    env: { ...process.env, TAP: '1', TAP_TIMEOUT: String(limit), REFIT_TEST_FILES: files.join(delimiter) }
   })
   let said = ''
   child.stdout.setEncoding('utf8').on('data', text => {
