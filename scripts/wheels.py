@@ -10,6 +10,7 @@ releases, unchecked, into build/wheels-newest/NAME.
 import argparse
 import json
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -37,8 +38,10 @@ def download(requirement, folder, *flags):
 
 def unpack(wheel, folder):
     with zipfile.ZipFile(wheel) as archive:
-        for member in archive.namelist():
-            if member.endswith(".py") or ".dist-info/" in member:
+        for member in archive.infolist():
+            if member.filename.endswith(".py") or ".dist-info/" in member.filename:
+                # Some wheels keep their packages in NAME.data/purelib, which pip leaves out of the path too.
+                member.filename = re.sub(r"^[^/]+\.data/(pure|plat)lib/", "", member.filename)
                 archive.extract(member, folder)
 
 
@@ -47,7 +50,8 @@ def fetch(name, pinned, into):
     target = into / name
     stamp = target / STAMP
     wanted = pinned and f"{name} {pinned['version']} {pinned['sha256']}"
-    if wanted is not None and stamp.exists() and stamp.read_text() == wanted:
+    as_installed = not any(target.glob("*.data/*lib"))
+    if wanted is not None and stamp.exists() and stamp.read_text() == wanted and as_installed:
         return f"{name} {pinned['version']}: there"
     into.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=into) as scratch:

@@ -2,12 +2,14 @@
 dependencies.
 
 The packages' own `__init__` files do not run: they would import whole servers. What needs a GPU has a stand-in: a group
-of torch over gloo for NCCL, and streams that do nothing.
+of torch over gloo for NCCL, and streams that do nothing. Dependencies that the tested code only imports are `Absent`.
 """
 
+import asyncio
 import base64
 import contextlib
 import datetime
+import importlib.abc
 import importlib.machinery
 import importlib.util
 import logging
@@ -45,13 +47,74 @@ def bare(wheel, *packages):
     for package in packages:
         spec = importlib.machinery.ModuleSpec(package, None, is_package=True)
         spec.submodule_search_locations.append(str(folder_of(wheel) / package.replace(".", "/")))
-        sys.modules[package] = importlib.util.module_from_spec(spec)
+        put(package, importlib.util.module_from_spec(spec))
+
+
+def put(name, module):
+    """As if it had been imported: it is a member of its package, too."""
+    sys.modules[name] = module
+    package, _, member = name.rpartition(".")
+    if package in sys.modules:
+        setattr(sys.modules[package], member, module)
 
 
 def replace(module, **members):
     made = types.ModuleType(module)
     made.__dict__.update(members)
-    sys.modules[module] = made
+    put(module, made)
+
+
+class InertKind(type):
+    def __getattr__(cls, name):
+        return inert(name)
+
+
+class Inert(metaclass=InertKind):
+    """A member of an absent package. It can be a base, an annotation, a decorator, or be called; it does nothing."""
+
+    def __init__(self, *_, **__):
+        pass
+
+    def __class_getitem__(cls, _):
+        return cls
+
+    def __call__(self, *given, **__):
+        return given[0] if given else self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+def inert(name):
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return InertKind(name, (Inert,), {})
+
+
+class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Gives empty modules for the named packages, and for what is in them, so that they can be imported."""
+
+    def __init__(self, *names):
+        self.names = names
+
+    def find_spec(self, name, path=None, target=None):
+        if any(f"{name}.".startswith(f"{absent}.") for absent in self.names):
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec):
+        return None
+
+    def exec_module(self, module):
+        module.__getattr__ = inert
+
+
+def absent(*names):
+    # First, so that a test does the same whether or not a package is installed.
+    sys.meta_path.insert(0, Absent(*names))
 
 
 class Stream:
@@ -79,11 +142,13 @@ class Store:
 class Communicator:
     """PyNcclCommunicator over gloo, in the group that refit joins with "backend": "gloo"."""
 
+    name = "weight_transfer"
+
     def __init__(self, group, device=None, **_):
         self.group, self.rank, self.world_size = group, group.rank, group.world_size
         self.sent = []
         self.gloo = init_custom_process_group(
-            "gloo", f"tcp://{group.host}:{group.port}", group.world_size, group.rank, "weight_transfer", TIMEOUT
+            "gloo", f"tcp://{group.host}:{group.port}", group.world_size, group.rank, self.name, TIMEOUT
         )
 
     def broadcast(self, tensor, src, stream=None):
@@ -126,6 +191,37 @@ def trl():
     bare("trl", "trl", "trl.generation", "trl.experimental", "trl.experimental.async_grpo")
     replace("accelerate")
     replace("accelerate.logging", get_logger=logging.getLogger)
+
+
+def areal():
+    """AReaL's client of its inference servers, its two backends, and its FSDP trainer."""
+    # transformers looks for what is really installed when it is imported.
+    import transformers  # noqa: F401
+
+    models = ("models", "models.fsdp", "models.transformers", "models.tree_attn")
+    bare("areal", "areal", *(f"areal.{name}" for name in ("engine", "experimental", "infra", "utils", *models)))
+    absent("PIL", "aiofiles", "einops", "httpx", "hydra", "lark", "numba", "omegaconf", "orjson", "peft", "torchdata")
+    absent("areal.engine.fsdp_utils.optimizer")
+    replace("areal.utils.logging", **{**vars(logging), "LOG_PREFIX_WIDTH": 10})
+    replace("pybase64", **vars(base64))
+    replace("uvloop", run=asyncio.run, install=lambda: None)
+
+
+def openrlhf():
+    """OpenRLHF's trainers and its generator of samples. Ray is absent too: the test has actors of its own."""
+    import transformers  # noqa: F401
+
+    vllm()
+    sys.modules["vllm"].SamplingParams = types.SimpleNamespace
+    sys.modules["vllm.utils"].random_uuid = str
+    replace("vllm.inputs", TokensPrompt=dict)
+    # refit_openrlhf passes OpenRLHF's name of the group on when it is gloo's.
+    Communicator.name = "openrlhf"
+    bare("openrlhf", "openrlhf", "openrlhf.trainer", "openrlhf.trainer.ray")
+    absent("PIL", "accelerate", "bitsandbytes", "datasets", "deepspeed", "einops", "flash_attn", "loralib", "optree")
+    absent("optimum", "peft", "pylatexenc", "ray", "torchdata")
+    torch.cuda.current_device = lambda: 0
+    torch.cuda.synchronize = lambda: None
 
 
 def free_port():
