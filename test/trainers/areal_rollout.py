@@ -74,10 +74,15 @@ class Rollout:
         )
         self.trainer.connect_engine(self.rollout, self.meta)
 
-    def update(self, variant, version):
-        """As AReaL's PPOTrainer after a step. Returns whether the checkpoint is still there."""
+    def train(self, variant):
+        """Gives the trainer's model new weights."""
         for name, parameter in self.trainer.model.named_parameters():
             parameter.data.copy_(coded(variant, name, tuple(parameter.shape)))
+
+    def update(self, version, variant=None):
+        """As AReaL's PPOTrainer after a step. Returns whether the checkpoint is still there."""
+        if variant is not None:
+            self.train(variant)
         meta = self.meta.with_version(version)
         self.rollout.pause()
         self.trainer.update_weights(meta)

@@ -43,7 +43,7 @@ def served(engines, process, tmp_path):
 
 
 def answer(engine, prompt, count):
-    """What refit itself answers."""
+    """Refit's own answer."""
     settings = dict(max_new_tokens=count, min_new_tokens=count, temperature=0)
     made = engine.post("/generate", dict(input_ids=prompt, sampling_params=settings, return_logprob=True))
     return made["output_ids"], [logprob for logprob, *_ in made["meta_info"]["output_token_logprobs"]]
