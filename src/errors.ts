@@ -54,6 +54,9 @@ const CODES = {
   WEIGHTS_MISMATCH: [400, 'a tensor of another shape or dtype than the model expects'],
   WEIGHTS_INCOMPLETE: [400, 'tensors are missing, and all are required'],
   WEIGHTS_TORN: [500, 'a write failed midway; the named tensors are torn'],
+  ADAPTER_UNKNOWN: [404, 'no LoRA adapter of that name is loaded'],
+  ADAPTER_REFUSED: [400, "a LoRA adapter's configuration or tensors do not fit this engine; nothing has changed"],
+  ADAPTERS_FULL: [503, 'there is no room for another LoRA adapter; nothing has changed'],
   GROUP_REFUSED: [
     400,
     'a process group cannot be joined; the message gives the reason, and nothing was joined if it was known before'

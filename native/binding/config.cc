@@ -127,6 +127,11 @@ CoreConfig parse_config(const Napi::Value& value) {
   if (const Napi::Value record = object.Get("recordExperts"); !record.IsUndefined()) {
     config.record_experts = to_boolean(record, "config.recordExperts");
   }
+  if (const Napi::Value adapters = object.Get("adapters"); !adapters.IsUndefined()) {
+    const Napi::Object slots = to_object(adapters, "config.adapters");
+    config.adapter_slots = integer(slots, "config.adapters.", "slots", 1, 1024);
+    config.adapter_rank = integer(slots, "config.adapters.", "rank", 1, 4096);
+  }
   if (device == "cuda") parse_cuda(object, config);
   return config;
 }

@@ -38,6 +38,7 @@ StepBatch parse_batch(const Napi::Object& object) {
   batch.id_offsets = field<int32_t>(object, "idOffsets");
   batch.ids = field<int32_t>(object, "ids");
   batch.masks = field<uint32_t>(object, "masks");
+  batch.adapters = field<int32_t>(object, "adapters");
 
   const Napi::Env env = object.Env();
   const size_t sequences = batch.start_pos.size();

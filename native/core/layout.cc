@@ -25,6 +25,14 @@ class Names {
               "parameter " + params[i].name + " is listed twice");
     }
   }
+  // As `needed`, in float32 whatever the forward pass computes in.
+  int needed_float(const std::string& name, int64_t rows, int64_t cols) const {
+    const Param& p = needed(name);
+    require(p.rows == rows && p.cols == cols && p.dtype == DType::kFloat32,
+            "parameter " + name + " is " + shape_of(p.rows, p.cols) + " " + name_of(p.dtype) + ", expected " +
+                shape_of(rows, cols) + " float32");
+    return find(name);
+  }
   int find(const std::string& name) const {
     const auto it = ids_.find(name);
     return it == ids_.end() ? -1 : it->second;
@@ -54,6 +62,26 @@ class Names {
   const DType dtype_;
   std::unordered_map<std::string, int> ids_;
 };
+
+// A and B of one linear's adapters; both or none.
+AdapterPair adapter_pair(const Names& names, const std::string& name, int64_t a_rows, int64_t a_cols, int64_t b_rows,
+                         int64_t b_cols) {
+  const std::string a = "adapters." + name + "_a", b = "adapters." + name + "_b";
+  if (names.find(a) < 0 && names.find(b) < 0) return {};
+  return {names.needed(a, a_rows, a_cols), names.needed(b, b_rows, b_cols)};
+}
+
+void find_adapters(const Names& names, const Layout& m, int layer, LayerParams& p) {
+  const std::string prefix = "layers." + std::to_string(layer) + ".";
+  const int64_t s = m.adapters.slots, r = m.adapters.rank, h = m.recipe.hidden;
+  p.qkv_adapter = adapter_pair(names, prefix + "qkv", s * 3 * r, h, s * m.qkv_cols(), r);
+  p.o_adapter = adapter_pair(names, prefix + "o", s * r, m.q_cols(), s * h, r);
+  const int64_t e = p.sparse() ? m.recipe.experts : 1;
+  const char* const gate_up = p.sparse() ? "w13" : "gate_up";
+  const char* const down = p.sparse() ? "w2" : "down";
+  p.gate_up_adapter = adapter_pair(names, prefix + gate_up, s * e * 2 * r, h, s * e * 2 * p.inter, r);
+  p.down_adapter = adapter_pair(names, prefix + down, s * e * r, p.inter, s * e * h, r);
+}
 
 LayerParams layer_params(const Names& names, const Layout& m, int layer, bool sparse) {
   const std::string prefix = "layers." + std::to_string(layer) + ".";
@@ -122,6 +150,16 @@ Layout::Layout(const CoreConfig& config) : recipe(config.recipe), ranks(config.r
   for (int layer = 0; layer < recipe.layers; ++layer) {
     layers.push_back(layer_params(names, *this, layer, recipe.sparse_layers[layer] != 0));
     if (layers.back().sparse()) layers.back().sparse_index = sparse_layers++;
+  }
+  adapters = {config.adapter_slots, config.adapter_rank, -1, {}, {}, recipe.layers};
+  if (adapters.slots > 0) {
+    const int64_t s = adapters.slots, r = adapters.rank;
+    require(r > 0 && r % kAdapterRankMultiple == 0,
+            "the rank of adapter slots is " + std::to_string(r) + ", expected a positive multiple of 16");
+    adapters.table = names.needed_float("adapters.table", s * adapters.rows_of_slot(), 2);
+    adapters.embed = adapter_pair(names, "embed", s * vocab_rows, r, s * recipe.hidden, r);
+    adapters.lm_head = adapter_pair(names, "lm_head", s * r, recipe.hidden, s * vocab_rows, r);
+    for (int layer = 0; layer < recipe.layers; ++layer) find_adapters(names, *this, layer, layers[layer]);
   }
   if (!config.record_experts) return;
   require(recipe.experts <= 1 << 15, std::to_string(recipe.experts) + " experts; at most 32768 can be recorded");

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/adapters.h"
 #include "core/model.h"
 
 namespace refit {
@@ -15,6 +16,8 @@ struct LayerParams {
   int router = -1, w13 = -1, w2 = -1;  // sparse
   int64_t inter = 0;                   // per rank: of the MLP, or of one expert
   int sparse_index = -1;               // among the sparse layers; -1 for a dense one
+  // Adapters of qkv, o, gate_up or w13, and down or w2.
+  AdapterPair qkv_adapter, o_adapter, gate_up_adapter, down_adapter;
   bool sparse() const { return router >= 0; }
 };
 
@@ -32,6 +35,7 @@ struct Layout {
   int sparse_layers = 0;
   int64_t recorded = 0;  // experts recorded of each token: sparse layers * experts per token, or 0
   std::vector<LayerParams> layers;
+  AdapterLayout adapters;  // no slots: the model takes none
 
   // Neighbouring ranks that hold the same KV heads, and the first KV head of a rank.
   int kv_replicas() const { return ranks * kv_heads / recipe.kv_heads; }

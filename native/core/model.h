@@ -19,6 +19,7 @@
 //   layers.L.ln2     [H, 1]            RMSNorm of the MLP: before or after it, as ln1
 //   norm             [H, 1]
 //   lm_head          [V, H]            absent with ModelRecipe::tied_head: embed is used instead
+//   adapters.*                         slots of LoRA adapters: core/adapters.h
 #pragma once
 #include <cstdint>
 #include <string>
@@ -107,6 +108,8 @@ struct CoreConfig {
   int pages = 0;
   int page_size = 16;
   bool record_experts = false;  // steps return the experts of each token (StepResult::experts)
+  int adapter_slots = 0;        // LoRA adapters in memory at once (core/adapters.h), and the most rank of each
+  int adapter_rank = 0;
 
   // CUDA only.
   std::vector<int> gpus;        // of each rank, ordinals of the runtime; empty: 0, 1, ...

@@ -33,9 +33,12 @@ struct StepBatch {
   std::span<const int32_t> id_offsets;
   std::span<const int32_t> ids;
   std::span<const uint32_t> masks;
+  std::span<const int32_t> adapters;
 
   int sequences() const { return static_cast<int>(start_pos.size()); }
   int rows() const { return static_cast<int>(row_seeds.size()); }
+  // The adapter slot of a sequence; -1 for the base model.
+  int adapter(int sequence) const { return adapters.empty() ? -1 : adapters[sequence]; }
 };
 
 // Words of one mask of allowed tokens.

@@ -55,6 +55,13 @@ void check_sequences(const StepBatch& b, const BatchLimits& limits) {
   check_offsets("pageOffsets", b.page_offsets, n, b.pages.size());
   check_ids("tokens", b.tokens, limits.vocab, "vocabulary");
   check_ids("pages", b.pages, limits.pages, "KV cache");
+  if (!b.adapters.empty()) check_length("adapters", b.adapters.size(), n, "none, or one per sequence");
+  for (size_t s = 0; s < b.adapters.size(); ++s) {
+    if (b.adapters[s] < -1 || b.adapters[s] >= limits.adapter_slots) {
+      fail(at("sequence", s) + " has adapter slot " + std::to_string(b.adapters[s]) + ", expected -1 or one of " +
+           std::to_string(limits.adapter_slots));
+    }
+  }
   std::unordered_map<int32_t, size_t> writer;
   for (size_t s = 0; s < n; ++s) {
     const int64_t fresh = b.seq_offsets[s + 1] - b.seq_offsets[s], start = b.start_pos[s];

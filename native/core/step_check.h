@@ -7,6 +7,7 @@ namespace refit {
 
 struct BatchLimits {
   int vocab, pages, page_size;
+  int adapter_slots = 0;
 };
 
 // Throws std::invalid_argument that names the sequence or row, the expected value and the actual one.

@@ -1,4 +1,5 @@
 import type { MemoryTag } from '../native/addon.ts'
+import type { Adapters } from './adapters.ts'
 import type { DeltaHost } from './delta-host.ts'
 import type { Grammar } from './grammar.ts'
 import type { GroupHost } from './group-host.ts'
@@ -79,6 +80,8 @@ export interface GenerateRequest {
   cacheSalt?: string
   /** Tokens that break it are not sampled. UNSUPPORTED if the engine has no grammars. */
   grammar?: Grammar
+  /** Name of the LoRA adapter to use; default the base model. ADAPTER_UNKNOWN if it is not loaded. */
+  adapter?: string
 }
 
 /** [logprob, id] */
@@ -136,6 +139,8 @@ export interface TokenEvent {
   scores?: Float32Array
   /** Label of the weights that made these tokens. */
   weightVersion: string
+  /** Version of the adapter that made them (`AdapterInfo.version`); absent for the base model. */
+  adapterVersion?: number
   promptTokens: number
   /** Prompt tokens taken from the prefix cache. */
   cachedTokens: number
@@ -375,6 +380,8 @@ export interface RolloutEngine {
   readonly mappings?: Readonly<MappingCounts>
   /** Closes the mappings that a write kept open under the name (`keep` of a CUDA segment); waits for its turn. */
   closeMappings?: (name: string) => Promise<void>
+  /** LoRA adapters; absent on engines that take none. */
+  readonly adapters?: Adapters
   /** The part that process groups use; only engines in this process have it. */
   readonly groupHost?: GroupHost
   /** The part that deltas use; only engines in this process have it. */

@@ -47,6 +47,10 @@ export interface CoreConfig {
   pageSize: number
   /** Steps return the experts of each token (`StepResult.experts`); default false. */
   recordExperts?: boolean
+  /**
+   * LoRA adapters in memory at once, and the most rank of each, a multiple of 16 (native/core/adapters.h); default none.
+   */
+  adapters?: { slots: number, rank: number }
 }
 
 export interface CoreInfo {

@@ -38,6 +38,8 @@ export interface StepBatch {
    * row names its mask in `rowInts`; rows may share one.
    */
   masks: Uint32Array
+  /** [S] the adapter slot of each sequence, -1 for the base model; or empty if no sequence has an adapter. */
+  adapters: Int32Array
 }
 
 /** Words of one mask. */

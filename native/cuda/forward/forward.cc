@@ -121,7 +121,7 @@ void Forward::load_products(int64_t tokens, int64_t rows) {
 }
 
 void Forward::step(const StepBatch& batch, StepResult& result) {
-  check_batch(batch, {layout_.recipe.vocab, pages_, page_size_});
+  check_batch(batch, {layout_.recipe.vocab, pages_, page_size_, layout_.adapters.slots});
   check_limits(batch);
   const ResultBlock results(batch, layout_.recorded, layout_.recipe.vocab);
   if (batch.tokens.empty()) {

@@ -1,0 +1,83 @@
+import type { WeightSource } from './weight-source.ts'
+
+// LoRA adapters of one engine. A name stands for its newest version; each load makes a version with a number of its
+// own. A request stays on the version that its name stood for when the request came.
+
+/** How adapters are held; fixed at the start of the engine. */
+export interface AdapterLimits {
+  /** Versions that running requests can use at once (`--max-loras`). One more slot takes the next version. */
+  slots: number
+  /** Largest rank (`--max-lora-rank`). */
+  maxRank: number
+  /** Adapters that are loaded at once, in slots or in host memory (`--max-cpu-loras`). */
+  maxLoaded: number
+  /** Last parts of module names that take adapters, such as q_proj (`--lora-target-modules`). */
+  targets: readonly string[]
+}
+
+/** A version of an adapter. */
+export interface AdapterInfo {
+  name: string
+  /** Grows with every load of this engine, whatever its name. */
+  version: number
+  /** Where it came from: a folder, or the transport's name. */
+  path: string
+  /** Largest rank of its modules. */
+  rank: number
+  /** Last parts of the names of its modules, such as q_proj. */
+  modules: readonly string[]
+  /** Checksum over all of its tensors as every rank holds them (docs/adapters.md), 16 hex digits. */
+  digest: string
+  /** A pinned adapter stays in its slot. */
+  pinned: boolean
+  /** In a slot now; otherwise it waits in host memory. */
+  resident: boolean
+  /** Requests that use this version or wait for it. */
+  requests: number
+}
+
+export interface LoadAdapterOptions {
+  /** Keeps it in its slot. ADAPTERS_FULL if no slot would be left for others. */
+  pinned?: boolean
+  /** What happens if the name is loaded already: the new version takes the name (default), or CONFLICT. */
+  existing?: 'replace' | 'refuse'
+  /** For replies: the folder or the kind of transport; default the source's path, else its transport's name. */
+  path?: string
+  /** Most milliseconds to wait for a slot and for the moment between two steps. */
+  deadlineMs?: number
+}
+
+export interface AdapterReport extends AdapterInfo {
+  tensors: number
+  bytes: number
+  /** Modules that adapter_config.json targets and the tensors lack, at most 100; they stay as in the base model. */
+  missing: string[]
+  missingCount: number
+  /** Every B is zero: the adapter changes nothing (as a new one does before its first training step). */
+  isZero: boolean
+  /** The version that lost the name, if there was one. */
+  replaced?: number
+  ms: { plan: number, wait: number, write: number, total: number }
+}
+
+/**
+ * What unloading does while requests use the adapter: they finish and the call returns at once (`finish`), the call
+ * returns when they have finished (`wait`), or CONFLICT (`refuse`).
+ */
+export type UnloadMode = 'finish' | 'wait' | 'refuse'
+
+export interface Adapters {
+  readonly limits: AdapterLimits
+  /** The versions that names stand for, in order of their names' first load. */
+  list: () => AdapterInfo[]
+  get: (name: string) => AdapterInfo | undefined
+  /**
+   * Loads a version from PEFT's tensors. `config` is the content of adapter_config.json. The source is closed by the
+   * caller. Generation goes on, except between two steps while bytes are written. ADAPTER_REFUSED if config or tensors
+   * do not fit, and for fields that would change the result and are not computed; ADAPTERS_FULL without room; DEADLINE
+   * if no slot becomes free. After an error nothing has changed.
+   */
+  load: (name: string, config: unknown, source: WeightSource, options?: LoadAdapterOptions) => Promise<AdapterReport>
+  /** ADAPTER_UNKNOWN for a name that is not loaded. New requests for the name are refused from the call on. */
+  unload: (name: string, mode?: UnloadMode) => Promise<AdapterInfo>
+}
