@@ -20,12 +20,14 @@ export const LAYERS = {
   'src/rendezvous': ['src/wire'],
   'src/client': ['src/contract'],
   'src/weights': ['src/contract', 'src/model', 'src/native'],
+  // LoRA adapters: their formats, versions and slots.
+  'src/adapters': ['src/contract', 'src/model', 'src/native', 'src/weights'],
   'src/process-groups': ['src/contract', 'src/native', 'src/rendezvous'],
   'src/remote': ['src/client', 'src/contract', 'src/native', 'src/wire'],
   'src/sources': ['src/contract', 'src/native', 'src/process-groups', 'src/wire'],
   // Checkpoints on this host that follow what a trainer publishes: an update loads them as it loads any folder.
   'src/deltas': ['src/native', 'src/sources', 'src/weights', 'src/wire'],
-  'src/engine': ['src/contract', 'src/grammars', 'src/model', 'src/native', 'src/text', 'src/weights'],
+  'src/engine': ['src/adapters', 'src/contract', 'src/grammars', 'src/model', 'src/native', 'src/text', 'src/weights'],
   'src/peer': [
     'src/client',
     'src/contract',

@@ -148,7 +148,7 @@ void Store::scramble(uint64_t seed, Pool& pool) {
   std::vector<Part> parts;
   for (size_t a = 0; a < addresses_.size(); a++) {
     const Param& shape = shapes_[a % shapes_.size()];
-    const int64_t elements = shape.rows * shape.cols;
+    const int64_t elements = is_weight(shape) ? shape.rows * shape.cols : 0;
     for (int64_t e = 0; e < elements; e += kTaskElements)
       parts.push_back({a, e, std::min(kTaskElements, elements - e)});
   }

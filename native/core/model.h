@@ -36,6 +36,9 @@ struct Param {
   DType dtype = DType::kBFloat16;
 };
 
+// False for the slots of adapters, which are no weights of the model.
+inline bool is_weight(const Param& param) { return param.name.rfind("adapters.", 0) != 0; }
+
 // RMSNorm before attention and MLP, or on their outputs before these are added to the residual stream.
 enum class NormPlacement : uint8_t { kPre, kPost };
 

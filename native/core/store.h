@@ -50,7 +50,7 @@ class Store {
   // The partial checksum (docs/checksum.md) of each rectangle.
   std::vector<uint64_t> checksum(const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols,
                                  Pool& pool) const;
-  // Finite noise in [-1, 1] that depends on seed, rank, parameter and position.
+  // Finite noise in [-1, 1] that depends on seed, rank, parameter and position, in all weights; adapters stay.
   void scramble(uint64_t seed, Pool& pool);
 
  private:

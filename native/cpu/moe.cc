@@ -53,8 +53,8 @@ void Moe::route(const Context& ctx, const LayerParams& layer, const float* x, in
   }
 }
 
-void Moe::run(const Context& ctx, const LayerParams& layer, const float* x, float* y, int64_t rows, uint16_t* record,
-              int64_t stride) {
+void Moe::run(const Context& ctx, const LayerParams& layer, int index, const float* x, float* y, int64_t rows,
+              Adapters& adapters, uint16_t* record, int64_t stride) {
   route(ctx, layer, x, rows);
   for (int64_t row = 0; record != nullptr && row < rows; ++row) {
     const int32_t* ids = chosen_.data() + row * model_.recipe.experts_per_token;
@@ -68,11 +68,14 @@ void Moe::run(const Context& ctx, const LayerParams& layer, const float* x, floa
     if (count == 0) continue;
     float* in = gathered_.get(count * hidden);
     for (int64_t i = 0; i < count; ++i) std::copy_n(x + tokens[i].token * hidden, hidden, in + i * hidden);
+    slots_.resize(adapters.active() ? count : 0);
+    for (size_t i = 0; i < slots_.size(); ++i) slots_[i] = adapters.slots()[tokens[i].token];
     float* sum = sum_.get(count * hidden);
     float* part = model_.ranks > 1 ? part_.get(count * hidden) : nullptr;
     for (int rank = 0; rank < model_.ranks; ++rank) {
+      const MlpAdapters own{adapters, rank, index, e, slots_.data()};
       gated_mlp(ctx, in, model_.at(rank, layer.w13, e * 2 * layer.inter), model_.at(rank, layer.w2, e * hidden),
-                rank == 0 ? sum : part, count, hidden, layer.inter, mlp_);
+                rank == 0 ? sum : part, count, hidden, layer.inter, mlp_, adapters.active() ? &own : nullptr);
       if (rank == 0) continue;
       for (int64_t i = 0; i < count * hidden; ++i) sum[i] += part[i];
     }

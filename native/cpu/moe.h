@@ -11,10 +11,10 @@ class Moe {
  public:
   explicit Moe(const Model& model) : model_(model) {}
 
-  // x: [rows, hidden]. y: [rows, hidden], summed over experts and ranks, rounded. If `record` is not null, the experts
-  // of row i are written to record[i * stride ...], best first.
-  void run(const Context& ctx, const LayerParams& layer, const float* x, float* y, int64_t rows,
-           uint16_t* record = nullptr, int64_t stride = 0);
+  // index: the layer's number. x: [rows, hidden]. y: [rows, hidden], summed over experts and ranks, rounded. If
+  // `record` is not null, the experts of row i are written to record[i * stride ...], best first.
+  void run(const Context& ctx, const LayerParams& layer, int index, const float* x, float* y, int64_t rows,
+           Adapters& adapters, uint16_t* record = nullptr, int64_t stride = 0);
 
  private:
   struct Choice {
@@ -28,6 +28,7 @@ class Moe {
   std::vector<int32_t> chosen_;                 // [rows, experts_per_token]
   std::vector<float> weights_;                  // the same
   std::vector<std::vector<Choice>> by_expert_;  // tokens in order
+  std::vector<int32_t> slots_;                  // adapter slots of one expert's tokens
   Buffer logits_, gathered_, part_, sum_;
   MlpScratch mlp_;
 };

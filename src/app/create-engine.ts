@@ -1,5 +1,7 @@
 import { basename, dirname, resolve } from 'node:path'
 import { RefitError } from '../errors.ts'
+import { adapterSlots } from '../adapters/adapter-options.ts'
+import { AdapterStore } from '../adapters/adapter-store.ts'
 import type { Architecture } from '../model/architecture.ts'
 import { describeModel } from '../model/describe-model.ts'
 import { buildModelTable } from '../model/model-table.ts'
@@ -8,6 +10,7 @@ import { native } from '../native/load-addon.ts'
 import { openDiskSource } from '../sources/disk/disk.ts'
 import type { WeightSource, WriteReport } from '../contract/weight-source.ts'
 import { WeightStore } from '../weights/weight-store.ts'
+import type { WeightStoreOptions } from '../weights/weight-store.ts'
 import { availableMemory } from '../engine/memory/available-memory.ts'
 import type { EngineOptions } from '../engine/engine-options.ts'
 import { recordedPerToken } from '../engine/expert-layout.ts'
@@ -15,6 +18,7 @@ import type { HeldWeights } from '../engine/held-weights.ts'
 import { LocalEngine } from '../engine/local-engine.ts'
 import type { StartData } from '../engine/messages.ts'
 import { engineDType, sizeCore } from '../engine/memory/size-core.ts'
+import type { CoreSize } from '../engine/memory/size-core.ts'
 import type { EngineInfo } from '../contract/rollout-engine.ts'
 import { SchedulerClient } from '../engine/scheduler-client.ts'
 
@@ -46,7 +50,8 @@ async function start (
   options: EngineOptions
 ): Promise<LocalEngine> {
   const { servedModelName = modelPath, weightVersion = 'default', maxQueuedRequests = 4096 } = options
-  const table = buildModelTable(arch, options.tp ?? 1, engineDType(arch, options))
+  const adapters = adapterSlots(options)
+  const table = buildModelTable(arch, options.tp ?? 1, engineDType(arch, options), adapters?.slots)
   // Load the addon here first. If only the worker held it, it would be unloaded under running threads when the worker
   // ends.
   const addon = native()
@@ -68,23 +73,10 @@ async function start (
     vocabulary: options.vocabulary ?? null,
     randomSeed: options.randomSeed === undefined ? null : BigInt(options.randomSeed)
   }
-  const deadlineMs = options.updateDeadlineMs
   const scheduler = await startScheduler(data, options)
   try {
     const { core } = scheduler
-    const store = new WeightStore({
-      addon,
-      core,
-      table,
-      dtype: config.dtype,
-      gates: scheduler,
-      version: weightVersion,
-      keepWeights: options.enableWeightsCpuBackup ?? false,
-      availableBytes: availableMemory,
-      onHost: config.device === 'cpu',
-      releasable: gpus.every(({ virtualMemory }) => virtualMemory),
-      ...deadlineMs === undefined ? {} : { deadlineMs }
-    })
+    const store = weightStore({ addon, core, table, gates: scheduler }, sizes, options)
     const native = addon.coreInfo(core)
     const info: EngineInfo = {
       modelPath,
@@ -113,11 +105,31 @@ async function start (
     const loadReport = source === null
       ? await loadFromOther({ ...held, info }, options)
       : await inFolder(modelPath, async () => await load(store, source, options.onProgress))
-    return new LocalEngine(info, scheduler, store, loadReport, held)
+    const loras = adapters === null
+      ? null
+      : new AdapterStore({ weights: store, limits: adapters.limits, keepWeights: info.weightsCpuBackup })
+    return new LocalEngine(info, scheduler, store, { loadReport, held, adapters: loras })
   } catch (error) {
     await scheduler.close()
     throw error
   }
+}
+
+function weightStore (
+  parts: Pick<WeightStoreOptions, 'addon' | 'core' | 'table' | 'gates'>,
+  { core: { dtype, device }, gpus }: CoreSize,
+  { weightVersion = 'default', updateDeadlineMs, enableWeightsCpuBackup = false }: EngineOptions
+): WeightStore {
+  return new WeightStore({
+    ...parts,
+    dtype,
+    version: weightVersion,
+    keepWeights: enableWeightsCpuBackup,
+    availableBytes: availableMemory,
+    onHost: device === 'cpu',
+    releasable: gpus.every(({ virtualMemory }) => virtualMemory),
+    ...updateDeadlineMs === undefined ? {} : { deadlineMs: updateDeadlineMs }
+  })
 }
 
 async function startScheduler (

@@ -60,6 +60,19 @@ export interface EngineOptions {
    * experts.
    */
   enableReturnRoutedExperts?: boolean
+  /** LoRA adapters can be loaded (docs/adapters.md); default false. */
+  enableLora?: boolean
+  /** Versions of adapters that running requests can use at once; default 4. One more slot takes the next version. */
+  maxLoras?: number
+  /** Largest rank of an adapter; default 64. */
+  maxLoraRank?: number
+  /** Adapters that are loaded at once, in slots or in host memory; default 16. */
+  maxCpuLoras?: number
+  /**
+   * Modules that take adapters, by the last parts of their names; `all-linear` (default): every linear but the output
+   * embedding; `all`: the embeddings too.
+   */
+  loraTargetModules?: readonly string[]
   /** Longest time that a step may take before its device counts as lost. Default: no limit. */
   watchdogMs?: number
   /**

@@ -19,6 +19,9 @@ import type { NativeAddon } from '../native/addon.ts'
 import type { DeltaHost } from '../contract/delta-host.ts'
 import type { GroupHost } from '../contract/group-host.ts'
 import type { HeldWeights } from './held-weights.ts'
+import type { AdapterStore } from '../adapters/adapter-store.ts'
+import { RefitError } from '../errors.ts'
+import { AdapterRequests } from './adapter-requests.ts'
 import type { SchedulerClient } from './scheduler-client.ts'
 import type { WeightCoverage, WeightTransactions } from '../contract/weight-transactions.ts'
 import type { WriteReport } from '../contract/weight-source.ts'
@@ -56,30 +59,41 @@ export interface WeightKeeper {
   close: () => Promise<void>
 }
 
+export interface LocalEngineParts {
+  /** Report of the write that loaded the model. */
+  loadReport: WriteReport
+  /** Its weights, for other engines that load from it. */
+  held?: HeldWeights
+  /** Null for an engine that takes no LoRA adapters. */
+  adapters?: AdapterStore | null
+}
+
 /** The engine in this process: a scheduler on its worker thread, and the weights that both threads share. */
 export class LocalEngine implements RolloutEngine {
   readonly info: EngineInfo
-  /** Report of the write that loaded the model. */
   readonly loadReport: WriteReport
+  readonly held?: HeldWeights
+  readonly adapters?: AdapterStore
   readonly #scheduler: SchedulerClient
   readonly #weights: WeightKeeper
   readonly #spinner = new EventLoopSpinner()
-
-  /** Its weights, for other engines that load from it. */
-  readonly held?: HeldWeights
+  readonly #adapterRequests: AdapterRequests | null
 
   constructor (
     info: EngineInfo,
     scheduler: SchedulerClient,
     weights: WeightKeeper,
-    loadReport: WriteReport,
-    held?: HeldWeights
+    { loadReport, held, adapters = null }: LocalEngineParts
   ) {
     this.info = info
     if (held !== undefined) this.held = held
     this.#scheduler = scheduler
     this.#weights = weights
     this.loadReport = loadReport
+    if (adapters !== null) this.adapters = adapters
+    this.#adapterRequests = adapters === null
+      ? null
+      : new AdapterRequests(adapters, request => scheduler.generate(request), () => weights.weightVersion)
   }
 
   get stats (): EngineStats {
@@ -120,19 +134,22 @@ export class LocalEngine implements RolloutEngine {
   }
 
   generate (request: GenerateRequest): AsyncIterable<TokenEvent> {
-    return this.#scheduler.generate(request)
+    if (request.adapter === undefined) return this.#scheduler.generate(request)
+    if (this.#adapterRequests === null) throw noAdapters(request.adapter)
+    return this.#adapterRequests.generate(request)
   }
 
   abort (rid: string): boolean {
-    return this.#scheduler.abort(rid)
+    return this.#adapterRequests?.abort(rid) === true || this.#scheduler.abort(rid)
   }
 
   abortAll (): number {
-    return this.#scheduler.abortAll()
+    return (this.#adapterRequests?.abortAll() ?? 0) + this.#scheduler.abortAll()
   }
 
   async pause (mode: PauseMode | 'wait'): Promise<void> {
     this.#weights.paused(true)
+    if (mode === 'abort') this.#adapterRequests?.abortAll()
     if (mode === 'wait') await this.#scheduler.drain()
     else await this.#scheduler.pause(mode)
   }
@@ -167,11 +184,15 @@ export class LocalEngine implements RolloutEngine {
   }
 
   async releaseMemory (tags?: readonly MemoryTag[], options?: { keepWeights?: boolean }): Promise<MemoryReport> {
-    return await this.#weights.release(tags, options)
+    const release = async (): Promise<MemoryReport> => await this.#weights.release(tags, options)
+    if (this.adapters === undefined || tags?.includes('weights') === false) return await release()
+    return await this.adapters.released(options?.keepWeights, release)
   }
 
   async resumeMemory (tags?: readonly MemoryTag[]): Promise<MemoryReport> {
-    return await this.#weights.resume(tags)
+    const report = await this.#weights.resume(tags)
+    if (report.tags.includes('weights')) await this.adapters?.restored()
+    return report
   }
 
   async readWeight (name: string, maxRows?: number): Promise<{ shape: number[], values: Float32Array }> {
@@ -227,4 +248,12 @@ export class LocalEngine implements RolloutEngine {
     await this.#weights.close().catch(() => {})
     await this.#scheduler.close()
   }
+}
+
+function noAdapters (name: string): RefitError {
+  return new RefitError(
+    'ADAPTER_UNKNOWN',
+    `LoRA adapter ${JSON.stringify(name.slice(0, 256))}: this server takes no adapters; start it with --enable-lora`,
+    { param: 'lora_name' }
+  )
 }

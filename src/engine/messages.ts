@@ -28,8 +28,13 @@ export interface WorkerData extends StartData {
   heartbeat: SharedArrayBuffer
 }
 
+/** A request for the scheduler. `place`: the slot and the version of its adapter, which stay until the request ends. */
+export interface PlacedRequest extends GenerateRequest {
+  place?: { slot: number, version: number }
+}
+
 export type ToWorker =
-  | { type: 'add', id: number, request: GenerateRequest }
+  | { type: 'add', id: number, request: PlacedRequest }
   | { type: 'abort', id: number }
   | { type: 'abortAll' }
   | { type: 'pause', call: number, mode: PauseMode }

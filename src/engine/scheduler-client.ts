@@ -5,9 +5,9 @@ import type { Gate, GateKeeper } from '../contract/gate.ts'
 import { EventUnpacker } from './event-unpacker.ts'
 import { Heartbeat } from './heartbeat.ts'
 import { loadOf } from './messages.ts'
-import type { EventBatch, FromWorker, StartData, ToWorker, WorkerData } from './messages.ts'
+import type { EventBatch, FromWorker, PlacedRequest, StartData, ToWorker, WorkerData } from './messages.ts'
 import { RateMeter } from './rate-meter.ts'
-import type { EngineStats, GenerateRequest, PauseMode, TokenEvent } from '../contract/rollout-engine.ts'
+import type { EngineStats, PauseMode, TokenEvent } from '../contract/rollout-engine.ts'
 import type { SchedulerStats } from './scheduling/scheduler.ts'
 import { IdleTracker } from './idle-tracker.ts'
 import { initialStats } from './initial-stats.ts'
@@ -114,7 +114,7 @@ export class SchedulerClient implements GateKeeper {
   }
 
   /** See RolloutEngine. The first read sends the request. */
-  generate (request: GenerateRequest): AsyncIterableIterator<TokenEvent> {
+  generate (request: PlacedRequest): AsyncIterableIterator<TokenEvent> {
     const { rid } = request
     const id = this.#numbers++
     return new TokenStream({

@@ -1,6 +1,8 @@
 import type { NativeParam } from '../native/core-config.ts'
 import type { DType, HeldDType } from '../native/dtypes.ts'
 import type { ModelRecipe } from '../native/recipe.ts'
+import type { AdapterModule } from './adapter-modules.ts'
+import type { AdapterSlots } from './adapter-slots.ts'
 import type { ArchitectureName } from './families.ts'
 
 /**
@@ -65,6 +67,8 @@ export type Param = NativeParam
 export interface ModelTable {
   ranks: number
   params: Param[]
+  /** How many of them hold weights; the slots of adapters follow. */
+  weights: number
   tensors: Map<string, TensorEntry>
   /**
    * True for names that checkpoints contain and no parameter needs (tied head, rotary buffers): accepted and skipped.
@@ -72,4 +76,6 @@ export interface ModelTable {
   ignored: (name: string) => boolean
   /** The table's name for a name that a trainer sent (prefix rules), or the name unchanged. */
   canonical: (name: string) => string
+  /** Slots of LoRA adapters and the modules that they have room for, by name; absent if the engine takes none. */
+  adapters?: AdapterSlots & { modules: ReadonlyMap<string, AdapterModule> }
 }

@@ -23,7 +23,7 @@ export function engineTensors (table: ModelTable): ReadonlyMap<string, TensorEnt
     const names = checkpointNames(table)
     known.set(
       table,
-      tensors = new Map(table.params.map((param, id) => toEntry(table, param, id, names)))
+      tensors = new Map(table.params.slice(0, table.weights).map((param, id) => toEntry(table, param, id, names)))
     )
   }
   return tensors

@@ -1,4 +1,7 @@
 import type { HeldDType } from '../native/dtypes.ts'
+import { adapterModules } from './adapter-modules.ts'
+import { adapterParams } from './adapter-slots.ts'
+import type { AdapterSlots } from './adapter-slots.ts'
 import type { Architecture, ModelTable } from './architecture.ts'
 import { paramTable } from './param-table.ts'
 import { rankSizes } from './rank-sizes.ts'
@@ -9,16 +12,30 @@ const HEAD = 'lm_head.weight'
 
 /**
  * The parameters of a rank, and the rectangles of every checkpoint name for all ranks. Every parameter has the dtype
- * `dtype`; the default is the checkpoint's own, or bfloat16 for float16. Throws CONFIG if the ranks do not fit the
- * model.
+ * `dtype`; the default is the checkpoint's own, or bfloat16 for float16. `slots`: of LoRA adapters, default none.
+ * Throws CONFIG if the ranks do not fit the model.
  */
-export function buildModelTable (arch: Architecture, ranks: number, dtype = heldDType(arch)): ModelTable {
+export function buildModelTable (
+  arch: Architecture,
+  ranks: number,
+  dtype = heldDType(arch),
+  slots: AdapterSlots | null = null
+): ModelTable {
   const sizes = rankSizes(arch, ranks)
-  const params = paramTable(arch, sizes, dtype)
-  const tensors = tensorTable(arch, sizes, params)
+  const weights = paramTable(arch, sizes, dtype)
+  const tensors = tensorTable(arch, sizes, weights)
+  const params = slots === null ? weights : [...weights, ...adapterParams(arch, sizes, dtype, slots)]
   const ignored = (name: string): boolean => (arch.tieWordEmbeddings && name === HEAD) || isBuffer(name)
   const known = (name: string): boolean => tensors.has(name) || ignored(name)
-  return { ranks, params, tensors, ignored, canonical: name => canonicalName(name, known) }
+  return {
+    ranks,
+    params,
+    weights: weights.length,
+    tensors,
+    ignored,
+    canonical: name => canonicalName(name, known),
+    ...slots === null ? {} : { adapters: { ...slots, modules: adapterModules(arch, tensors, params, slots) } }
+  }
 }
 
 /** The dtype that an engine holds a checkpoint in by default. */

@@ -10,31 +10,39 @@ import { packRects } from './plan.ts'
  * checksum is the sum over its rectangles. A region that several ranks hold counts once and must be equal on all of
  * them, except in a torn tensor; a difference throws INTERNAL.
  */
-export async function checksums (
-  store: WeightStore
-): Promise<{ tensors: TensorChecksum[], ranks: TensorChecksum[][] }> {
+export async function checksums (store: WeightStore): Promise<TensorChecksums> {
   const plans = [...store.table.tensors.values()].filter(plan => !plan.alternative)
+  const { state } = store
+  return await checksumsOf(store, plans, new Set(state.state === 'torn' ? state.tensors : []))
+}
+
+export interface TensorChecksums {
+  tensors: TensorChecksum[]
+  ranks: TensorChecksum[][]
+}
+
+/** The same of any tensors of a core. Copies of the tensors in `torn` may differ. */
+export async function checksumsOf (
+  { addon, core, table }: Pick<WeightStore, 'addon' | 'core' | 'table'>,
+  plans: readonly Pick<TensorEntry, 'name' | 'cols' | 'rects'>[],
+  torn: ReadonlySet<string> = new Set()
+): Promise<TensorChecksums> {
   const rects = new Float64Array(plans.reduce((sum, plan) => sum + plan.rects.length, 0) * RECT_FIELDS)
   let at = 0
   for (const [index, plan] of plans.entries()) at = packRects(plan, index, rects, at)
-  const sums = await store.addon.checksum(store.core, rects, Float64Array.from(plans, plan => plan.cols))
-
-  const { state } = store
-  const torn = new Set(state.state === 'torn' ? state.tensors : [])
-  const ranks: TensorChecksum[][] = Array.from({ length: store.table.ranks }, () => [])
+  const sums = await addon.checksum(core, rects, Float64Array.from(plans, plan => plan.cols))
+  const ranks: TensorChecksum[][] = Array.from({ length: table.ranks }, () => [])
   const tensors: TensorChecksum[] = []
   let next = 0
   for (const plan of plans) {
-    const shares = sums.subarray(next, next += plan.rects.length)
-    tensors.push({ name: plan.name, checksum: hex(total(plan, shares, torn.has(plan.name))) })
-    for (const [rank, readWeightsInTurn] of perRank(plan, shares)) {
-      ranks[rank]!.push({ name: plan.name, checksum: hex(readWeightsInTurn) })
-    }
+    const parts = sums.subarray(next, next += plan.rects.length)
+    tensors.push({ name: plan.name, checksum: hex(total(plan, parts, torn.has(plan.name))) })
+    for (const [rank, sum] of perRank(plan, parts)) ranks[rank]!.push({ name: plan.name, checksum: hex(sum) })
   }
   return { tensors, ranks }
 }
 
-function total (plan: TensorEntry, shares: BigUint64Array, torn: boolean): bigint {
+function total (plan: Pick<TensorEntry, 'name' | 'rects'>, shares: BigUint64Array, torn: boolean): bigint {
   const seen = new Map<string, bigint>()
   let sum = 0n
   for (const [index, rect] of plan.rects.entries()) {
@@ -50,7 +58,7 @@ function total (plan: TensorEntry, shares: BigUint64Array, torn: boolean): bigin
   return BigInt.asUintN(64, sum)
 }
 
-function perRank (plan: TensorEntry, shares: BigUint64Array): Map<number, bigint> {
+function perRank (plan: Pick<TensorEntry, 'name' | 'rects'>, shares: BigUint64Array): Map<number, bigint> {
   const sums = new Map<number, bigint>()
   for (const [index, rect] of plan.rects.entries()) {
     sums.set(

@@ -59,7 +59,11 @@ interface Piece {
   rects: Rect[]
 }
 
-function layOut (source: WeightSource, matched: MatchedTensor[]): Omit<WritePlan, 'count' | 'names' | 'ignored'> {
+/** The copies for tensors whose places are known. */
+export function layOut (
+  source: WeightSource,
+  matched: readonly MatchedTensor[]
+): Omit<WritePlan, 'count' | 'names' | 'ignored'> {
   const pieces = matched.flatMap(piecesOf)
   const tensors = new Float64Array(pieces.length * TENSOR_FIELDS)
   const rects = new Float64Array(pieces.reduce((sum, piece) => sum + piece.rects.length, 0) * RECT_FIELDS)

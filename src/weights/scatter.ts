@@ -81,14 +81,18 @@ export async function writeJob (
   }))
 }
 
-function* slices (plan: WritePlan): Generator<readonly [number, number]> {
+/** Ranges of a plan's tensors, of about `sliceBytes` each. */
+export function* slices (
+  plan: Pick<WritePlan, 'job' | 'tensors'>,
+  sliceBytes = SLICE_BYTES
+): Generator<readonly [number, number]> {
   let first = 0
   let bytes = 0
   for (const index of plan.tensors.keys()) {
     const at = index * TENSOR_FIELDS
     const element = bytesOf(dtypeOf(plan.job.tensors[at + TENSOR.dtype]!))
     bytes += plan.job.tensors[at + TENSOR.rows]! * plan.job.tensors[at + TENSOR.cols]! * element
-    if (bytes < SLICE_BYTES) continue
+    if (bytes < sliceBytes) continue
     yield [first, index + 1]
     first = index + 1
     bytes = 0
@@ -96,7 +100,8 @@ function* slices (plan: WritePlan): Generator<readonly [number, number]> {
   if (first < plan.tensors.length) yield [first, plan.tensors.length]
 }
 
-function slice (job: WriteJob, first: number, last: number): WriteJob {
+/** The part of a job for a range of its tensors. */
+export function slice (job: WriteJob, first: number, last: number): WriteJob {
   const tensors = job.tensors.subarray(first * TENSOR_FIELDS, last * TENSOR_FIELDS)
   const count = job.rects.length / RECT_FIELDS
   if (tensors.length === job.tensors.length) return job

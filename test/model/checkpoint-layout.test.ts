@@ -14,7 +14,7 @@ function tableOf (shapes: readonly Shape[]): ModelTable {
   ]
   const tensors = new Map(shapes.map((shape, i) => toEntry(`t${i}`, shape)))
   tensors.set(...toEntry('fused', [3, 3, 'bfloat16'], true))
-  return { ranks: 1, params: [], tensors, ignored: () => false, canonical: name => name }
+  return { ranks: 1, params: [], weights: 0, tensors, ignored: () => false, canonical: name => name }
 }
 
 const shapes = fc.array(

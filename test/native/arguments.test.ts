@@ -103,7 +103,8 @@ t.test('a step checks types and lengths of its arrays, and gives fresh ones', as
     biasValues: new Float32Array(0),
     idOffsets: Int32Array.of(0, 1),
     ids: Int32Array.of(5),
-    masks: new Uint32Array(0)
+    masks: new Uint32Array(0),
+    adapters: new Int32Array(0)
   }
   batch.rowFloats.set([0, 1, 0, 0, 0, 1])
   t.equal(batch.rowInts.length, ROW_INTS)

@@ -58,7 +58,8 @@ function batchOf (tokens: number[], rows: number): StepBatch {
     biasValues: Float32Array.of(-0.5),
     idOffsets: new Int32Array(rows + 1),
     ids: new Int32Array(),
-    masks: new Uint32Array()
+    masks: new Uint32Array(),
+    adapters: new Int32Array(0)
   }
 }
 

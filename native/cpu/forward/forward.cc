@@ -27,6 +27,7 @@ Forward::Forward(const CoreConfig& config, const Store& store, const Kernels& ke
           config.dtype),
       rope_(config.recipe, config.dtype),
       attention_(model_, cache_, kernels),
+      adapters_(model_),
       moe_(model_),
       sampler_(kernels, config.recipe.vocab, pool.threads()),
       qkv_(config.ranks),
@@ -45,8 +46,10 @@ void Forward::step(const StepBatch& batch, StepResult& result) {
   check_batch(batch, {model_.recipe.vocab, cache_.pages(), cache_.page_size(), model_.adapters.slots});
   const int64_t tokens = static_cast<int64_t>(batch.tokens.size());
   result.experts.assign(tokens * model_.recorded, 0);
+  adapters_.begin(batch);
   if (tokens > 0) {
     embed(batch);
+    adapters_.add_embeddings(ctx_, batch, hidden_.get(0));
     attention_.plan(batch, ctx_.pool.threads());
     if (model_.recipe.norm_placement == NormPlacement::kPre) {
       add_and_norm(ctx_, hidden_.get(0), nullptr, 0, nullptr,
@@ -156,12 +159,19 @@ void Forward::attend(const StepBatch& batch, int layer) {
     const void* bias = p.qkv_bias >= 0 ? model_.at(rank, p.qkv_bias) : nullptr;
     ctx_.k.gemm(ctx_.pool, input, hidden, model_.at(rank, p.qkv), ctx_.dtype, bias, qkv[rank], cols, tokens, cols,
                 hidden);
+    if (adapters_.active()) {
+      adapters_.add(ctx_, rank, adapters_.qkv(layer), input, hidden, qkv[rank], cols, adapters_.slots(), tokens);
+    }
   }
   prepare(batch, layer);
   attention_.run(ctx_, layer, batch, qkv, cols, attended);
   for (int rank = 0; rank < model_.ranks; ++rank) {
     ctx_.k.gemm(ctx_.pool, attended[rank], q_cols, model_.at(rank, p.o), ctx_.dtype, nullptr, parts[rank], hidden,
                 tokens, hidden, q_cols);
+    if (adapters_.active()) {
+      adapters_.add(ctx_, rank, adapters_.o(layer), attended[rank], q_cols, parts[rank], hidden, adapters_.slots(),
+                    tokens);
+    }
   }
   const float* bias = widened(p.o_bias, hidden, bias_);
   if (model_.recipe.norm_placement == NormPlacement::kPost) {
@@ -182,12 +192,13 @@ void Forward::mlp(int layer, int64_t tokens, StepResult& result) {
   if (p.sparse()) {
     uint16_t* record = nullptr;
     if (model_.recorded > 0) record = result.experts.data() + p.sparse_index * model_.recipe.experts_per_token;
-    moe_.run(ctx_, p, input, parts[0], tokens, record, model_.recorded);
+    moe_.run(ctx_, p, layer, input, parts[0], tokens, adapters_, record, model_.recorded);
     summed = 1;
   } else {
     for (int rank = 0; rank < model_.ranks; ++rank) {
+      const MlpAdapters own{adapters_, rank, layer, 0, adapters_.slots()};
       gated_mlp(ctx_, input, model_.at(rank, p.gate_up), model_.at(rank, p.down), parts[rank], tokens, hidden, p.inter,
-                mlp_scratch_);
+                mlp_scratch_, adapters_.active() ? &own : nullptr);
     }
   }
   if (model_.recipe.norm_placement == NormPlacement::kPost) {
@@ -214,15 +225,20 @@ void Forward::sample(const StepBatch& batch, StepResult& result) {
     const int count = std::min(block, rows - begin);
     float* x = selected_.get(count * hidden);
     float* logits = logits_.get(count * vocab);
+    row_slots_.resize(adapters_.active() ? count : 0);
     for (int i = 0; i < count; ++i) {
       const int64_t token = batch.row_ints[static_cast<size_t>(begin + i) * kRowInts];
       rms_norm(ctx_, h + token * hidden, norm, x + i * hidden, hidden, model_.recipe.rms_eps);
+      if (adapters_.active()) row_slots_[i] = adapters_.slots()[token];
     }
     for (int rank = 0; rank < model_.ranks; ++rank) {
       const int64_t first = rank * model_.vocab_rows, n = std::min(model_.vocab_rows, vocab - first);
       if (n <= 0) break;
       ctx_.k.gemm(ctx_.pool, x, hidden, model_.at(rank, model_.lm_head), ctx_.dtype, nullptr, logits + first, vocab,
                   count, n, hidden);
+      if (adapters_.active()) {
+        adapters_.add(ctx_, rank, adapters_.lm_head(n), x, hidden, logits + first, vocab, row_slots_.data(), count);
+      }
     }
     const auto row = [&](int64_t i, int thread) {
       const int r = begin + static_cast<int>(i);

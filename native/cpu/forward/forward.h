@@ -9,6 +9,7 @@
 
 #include "core/step.h"
 #include "core/store.h"
+#include "cpu/adapters.h"
 #include "cpu/attention/attention.h"
 #include "cpu/forward/forward_model.h"
 #include "cpu/kv_cache.h"
@@ -50,6 +51,7 @@ class Forward {
   KvCache cache_;
   Rope rope_;
   Attention attention_;
+  Adapters adapters_;
   Moe moe_;
   Sampler sampler_;
 
@@ -57,6 +59,7 @@ class Forward {
   Buffer hidden_, normed_, logits_, selected_;
   std::vector<Buffer> qkv_, attended_, parts_;  // per rank: [T, (nq + 2 nkv) hd], [T, nq hd], [T, H]
   std::vector<Buffer> scratch_;                 // per thread
+  std::vector<int32_t> row_slots_;              // of the rows of logits
   Buffer norm_weight_, q_norm_, k_norm_, bias_;
   MlpScratch mlp_scratch_;
   struct Place {

@@ -10,7 +10,7 @@ constexpr int64_t kMlpRows = 1024;
 }  // namespace
 
 void gated_mlp(const Context& ctx, const float* x, const void* gate_up, const void* down, float* y, int64_t rows,
-               int64_t hidden, int64_t inter, MlpScratch& scratch) {
+               int64_t hidden, int64_t inter, MlpScratch& scratch, const MlpAdapters* adapters) {
   const int64_t most = std::min(rows, kMlpRows);
   float* wide = scratch.gate_up.get(most * 2 * inter);
   float* act = scratch.act.get(most * inter);
@@ -22,6 +22,10 @@ void gated_mlp(const Context& ctx, const float* x, const void* gate_up, const vo
     const int64_t count = std::min(kMlpRows, rows - begin);
     ctx.k.gemm(ctx.pool, x + begin * hidden, hidden, gate_up, ctx.dtype, nullptr, wide, 2 * inter, count, 2 * inter,
                hidden);
+    if (adapters != nullptr) {
+      const auto& [own, rank, layer, expert, slots] = *adapters;
+      own.add(ctx, rank, own.gate_up(layer, expert), x + begin * hidden, hidden, wide, 2 * inter, slots + begin, count);
+    }
     for_blocks(ctx.pool, count, 2 * inter, [&](int64_t first, int64_t last, int) {
       for (int64_t row = first; row < last; ++row) {
         float* gate = wide + row * 2 * inter;
@@ -39,6 +43,10 @@ void gated_mlp(const Context& ctx, const float* x, const void* gate_up, const vo
       }
     });
     ctx.k.gemm(ctx.pool, act, inter, down, ctx.dtype, nullptr, y + begin * hidden, hidden, count, hidden, inter);
+    if (adapters != nullptr) {
+      const auto& [own, rank, layer, expert, slots] = *adapters;
+      own.add(ctx, rank, own.down(layer, expert), act, inter, y + begin * hidden, hidden, slots + begin, count);
+    }
   }
 }
 

@@ -32,7 +32,7 @@ export class KvMemory {
 
   /** Gives a sequence without pages the longest cached prefix of its tokens. */
   attach (seq: Sequence): void {
-    const end = this.cache.match(seq.tokens, seq.matchLimit, seq.request.cacheSalt ?? '')
+    const end = this.cache.match(seq.tokens, seq.matchLimit, seq.cacheKey)
     this.cache.lock(end)
     seq.node = end
     while (seq.pageCount < end.depth) seq.addPage(0)
@@ -58,7 +58,7 @@ export class KvMemory {
     const full = Math.floor(seq.computed / this.pageSize)
     if (seq.mixed || full <= (seq.node?.depth ?? 0)) return
     const old = seq.node
-    const end = this.cache.extend(old ?? this.cache.root(seq.request.cacheSalt ?? ''), seq.tokens, seq.pages, full)
+    const end = this.cache.extend(old ?? this.cache.root(seq.cacheKey), seq.tokens, seq.pages, full)
     this.cache.lock(end)
     if (old !== null) this.cache.unlock(old)
     seq.node = end

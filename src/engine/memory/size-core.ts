@@ -179,12 +179,13 @@ function common (
   arch: Architecture,
   table: ModelTable,
   options: EngineOptions
-): Pick<CoreConfig, 'ranks' | 'threads' | 'recipe' | 'params' | 'recordExperts'> {
+): Pick<CoreConfig, 'ranks' | 'threads' | 'recipe' | 'params' | 'recordExperts' | 'adapters'> {
   return {
     ranks: table.ranks,
     threads: options.threads ?? availableParallelism(),
     recipe: arch,
     params: table.params,
+    ...table.adapters === undefined ? {} : { adapters: { slots: table.adapters.slots, rank: table.adapters.rank } },
     ...options.enableReturnRoutedExperts === true ? { recordExperts: true } : {}
   }
 }

@@ -8,6 +8,7 @@ import { NewTokenRatio } from './new-token-ratio.ts'
 import { PrefillSharing } from './prefill-sharing.ts'
 import { ResultCursor } from '../result-cursor.ts'
 import type { FinishReason, TokenEvent } from '../../contract/rollout-engine.ts'
+import { bySlot } from './sequence.ts'
 import type { Sequence } from './sequence.ts'
 import { stepTokens } from '../step-device.ts'
 import type { SchedulerOptions } from '../step-device.ts'
@@ -224,7 +225,7 @@ export class Batcher {
     const { kv } = this
     builder.clear()
     this.#growDecodes()
-    for (const seq of this.running) if (!seq.prefilling) builder.add(seq, 1, seq.pageCount)
+    for (const seq of bySlot(this.running)) if (!seq.prefilling) builder.add(seq, 1, seq.pageCount)
     for (const seq of this.running) {
       if (!seq.prefilling) continue
       const room = this.#maxBatchTokens - builder.tokens

@@ -2,7 +2,8 @@ import { RefitError } from '../../errors.ts'
 import type { ErrorCode } from '../../errors.ts'
 import { Batcher } from './batcher.ts'
 import { checkRequest } from '../check-request.ts'
-import type { EngineStats, GenerateRequest, PauseMode } from '../../contract/rollout-engine.ts'
+import type { EngineStats, PauseMode } from '../../contract/rollout-engine.ts'
+import type { PlacedRequest } from '../messages.ts'
 import { Constraints } from './constraints.ts'
 import { Sequence } from './sequence.ts'
 import type { TokenConstraint } from './token-constraint.ts'
@@ -46,7 +47,7 @@ export class Scheduler {
   }
 
   /** Queues a request under an unused number. A request that is refused fails at once through the sink. */
-  add (id: number, request: GenerateRequest): void {
+  add (id: number, request: PlacedRequest): void {
     const { sink, maxRunningRequests, maxQueuedRequests, drawSeed } = this.#options
     let constraint: TokenConstraint | null
     try {

@@ -2,7 +2,8 @@ import { ROW_FLOATS, ROW_RAW_LOGPROB, ROW_WANT_KEPT, ROW_WANT_LOGPROB } from '..
 import { GREEDY_TEMPERATURE } from '../check-sampling.ts'
 import type { CacheNode } from './prefix-cache.ts'
 import type { TokenConstraint } from './token-constraint.ts'
-import type { FinishReason, GenerateRequest } from '../../contract/rollout-engine.ts'
+import type { FinishReason } from '../../contract/rollout-engine.ts'
+import type { PlacedRequest } from '../messages.ts'
 import { inputTables } from '../score-table.ts'
 import type { InputTables } from '../score-table.ts'
 
@@ -15,7 +16,11 @@ export interface ModelLimits {
 /** A request in the scheduler: its tokens, its pages and its progress. */
 export class Sequence {
   readonly id: number
-  readonly request: GenerateRequest
+  readonly request: PlacedRequest
+  /** The slot of its adapter; -1 for the base model. */
+  readonly slot: number
+  /** Sequences share prefix-cache entries only under the same key. */
+  readonly cacheKey: string
   /** Order of arrival: the order of admission, also after a retraction. */
   readonly arrival: number
   readonly seed: bigint
@@ -78,7 +83,7 @@ export class Sequence {
 
   constructor (
     id: number,
-    request: GenerateRequest,
+    request: PlacedRequest,
     arrival: number,
     seed: bigint,
     limits: ModelLimits,
@@ -87,6 +92,8 @@ export class Sequence {
     const { sampling: s, inputIds, logprobs } = request
     this.id = id
     this.request = request
+    this.slot = request.place?.slot ?? -1
+    this.cacheKey = cacheKey(request)
     this.arrival = arrival
     this.constraint = constraint
     this.seed = BigInt.asUintN(64, seed)
@@ -183,7 +190,7 @@ export class Sequence {
 }
 
 /** The first position of a prompt has no token before it: its score is null. */
-function noScores ({ inputIds, logprobs }: GenerateRequest): InputTables {
+function noScores ({ inputIds, logprobs }: PlacedRequest): InputTables {
   const tables = inputTables()
   if (logprobs!.startLen === 0) {
     tables.logprobs.push([null, inputIds[0]!])
@@ -191,4 +198,15 @@ function noScores ({ inputIds, logprobs }: GenerateRequest): InputTables {
     tables.ids.push(null)
   }
   return tables
+}
+
+/** A caller's salt may hold any text, so one that looks like an adapter's key is changed. */
+function cacheKey ({ cacheSalt = '', place }: PlacedRequest): string {
+  if (place !== undefined) return `\0${place.version}:${cacheSalt}`
+  return cacheSalt.startsWith('\0') ? `\0\0${cacheSalt}` : cacheSalt
+}
+
+/** The sequences with those of one adapter one after another: the device computes them together. */
+export function bySlot (sequences: readonly Sequence[]): readonly Sequence[] {
+  return sequences.some(({ slot }) => slot >= 0) ? [...sequences].sort((a, b) => a.slot - b.slot) : sequences
 }

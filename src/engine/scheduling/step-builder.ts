@@ -5,6 +5,7 @@ import { floatList, intList, wordList } from '../growable.ts'
 import type { Sequence } from './sequence.ts'
 
 const NO_IDS: number[] = []
+const NO_ADAPTERS = new Int32Array(0)
 
 /** Gathers one step's batch in arrays that are reused from step to step. */
 export class StepBuilder {
@@ -18,6 +19,8 @@ export class StepBuilder {
   readonly #tokens = intList()
   readonly #seqOffsets = intList()
   readonly #startPos = intList()
+  readonly #adapters = intList()
+  #hasAdapters = false
   readonly #pageOffsets = intList()
   readonly #pages = intList()
   readonly #rowInts = intList()
@@ -45,6 +48,7 @@ export class StepBuilder {
         this.#tokens,
         this.#seqOffsets,
         this.#startPos,
+        this.#adapters,
         this.#pageOffsets,
         this.#pages,
         this.#rowInts,
@@ -60,6 +64,7 @@ export class StepBuilder {
       ]
     ) list.clear()
     this.#maskAt.clear()
+    this.#hasAdapters = false
     for (
       const list of [
         this.#seqOffsets,
@@ -88,6 +93,8 @@ export class StepBuilder {
     this.#tokens.append(seq.tokens, start, end)
     this.#seqOffsets.push(this.#tokens.length)
     this.#startPos.push(start)
+    this.#adapters.push(seq.slot)
+    this.#hasAdapters ||= seq.slot >= 0
     this.#pages.append(seq.pages, 0, pages)
     this.#pageOffsets.push(this.#pages.length)
     for (let position = Math.max(seq.nextScore, 1); position <= end && position < seq.promptLength; position++) {
@@ -113,7 +120,8 @@ export class StepBuilder {
       biasValues: this.#biasValues.view(),
       idOffsets: this.#idOffsets.view(),
       ids: this.#ids.view(),
-      masks: this.#masks.view()
+      masks: this.#masks.view(),
+      adapters: this.#hasAdapters ? this.#adapters.view() : NO_ADAPTERS
     }
   }
 

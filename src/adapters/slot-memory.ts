@@ -1,0 +1,335 @@
+import { errorMessage, RefitError } from '../errors.ts'
+import type { AdapterModule } from '../model/adapter-modules.ts'
+import { slotRank } from '../model/adapter-slots.ts'
+import type { ModelTable, Rect, TensorEntry } from '../model/architecture.ts'
+import type { AnnouncedTensor, StoredSource, WeightSource } from '../contract/weight-source.ts'
+import type { NativeAddon } from '../native/addon.ts'
+import { bytesOf } from '../native/dtypes.ts'
+import type { HeldDType } from '../native/dtypes.ts'
+import { checksumsOf } from '../weights/checksum.ts'
+import type { MatchedTensor } from '../weights/match.ts'
+import { layOut } from '../weights/plan.ts'
+import { scatterStream } from '../weights/scatter-stream.ts'
+import { slice, slices, writeJob } from '../weights/scatter.ts'
+import type { PlannedModule } from './plan-adapter.ts'
+
+/** What a slot holds: for each module the rank and the scale. */
+export interface SlotContent {
+  modules: readonly Pick<PlannedModule, 'module' | 'rank' | 'scale'>[]
+}
+
+/** The bytes of an adapter as each rank holds them, in host memory. */
+export interface SlotImage {
+  parts: { rank: number, param: number, rows: number, cols: number, bytes: Uint8Array }[]
+  bytes: number
+}
+
+export interface SlotMemoryOptions {
+  addon: NativeAddon
+  core: number
+  table: ModelTable
+  dtype: HeldDType
+  /** Runs between two steps, while no weights are written. */
+  betweenSteps: <T>(run: () => Promise<T>, deadlineMs: number) => Promise<T>
+}
+
+/** Bytes from host memory or files that are copied between two steps; more would be seen as a gap between tokens. */
+const TURN_BYTES = 8 << 20
+const PIECE_BYTES = 2 << 20
+const FLOAT_BYTES = 4
+
+/**
+ * Reads and writes slots. Each turn runs between two steps and is short, so that running requests notice little. The
+ * caller makes sure that no request uses the slot and that one call at a time works on it.
+ */
+export class SlotMemory {
+  readonly #options: SlotMemoryOptions
+  /** By slot and module: rows of A and columns of B from here on are zero. */
+  readonly #filled: Map<string, number>[]
+
+  constructor (options: SlotMemoryOptions) {
+    this.#options = options
+    this.#filled = Array.from({ length: options.table.adapters!.slots }, () => new Map<string, number>())
+  }
+
+  /**
+   * Writes an adapter. Returns the bytes read, and the checksums of A and B of every module by names like PEFT's
+   * without its prefix. Throws the source's error; the slot's content is undefined then.
+   */
+  async write (
+    slot: number,
+    source: WeightSource,
+    modules: readonly PlannedModule[],
+    deadlineMs: number
+  ): Promise<{ bytes: number, checksums: Map<string, string> }> {
+    if (source.kind === 'patch') throw new RefitError('ADAPTER_REFUSED', 'LoRA adapters are sent whole, not as changes')
+    const tensors = modules.flatMap(({ module, rank, a, b }) => [
+      { tensor: a, rects: module.a(slot, 0, rank) },
+      { tensor: b, rects: module.b(slot, 0, rank) }
+    ])
+    let bytes = 0
+    let checksums = new Map<string, string>()
+    const settled = this.#settling(slot, { modules })
+    const copies: Copy[] = source.kind === 'stored'
+      ? this.#copies(source, tensors)
+      : [await this.#streamed(source, tensors)]
+    await this.#inTurns([
+      ...settled.pieces,
+      ...copies.map(({ bytes: most, run }) => ({
+        bytes: most,
+        run: async () => {
+          bytes += await run()
+        }
+      })),
+      {
+        bytes: 0,
+        run: async () => {
+          checksums = await this.#checksums(slot, modules)
+        }
+      }
+    ], deadlineMs)
+    settled.done()
+    return { bytes, checksums }
+  }
+
+  /** Copies a slot into host memory. */
+  async read (slot: number, { modules }: SlotContent, deadlineMs: number): Promise<SlotImage> {
+    const { addon, core, betweenSteps } = this.#options
+    const rects = modules.flatMap(content => imageRects(slot, content))
+    const parts: SlotImage['parts'] = []
+    let bytes = 0
+    for (let next = 0; next < rects.length;) {
+      await betweenSteps(async () => {
+        const first = next
+        for (let turn = 0; next < rects.length && (turn < TURN_BYTES || next === first); next++) {
+          const { rank, param, dstRow, dstCol, rows, cols } = rects[next]!
+          const part = await addon.read(core, rank, param, dstRow, dstCol, rows, cols)
+          parts.push({ rank, param, rows, cols, bytes: part })
+          turn += part.length
+          bytes += part.length
+        }
+      }, deadlineMs)
+    }
+    return { parts, bytes }
+  }
+
+  /** Writes an image of `read` into any slot. */
+  async restore (slot: number, content: SlotContent, image: SlotImage, deadlineMs: number): Promise<void> {
+    const { dtype } = this.#options
+    const rects = content.modules.flatMap(module => imageRects(slot, module))
+    const tensors = rects.map((rect, index) => ({
+      tensor: {
+        name: `part ${index}`,
+        dtype,
+        shape: [rect.rows, rect.cols],
+        source: index,
+        offset: 0
+      } satisfies AnnouncedTensor,
+      rects: [{ ...rect, srcRow: 0, srcCol: 0 }]
+    }))
+    const source = memorySource(
+      image.parts.map(({ bytes }) => ({ buffer: bytes })),
+      tensors.map(({ tensor }) => tensor)
+    )
+    const settled = this.#settling(slot, content)
+    await this.#inTurns([...settled.pieces, ...this.#copies(source, tensors)], deadlineMs)
+    settled.done()
+  }
+
+  /** The memory of all slots was released and has come back with any content. */
+  forget (): void {
+    const { modules, rank } = this.#options.table.adapters!
+    for (const filled of this.#filled) for (const name of modules.keys()) filled.set(name, rank)
+  }
+
+  /**
+   * Writes ranks and scales, and zeros where an adapter before had larger ranks. Call `done` when all of the adapter
+   * has been written.
+   */
+  #settling (slot: number, content: SlotContent): { pieces: Piece[], done: () => void } {
+    const { table, dtype } = this.#options
+    const modules = [...table.adapters!.modules.values()]
+    const entries: Placed[] = [this.#tableEntry(slot)]
+    const filled = this.#filled[slot]!
+    const shared = new Map(content.modules.map(({ module: { row }, rank }) => [row, rank]))
+    const own = new Set(content.modules.map(({ module }) => module.name))
+    let most = 0
+    const zero = (rects: Rect[], rows: number, cols: number): void => {
+      most = Math.max(most, rows * cols)
+      entries.push({ tensor: { name: 'zeros', dtype, shape: [rows, cols], source: 1, offset: 0 }, rects })
+    }
+    for (const module of modules) {
+      const rank = shared.get(module.row)
+      // Kernels skip modules of rank 0, whatever their memory holds.
+      if (rank === undefined) continue
+      // The other experts of a layer may have adapters where this one has none.
+      const from = own.has(module.name) ? rank : 0
+      const to = filled.get(module.name) ?? 0
+      // Until all of it has been written, either the old or the new ranks may hold values.
+      filled.set(module.name, Math.max(to, from))
+      if (to <= from) continue
+      const [aRows, aCols] = module.target === 'embed_tokens' ? [module.inSize, to - from] : [to - from, module.inSize]
+      zero(module.a(slot, from, to), aRows, aCols)
+      zero(module.b(slot, from, to), module.outSize, to - from)
+    }
+    const buffers = [{ buffer: this.#scales(content) }, { buffer: new Uint8Array(most * bytesOf(dtype)) }]
+    return {
+      pieces: this.#copies(memorySource(buffers, entries.map(({ tensor }) => tensor)), entries),
+      done: () => {
+        for (const { name, row } of modules) {
+          const rank = shared.get(row)
+          if (rank !== undefined) filled.set(name, own.has(name) ? rank : 0)
+        }
+      }
+    }
+  }
+
+  #tableEntry (slot: number): Placed {
+    const { table } = this.#options
+    const param = table.params.findIndex(({ name }) => name === 'adapters.table')
+    const rows = table.params[param]!.rows / table.adapters!.slots
+    const rects = Array.from({ length: table.ranks }, (_, rank) => ({
+      rank,
+      param,
+      srcRow: 0,
+      srcCol: 0,
+      rows,
+      cols: 2,
+      dstRow: slot * rows,
+      dstCol: 0
+    }))
+    return { tensor: { name: 'table', dtype: 'float32', shape: [rows, 2], source: 0, offset: 0 }, rects }
+  }
+
+  #scales ({ modules }: SlotContent): Uint8Array {
+    const { params, adapters } = this.#options.table
+    const rows = params.find(({ name }) => name === 'adapters.table')!.rows / adapters!.slots
+    const values = new DataView(new ArrayBuffer(rows * 2 * FLOAT_BYTES))
+    for (const { module: { row }, rank, scale } of modules) {
+      values.setFloat32(row * 2 * FLOAT_BYTES, scale, true)
+      values.setFloat32((row * 2 + 1) * FLOAT_BYTES, rank, true)
+    }
+    return new Uint8Array(values.buffer)
+  }
+
+  async #checksums (slot: number, modules: SlotContent['modules']): Promise<Map<string, string>> {
+    const plans = modules.flatMap(({ module, rank }) => {
+      const cols = module.target === 'embed_tokens' ? rank : module.inSize
+      return [
+        { name: `${module.name}.lora_A`, cols, rects: module.a(slot, 0, rank) },
+        { name: `${module.name}.lora_B`, cols: rank, rects: module.b(slot, 0, rank) }
+      ]
+    })
+    const { tensors } = await checksumsOf(this.#options, plans)
+    return new Map(tensors.map(({ name, checksum }) => [name, checksum]))
+  }
+
+  /** Runs pieces one after another, as many in each turn as its bytes allow. */
+  async #inTurns (pieces: readonly Piece[], deadlineMs: number): Promise<void> {
+    for (let next = 0; next < pieces.length;) {
+      await this.#options.betweenSteps(async () => {
+        let room = TURN_BYTES
+        do {
+          const { bytes, run } = pieces[next++]!
+          await run()
+          room -= bytes
+        } while (next < pieces.length && pieces[next]!.bytes <= room)
+      }, deadlineMs)
+    }
+  }
+
+  #copies (source: StoredSource, tensors: readonly Placed[]): Copy[] {
+    const { addon, core } = this.#options
+    const plan = layOut({ ...source, tensors: tensors.map(({ tensor }) => tensor) }, tensors.map(matched))
+    // A job opens the segments that it reads, so GPU memory is read in one. It takes next to no time.
+    const isOneJob = source.sources.some(part => 'segment' in part)
+    const ranges = isOneJob ? [[0, plan.tensors.length] as const] : [...slices(plan, PIECE_BYTES)]
+    return ranges.map(([first, last]) => ({
+      bytes: isOneJob ? 0 : PIECE_BYTES,
+      run: async () => {
+        const outcome = await writeJob(addon, core, slice(plan.job, first, last), last - first)
+        if (outcome.error === undefined) return outcome.bytes
+        throw readError(source, plan.tensors[first + outcome.error.tensor]!.name, outcome.error.message)
+      }
+    }))
+  }
+
+  async #streamed (
+    source: Extract<WeightSource, { kind: 'streamed' }>,
+    tensors: readonly Placed[]
+  ): Promise<Copy> {
+    const { addon, core } = this.#options
+    const strided = tensors.find(({ tensor }) => tensor.parts !== undefined)
+    if (strided !== undefined) {
+      throw new RefitError(
+        'ADAPTER_REFUSED',
+        `tensor "${strided.tensor.name}": adapters of fused experts and of embeddings do not fit a stream; send ` +
+          'experts one by one, or the adapter as a folder or by handles',
+        { param: strided.tensor.name }
+      )
+    }
+    const plan = { ...layOut(source, tensors.map(matched)), count: 0, names: new Set<string>(), ignored: [] }
+    await source.stream.ready()
+    return {
+      bytes: TURN_BYTES,
+      run: async () => {
+        const { bytes, error } = await scatterStream(addon, core, plan, source.stream)
+        if (error === undefined) return bytes
+        if (error.cause instanceof RefitError) throw error.cause
+        throw readError(source, plan.tensors[error.tensor]?.name ?? '?', error.message)
+      }
+    }
+  }
+}
+
+/** A part of the work on a slot that cannot be divided; `bytes` bounds its time. */
+interface Piece {
+  bytes: number
+  run: () => Promise<unknown>
+}
+
+/** Copies tensors into a slot and returns the bytes read. */
+interface Copy extends Piece {
+  run: () => Promise<number>
+}
+
+interface Placed {
+  tensor: AnnouncedTensor
+  rects: Rect[]
+}
+
+function matched ({ tensor, rects }: Placed): MatchedTensor {
+  const [rows, cols] = tensor.shape as [number, number]
+  const plan: TensorEntry = {
+    name: tensor.name,
+    shape: tensor.shape,
+    rows,
+    cols,
+    rects,
+    dtype: 'float32',
+    alternative: true
+  }
+  return { plan, tensor, ranks: null }
+}
+
+/** The rectangles that an adapter takes in a slot, with its padding to whole tiles. */
+function imageRects (slot: number, { module, rank }: { module: AdapterModule, rank: number }): Rect[] {
+  return [...module.a(slot, 0, slotRank(rank)), ...module.b(slot, 0, slotRank(rank))]
+}
+
+function memorySource (sources: StoredSource['sources'], tensors: readonly AnnouncedTensor[]): StoredSource {
+  return {
+    kind: 'stored',
+    transport: { name: 'host memory', readError: 'INTERNAL' },
+    tensors,
+    sources,
+    verify: async () => {},
+    close: async () => {}
+  }
+}
+
+function readError ({ transport }: WeightSource, tensor: string, message: unknown): RefitError {
+  return new RefitError(transport.readError, `reading failed at tensor "${tensor}": ${errorMessage(message)}`, {
+    param: tensor
+  })
+}

@@ -1,0 +1,87 @@
+import { RefitError } from '../errors.ts'
+import type { AdapterStore } from '../adapters/adapter-store.ts'
+import type { GenerateRequest, TokenEvent } from '../contract/rollout-engine.ts'
+import type { PlacedRequest } from './messages.ts'
+import { seedSource } from './seed-source.ts'
+
+const ABORTED = new Error('aborted while it waited for a slot')
+
+/** Requests that use adapters: each takes a version, and its slot, before the scheduler gets it. */
+export class AdapterRequests {
+  readonly #adapters: AdapterStore
+  readonly #generate: (request: PlacedRequest) => AsyncIterable<TokenEvent>
+  readonly #version: () => string
+  /** By rid, those that wait for a slot. */
+  readonly #waiting = new Map<string, AbortController>()
+
+  /** `generate` passes a request to the scheduler, `version` is the label of the weights. */
+  constructor (
+    adapters: AdapterStore,
+    generate: (request: PlacedRequest) => AsyncIterable<TokenEvent>,
+    version: () => string
+  ) {
+    this.#adapters = adapters
+    this.#generate = generate
+    this.#version = version
+  }
+
+  async *generate (request: GenerateRequest): AsyncGenerator<TokenEvent, void> {
+    const { adapter, ...rest } = request
+    if (this.#waiting.has(request.rid)) {
+      throw new RefitError('INVALID_REQUEST', `Duplicate request ID detected: ${request.rid}; it waits for a slot`, {
+        param: 'rid'
+      })
+    }
+    const control = new AbortController()
+    this.#waiting.set(request.rid, control)
+    let lease
+    try {
+      lease = await this.#adapters.enter(adapter!, control.signal)
+    } catch (error) {
+      if (error !== ABORTED) throw error
+      yield abortedEvent(request, this.#version())
+      return
+    } finally {
+      this.#waiting.delete(request.rid)
+    }
+    const { slot, version, release } = lease
+    try {
+      for await (const event of this.#generate({ ...rest, place: { slot, version } })) {
+        event.adapterVersion = version
+        yield event
+      }
+    } finally {
+      release()
+    }
+  }
+
+  /** Ends a request that waits for a slot; false if none has this rid. */
+  abort (rid: string): boolean {
+    const control = this.#waiting.get(rid)
+    control?.abort(ABORTED)
+    return control !== undefined
+  }
+
+  abortAll (): number {
+    const count = this.#waiting.size
+    for (const control of this.#waiting.values()) control.abort(ABORTED)
+    return count
+  }
+}
+
+function abortedEvent ({ inputIds, sampling }: GenerateRequest, weightVersion: string): TokenEvent {
+  return {
+    tokens: [],
+    logprobs: [],
+    top: [],
+    ids: [],
+    input: null,
+    weightVersion,
+    promptTokens: inputIds.length,
+    cachedTokens: 0,
+    completionTokens: 0,
+    retractions: 0,
+    seed: sampling.seed ?? seedSource(null)(),
+    finish: { type: 'abort', message: 'Abort in waiting queue' }
+  }
+}
