@@ -18,6 +18,8 @@ export class AdapterVersion implements SlotContent {
   users = 0
   /** Requests that wait for a slot. */
   waiting = 0
+  /** It came into its slot for a request that has not taken it yet, so it does not leave before. */
+  isAwaited = false
   /** Grows with every use of any version. */
   usedAt = 0
   /** It lost its name: it goes with its last request. */

@@ -40,9 +40,10 @@ export class SlotPool {
    * with `leave`.
    */
   async enter (version: AdapterVersion, signal?: AbortSignal): Promise<number> {
+    const arrived = performance.now()
     version.waiting++
     try {
-      while (version.slot === null || this.#isHeldBack(version)) {
+      while (version.slot === null || this.#isHeldBack(version, arrived)) {
         signal?.throwIfAborted()
         if (version.slot === null) await this.#restore(version, signal)
         else await this.#change(Infinity, signal)
@@ -53,6 +54,7 @@ export class SlotPool {
       return version.slot
     } finally {
       version.waiting--
+      if (version.users > 0 || version.waiting === 0) version.isAwaited = false
       if (version.requests === 0) this.#leftBy(version)
     }
   }
@@ -83,7 +85,7 @@ export class SlotPool {
         this.#slots[empty] = 'taken'
         return empty
       }
-      const idle = this.residents.filter(held => held.users === 0 && !held.pinned)
+      const idle = this.residents.filter(held => held.users === 0 && !held.pinned && !held.isAwaited)
       const least = idle.sort((a, b) => a.usedAt - b.usedAt)[0]
       if (least === undefined) {
         if (!await this.#change(until - performance.now(), signal)) throw allInUse(this.#slots.length, deadlineMs)
@@ -107,7 +109,7 @@ export class SlotPool {
     const slot = version.slot!
     version.image ??= await this.#memory.read(slot, version, this.#deadlineMs)
     // A request may have taken it meanwhile, or it has gone.
-    if (version.users > 0 || version.slot !== slot) return
+    if (version.users > 0 || version.isAwaited || version.slot !== slot) return
     version.slot = null
     this.giveBack(slot)
   }
@@ -139,6 +141,7 @@ export class SlotPool {
         this.giveBack(slot)
         throw error
       }
+      version.isAwaited = version.waiting > 0
       this.put(slot, version)
       if (version.isRetired && version.requests === 0) this.#leftBy(version)
     } finally {
@@ -147,10 +150,10 @@ export class SlotPool {
     }
   }
 
-  /** A restore has waited long for a slot while requests for other versions keep all of them busy. */
-  #isHeldBack (version: AdapterVersion): boolean {
+  /** A restore that began before the request has waited long, while other versions keep all slots busy. */
+  #isHeldBack (version: AdapterVersion, arrived: number): boolean {
     const now = performance.now()
-    return !version.pinned && [...this.#began].some(({ at }) => now - at > PATIENCE_MS)
+    return !version.pinned && [...this.#began].some(({ at }) => at < arrived && now - at > PATIENCE_MS)
   }
 
   #leftBy (version: AdapterVersion): void {
