@@ -19,6 +19,7 @@ for name in [
     "numerics",
     "routed",
     "updates",
+    "adapters",
     "robust",
     "no_peers",
     "tensor_ways",

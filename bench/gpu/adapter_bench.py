@@ -1,0 +1,235 @@
+"""LoRA adapters on a GPU, whole server, each figure beside the base model in the same run.
+
+usage: adapter_bench.py [--only WORD]... [--model qwen3-8b] [--layers N] [--tp N] [--folder DIR] [--out FILE]
+
+adapter-throughput, adapter-replace are the parts. Prints markdown rows: figure | refit | compared with | ratio | goal |
+reached. Needs torch with CUDA, transformers and safetensors; 16.4 GB for the checkpoint in /dev/shm, the temporary
+folder or DIR.
+"""
+
+import base64
+import concurrent.futures
+import http.client
+import io
+import json
+import pathlib
+import statistics
+import sys
+import time
+
+import torch
+from torch.multiprocessing.reductions import ForkingPickler
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "test/gpu"))
+import adapter_files  # noqa: E402
+import machine  # noqa: E402
+import models  # noqa: E402
+from reference import prompts  # noqa: E402
+from report import attempt, keep, read_options, row  # noqa: E402
+from server import Refused, Server  # noqa: E402
+
+RANK, RUNNING = 32, 64
+
+
+def shapes_of(config):
+    """{module: (out, in)} of the linears of a model of models.REAL."""
+    return {
+        name.removesuffix(".weight"): shape
+        for name, shape in models.tensors(config)
+        if name.removesuffix(".weight").rsplit(".", 1)[-1] in adapter_files.LINEARS
+    }
+
+
+def server_of(options, folder, place, loras, **more):
+    flags, env = machine.device_flags(options, options.tp)
+    roots = ["--model-root", folder.parent, "--model-root", place]
+    return Server(
+        folder,
+        *flags,
+        *roots,
+        *["--enable-lora", "--max-loras", loras, "--max-cpu-loras", loras + 8, "--max-lora-rank", RANK],
+        *["--max-total-tokens", 65536, "--max-running-requests", RUNNING],
+        env=env,
+        **more,
+    )
+
+
+def throughput(options, folder, place, config):
+    """Decode of 64 running requests with 0, 1, 8 and 32 adapters, the median of interleaved rounds."""
+    tensors = adapter_files.adapter(shapes_of(config), RANK, 1, device="cuda:0", dtype=torch.bfloat16)
+    source = adapter_files.write(place / "adapter", tensors, RANK)
+    batch = prompts(2, (128,) * RUNNING, config["vocab_size"])
+    with server_of(options, folder, place, 32) as server:
+        for n in range(32):
+            server.post("/load_lora_adapter", dict(lora_name=f"a{n}", lora_path=str(source)))
+
+        def seconds(adapters, count):
+            names = [None] * RUNNING if adapters == 0 else [f"a{n % adapters}" for n in range(RUNNING)]
+            sampling = dict(max_new_tokens=count, temperature=0, ignore_eos=True)
+            began = time.perf_counter()
+            replies = server.post("/generate", dict(input_ids=batch, sampling_params=sampling, lora_path=names), 600)
+            if any(len(reply["output_ids"]) != count for reply in replies):
+                raise AssertionError("a request ended early")
+            return time.perf_counter() - began
+
+        cases = (0, 1, 8, 32)
+        for adapters in cases:
+            seconds(adapters, 4)
+        steps = {adapters: [] for adapters in cases}
+        for _ in range(5):
+            for adapters in cases:
+                steps[adapters].append(1000 * (seconds(adapters, 132) - seconds(adapters, 4)) / 128)
+    base = statistics.median(steps[0])
+    for adapters, goal in ((1, 0.92), (8, 0.88), (32, 0.80)):
+        ms = statistics.median(steps[adapters])
+        row(
+            f"decode, {RUNNING} running, {adapters} adapter{'s' if adapters > 1 else ''} of rank {RANK}",
+            f"{1000 * RUNNING / ms:.0f} tokens/s, {ms:.2f} ms a step",
+            f"{1000 * RUNNING / base:.0f} tokens/s, {base:.2f} ms a step, the base model",
+            base / ms,
+            goal,
+        )
+
+
+class Stream:
+    """One streamed request; the times between its events, in milliseconds."""
+
+    def __init__(self, server, prompt, count, adapter):
+        self.connection = http.client.HTTPConnection("127.0.0.1", server.port)
+        body = dict(
+            input_ids=prompt,
+            stream=True,
+            sampling_params=dict(max_new_tokens=count, temperature=0, ignore_eos=True),
+            lora_path=adapter,
+        )
+        self.connection.request("POST", "/generate", json.dumps(body), {"content-type": "application/json"})
+        self.reply = self.connection.getresponse()
+
+    def gaps(self):
+        last, found = None, []
+        for line in self.reply:
+            if not line.startswith(b"data: {"):
+                continue
+            now = time.perf_counter()
+            if last is not None:
+                found.append(1000 * (now - last))
+            last = now
+        return found
+
+
+def replace(options, folder, place, config):
+    """Replacing an adapter from disk and by handles, idle and under 64 running requests."""
+    shapes = shapes_of(config)
+    on_card = adapter_files.adapter(shapes, RANK, 1, device="cuda:0", dtype=torch.bfloat16)
+    # One allocation for all, as trainers that pack their adapters have it.
+    flat = torch.cat([value.flatten() for value in on_card.values()])
+    parts = flat.split([value.numel() for value in on_card.values()])
+    packed = [(name, part.view(value.shape)) for (name, value), part in zip(on_card.items(), parts)]
+    size = 2 * flat.numel()
+    source = adapter_files.write(place / "adapter", on_card, RANK)
+    with server_of(options, folder, place, 4) as server:
+
+        def disk():
+            server.post("/v1/load_lora_adapter", dict(lora_name="policy", lora_path=str(source), load_inplace=True))
+
+        def handles():
+            try:
+                server.post("/unload_lora_adapter", dict(lora_name="policy"))
+            except Refused:
+                pass
+            buffer = io.BytesIO()
+            ForkingPickler(buffer, 2).dump(packed)
+            payload = base64.b64encode(buffer.getvalue()).decode()
+            body = dict(
+                lora_name="policy",
+                config_dict=adapter_files.config(RANK),
+                serialized_named_tensors=[payload] * options.tp,
+            )
+            began = time.perf_counter()
+            server.post("/load_lora_adapter_from_tensors", body)
+            return 1000 * (time.perf_counter() - began)
+
+        def timed_disk():
+            began = time.perf_counter()
+            disk()
+            return 1000 * (time.perf_counter() - began)
+
+        for what, work, goal in (("page cache", timed_disk, 30), ("handles of one allocation", handles, 3)):
+            taken = [work() for _ in range(25)][5:]
+            middle = statistics.median(taken)
+            row(
+                f"replace an adapter of rank {RANK} ({size / 1e6:.0f} MB) from {what}, idle, whole call",
+                f"{middle:.2f} ms ({min(taken):.2f} to {max(taken):.2f})",
+                f"{goal} ms",
+                goal / middle,
+                1,
+            )
+        batch = prompts(2, (128,) * RUNNING, config["vocab_size"])
+        for what, work in (("page cache", timed_disk), ("handles", handles)):
+            disk()
+            with concurrent.futures.ThreadPoolExecutor(RUNNING) as pool:
+
+                def crowd():
+                    sampling = dict(max_new_tokens=900, temperature=0, ignore_eos=True)
+                    names = [None, "policy"] * (RUNNING // 2)
+                    server.post(
+                        "/generate",
+                        dict(input_ids=batch[1:], sampling_params=sampling, lora_path=names[1:]),
+                        timeout=600,
+                    )
+
+                others = pool.submit(crowd)
+                gaps = pool.submit(Stream(server, batch[0], 900, None).gaps)
+                time.sleep(2)
+                taken = [work() for _ in range(100)]
+                others.result()
+                all_gaps = gaps.result()
+            quiet = pool_of_gaps(server, batch)
+            usual, worst = statistics.median(quiet), max(all_gaps[20:])
+            row(
+                f"longest gap between tokens of {RUNNING} running requests amid 100 replacements from {what}",
+                f"{worst:.2f} ms (median {statistics.median(all_gaps[20:]):.2f}; a replacement "
+                f"{statistics.median(taken):.1f})",
+                f"{usual:.2f} ms, the median without; its longest {max(quiet):.2f}",
+                worst / usual,
+                1.2,
+                True,
+            )
+
+
+def pool_of_gaps(server, batch):
+    """The gaps of one of 64 streams without replacements."""
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        sampling = dict(max_new_tokens=300, temperature=0, ignore_eos=True)
+        names = ([None, "policy"] * (RUNNING // 2))[1:]
+        others = pool.submit(
+            server.post, "/generate", dict(input_ids=batch[1:], sampling_params=sampling, lora_path=names), 600
+        )
+        found = Stream(server, batch[0], 300, None).gaps()
+        others.result()
+    return found[20:]
+
+
+PARTS = {"adapter-throughput": throughput, "adapter-replace": replace}
+
+
+def main():
+    options, chosen = read_options(__doc__, PARTS, real=True)
+    config = dict(
+        models.REAL[options.model], **({} if options.layers is None else dict(num_hidden_layers=options.layers))
+    )
+    failed = []
+    try:
+        with machine.room(options, models.size(models.tensors(config)) + (1 << 30)) as place:
+            folder = models.real(options.model, place / "model", 1, "cuda:0", options.layers)
+            torch.cuda.empty_cache()
+            for part in chosen:
+                attempt(part, lambda part=part: PARTS[part](options, folder, place, config), failed)
+    finally:
+        keep()
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

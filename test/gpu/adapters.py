@@ -1,0 +1,186 @@
+"""LoRA adapters on a GPU: numerics against merged weights in transformers, versions under load, handles, memory."""
+
+import base64
+import concurrent.futures
+import io
+import json
+
+import torch
+
+import adapter_files
+from harness import check, test
+from machine import device_flags, free_on_card, room, torch_device
+from numerics import GOLDENS, allowed, errors_of
+from reference import Reference, prompts
+from server import Refused, Server
+
+FLAGS = ["--enable-lora", "--max-loras", 3, "--max-lora-rank", 32, "--max-total-tokens", 4096]
+
+
+def load(server, name, folder, **more):
+    return server.post("/load_lora_adapter", dict(lora_name=name, lora_path=str(folder), **more))
+
+
+def score(server, sequences, name, ids):
+    """As Server.score with ids, with an adapter (None: the base model)."""
+    body = dict(
+        input_ids=sequences,
+        sampling_params=dict(max_new_tokens=0),
+        return_logprob=True,
+        logprob_start_len=0,
+        token_ids_logprob=[ids] * len(sequences),
+        lora_path=name,
+    )
+    metas = [reply["meta_info"] for reply in server.post("/generate", body)]
+    return [
+        torch.tensor([[entry[0] for entry in row] for row in meta["input_token_ids_logprobs"][1:]], dtype=torch.float64)
+        for meta in metas
+    ]
+
+
+def numerics(name):
+    def run(options):
+        source, device = GOLDENS / name, torch_device(options)
+        vocabulary = json.loads((source / "config.json").read_text())["vocab_size"]
+        ids = list(range(vocabulary))
+        sequences = prompts(7, (2, 7, 33, 200), vocabulary)
+        shapes, notes = adapter_files.linears(source), []
+        with room(options) as place:
+            made = {}
+            for seed, rank in enumerate((32, 8, 1)):
+                tensors = adapter_files.adapter(shapes, rank, seed)
+                made[f"a{seed}"] = (tensors, adapter_files.write(place / f"a{seed}", tensors, rank, 2 * rank))
+            expected, theirs = {}, {}
+            for adapter, (tensors, _) in made.items():
+                with Reference(source, torch.float32, device) as exact, Reference(source, torch.bfloat16, device) as half:
+                    for reference in (exact, half):
+                        adapter_files.merge(reference.model, tensors, 2)
+                    expected[adapter] = [exact.distribution(sequence) for sequence in sequences]
+                    theirs[adapter] = errors_of([half.distribution(s) for s in sequences], expected[adapter])
+            for ranks in (1, 2):
+                flags, env = device_flags(options, ranks)
+                roots = ["--model-root", source, "--model-root", place]
+                with Server(source, *flags, *FLAGS, *roots, "--dtype", "bfloat16", env=env) as server:
+                    plain = score(server, sequences, None, ids)
+                    for adapter, (_, folder) in made.items():
+                        load(server, adapter, folder)
+                    alone = {adapter: score(server, sequences, adapter, ids) for adapter in made}
+                    mixed = score(server, sequences * 4, [a for a in (None, *made) for _ in sequences], ids)
+                for adapter in made:
+                    ours = errors_of(alone[adapter], expected[adapter])
+                    notes.append(f"tp {ranks} {adapter} {ours[0]:.4f} / {ours[2]:.3f}")
+                    for what, mine, other in zip(("mean", "median", "largest"), ours, theirs[adapter]):
+                        check(
+                            mine <= allowed(ranks) * other,
+                            f"tp {ranks}, {adapter}: {what} error {mine:.5f}, transformers in bfloat16 with merged "
+                            f"weights {other:.5f}",
+                        )
+                    apart = errors_of(alone[adapter], plain)[0]
+                    check(apart > 5 * ours[0], f"{adapter} changes little: {apart:.4f} from the base")
+                for got, right in zip(mixed, plain + [one for adapter in made for one in alone[adapter]], strict=True):
+                    check(bool((got - right).abs().max() < 0.05), "a mixed batch differs from the same requests alone")
+        return f"mean / largest error {', '.join(notes)}; transformers in bfloat16 {theirs['a0'][0]:.4f}"
+
+    return run
+
+
+for architecture in ("llama", "qwen2", "qwen3", "qwen3-moe", "olmo2"):
+    test(f"adapters/numerics-{architecture}")(numerics(architecture))
+
+
+@test("adapters/under-load")
+def under_load(options):
+    """Answers amid replacements are those of the version that they name; memory is flat over 300 loads."""
+    source = GOLDENS / "qwen3"
+    vocabulary = json.loads((source / "config.json").read_text())["vocab_size"]
+    prompt = prompts(3, (40,), vocabulary)[0]
+    shapes = adapter_files.linears(source)
+    with room(options) as place:
+        folders = [
+            adapter_files.write(place / f"v{seed}", adapter_files.adapter(shapes, 16, seed, size=2), 16)
+            for seed in range(3)
+        ]
+        flags, env = device_flags(options, 1)
+        roots = ["--model-root", source, "--model-root", place]
+        with Server(source, *flags, *FLAGS, *roots, env=env) as server:
+
+            def answer():
+                body = dict(
+                    input_ids=prompt,
+                    sampling_params=dict(max_new_tokens=24, temperature=0, ignore_eos=True),
+                    lora_path="policy",
+                )
+                reply = server.post("/generate", body)
+                return reply["meta_info"]["lora"]["version"], tuple(reply["output_ids"])
+
+            def replace(variant):
+                try:
+                    server.post("/unload_lora_adapter", dict(lora_name="policy"))
+                except Refused:
+                    pass
+                load(server, "policy", folders[variant])
+
+            expected = []
+            for variant in range(3):
+                replace(variant)
+                expected.append(answer()[1])
+            check(len(set(expected)) == 3, "the variants answer alike")
+            answers, done = [], False
+
+            def client():
+                while not done:
+                    try:
+                        answers.append(answer())
+                    except Refused as error:
+                        # Between unload and load the name is unknown.
+                        check(error.status == 400, f"{error}")
+
+            free = None
+            with concurrent.futures.ThreadPoolExecutor(4) as pool:
+                clients = [pool.submit(client) for _ in range(4)]
+                for turn in range(300):
+                    replace(turn % 3)
+                    if turn == 20:
+                        free = free_on_card() if options.device != "cpu" else 0
+                done = True
+                for one in clients:
+                    one.result()
+            # Versions count up from 1, and variants take turns.
+            for version, ids in answers:
+                check(ids == expected[(version - 1) % 3], f"version {version} answered as another one")
+            lost = free - free_on_card() if options.device != "cpu" else 0
+            check(lost < 8 << 20, f"{lost} bytes of the card are gone after 280 loads")
+    return f"{len(answers)} answers amid 300 replacements"
+
+
+@test("adapters/handles", gpu=True)
+def handles(options):
+    """Tensors on the card by CUDA handles give the same digest as the folder."""
+    from torch.multiprocessing.reductions import ForkingPickler
+
+    source = GOLDENS / "qwen3"
+    shapes = adapter_files.linears(source)
+    with room(options) as place:
+        tensors = adapter_files.adapter(shapes, 8, 5)
+        folder = adapter_files.write(place / "a", tensors, 8)
+        flags, env = device_flags(options, 1)
+        roots = ["--model-root", source, "--model-root", place]
+        with Server(source, *flags, *FLAGS, *roots, env=env) as server:
+            load(server, "disk", folder)
+            on_card = {name: value.cuda().to(torch.bfloat16) for name, value in tensors.items()}
+            for _ in range(3):
+                buffer = io.BytesIO()
+                ForkingPickler(buffer, 2).dump(list(on_card.items()))
+                body = dict(
+                    lora_name="card",
+                    config_dict=adapter_files.config(8),
+                    serialized_named_tensors=[base64.b64encode(buffer.getvalue()).decode()],
+                )
+                try:
+                    server.post("/unload_lora_adapter", dict(lora_name="card"))
+                except Refused:
+                    pass
+                server.post("/load_lora_adapter_from_tensors", body)
+            held = {entry["name"]: entry["digest"] for entry in server.get("/adapters")["adapters"]}
+            check(held["disk"] == held["card"], f"digests differ: {held}")
+    return "three loads"
