@@ -306,6 +306,7 @@ struct BatchBuilder {
       bias_offsets{0}, bias_tokens, id_offsets{0}, ids;
   std::vector<float> row_floats, bias_values;
   std::vector<uint32_t> masks;
+  std::vector<int32_t> adapters;  // of each sequence; empty: none has one
   int mask_count = 0;
   std::vector<uint64_t> row_seeds;
 
@@ -343,7 +344,8 @@ struct BatchBuilder {
   }
   StepBatch view() const {
     return {tokens,          seq_offsets, start_pos,    page_offsets, pages,       row_ints,   row_floats, row_seeds,
-            history_offsets, history,     bias_offsets, bias_tokens,  bias_values, id_offsets, ids,        masks};
+            history_offsets, history,     bias_offsets, bias_tokens,  bias_values, id_offsets, ids,        masks,
+            adapters};
   }
   StepResult run(Device& device) const {
     StepResult result;

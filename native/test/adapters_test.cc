@@ -1,0 +1,142 @@
+// Steps with LoRA adapters on the CPU against models in double precision with the adapters merged into their weights;
+// the same bits for a sequence alone and among others.
+#include <string>
+
+#include "test/check.h"
+#include "test/gpu/adapters/adapters_model.h"
+
+using namespace refit;
+using namespace refit::test;
+
+namespace {
+
+const std::vector<Variant> kVariants = {
+    {"llama", 64, 2, 4, 2, 16, 96, 101, false, false, false, false},
+    {"llama, biases", 48, 2, 4, 4, 12, 80, 64, true, true, false, false},
+    {"qwen3, tied, one kv head", 64, 1, 8, 1, 24, 64, 50, false, false, true, true},
+    {"qwen3 moe", 64, 3, 4, 2, 32, 96, 120, false, false, true, false, 8, 2, 32, true, {1, 0, 1}},
+    {"olmo2", 64, 2, 8, 2, 16, 96, 101, false, false, true, false, 0, 0, 0, true, {}, 1.0, true},
+};
+constexpr int kSlots = 3, kPageSize = 16;
+
+std::unique_ptr<Device> device_of(const TestModel& model, const SlotAdapters& adapters, int ranks) {
+  CoreConfig config = model.config(ranks, 2, "", 64, kPageSize);
+  const size_t weights = config.params.size();
+  adapters.extend(config);
+  for (size_t p = weights; p < config.params.size(); ++p) {
+    if (config.params[p].name != "adapters.table") config.params[p].dtype = model.dtype;
+  }
+  auto device = make_cpu_device(config);
+  for (int rank = 0; rank < ranks; ++rank) {
+    for (size_t p = 0; p < config.params.size(); ++p) {
+      const Param& param = config.params[p];
+      const std::vector<float> values =
+          p < weights ? model.shard(param.name, rank, ranks).x : adapters.values(param.name, rank, ranks);
+      void* const to = const_cast<void*>(device->address(rank, static_cast<int>(p)));
+      for (size_t i = 0; i < values.size(); ++i) {
+        if (param.dtype == DType::kBFloat16) {
+          static_cast<uint16_t*>(to)[i] = float_to_bf16(values[i]);
+        } else {
+          static_cast<float*>(to)[i] = values[i];
+        }
+      }
+    }
+  }
+  return device;
+}
+
+struct Sequence {
+  std::vector<int32_t> tokens;
+  int32_t slot;
+};
+
+// For each token of each sequence the logprobs of the whole vocabulary, by id.
+std::vector<std::vector<float>> logprobs(Device& device, const std::vector<Sequence>& sequences, int vocab) {
+  BatchBuilder b;
+  int32_t page = 0;
+  for (const Sequence& s : sequences) {
+    std::vector<int32_t> pages;
+    for (size_t at = 0; at < s.tokens.size(); at += kPageSize) pages.push_back(page++);
+    b.sequence(s.tokens, 0, pages);
+    b.adapters.push_back(s.slot);
+  }
+  for (size_t t = 0; t < b.tokens.size(); ++t) {
+    b.row({.token = static_cast<int32_t>(t), .target = b.tokens[t], .top = vocab, .flags = 3, .temperature = 0});
+  }
+  const StepResult result = b.run(device);
+  std::vector<std::vector<float>> out(b.tokens.size(), std::vector<float>(vocab));
+  for (size_t i = 0; i < result.top_ids.size(); ++i) out[i / vocab][result.top_ids[i]] = result.top_logprobs[i];
+  return out;
+}
+
+double error_of(const std::vector<float>& got, const TestModel::Vec& logits) {
+  double max = -1e300, sum = 0, most = 0;
+  for (const double z : logits) max = std::max(max, z);
+  for (const double z : logits) sum += std::exp(z - max);
+  for (size_t i = 0; i < logits.size(); ++i) {
+    const double e = std::abs(got[i] - (logits[i] - max - std::log(sum)));
+    if (!(e <= most)) most = e;
+  }
+  return most;
+}
+
+void test_variant(const Variant& v, int ranks) {
+  const TestModel model(v, DType::kFloat32, 3);
+  const SlotAdapters adapters(model, kSlots, 32, 17);
+  const auto device = device_of(model, adapters, ranks);
+  std::mt19937 rng(5);
+  std::vector<Sequence> sequences;
+  for (const int slot : {1, -1, 0, 2, 1, -1}) {
+    Sequence s{{}, slot};
+    for (int t = 0; t < 3 + 7 * static_cast<int>(sequences.size()); ++t)
+      s.tokens.push_back(static_cast<int32_t>(rng() % v.vocab));
+    sequences.push_back(std::move(s));
+  }
+  const auto mixed = logprobs(*device, sequences, v.vocab);
+  size_t at = 0;
+  for (const Sequence& s : sequences) {
+    const auto expected = (s.slot < 0 ? model : adapters.merged(s.slot)).logits(s.tokens);
+    const auto alone = logprobs(*device, {s}, v.vocab);
+    for (size_t t = 0; t < s.tokens.size(); ++t, ++at) {
+      const double error = error_of(mixed[at], expected[t]);
+      CHECKF(error < 2e-3, "%s, %d ranks, slot %d, token %zu: error %g", v.name, ranks, s.slot, t, error);
+      CHECKF(mixed[at] == alone[t], "%s, %d ranks, slot %d: other requests change bits", v.name, ranks, s.slot);
+    }
+  }
+}
+
+// Noise in all weights leaves adapters alone, and a slot that does not exist is refused.
+void test_slots() {
+  const TestModel model(kVariants[0], DType::kBFloat16, 3);
+  const SlotAdapters adapters(model, kSlots, 16, 17);
+  const auto device = device_of(model, adapters, 1);
+  CoreConfig config = model.config(1, 2, "", 64, kPageSize);
+  const int embed = 0, table = static_cast<int>(config.params.size());
+  const auto bytes = [&](int param, size_t count) {
+    const auto* const from = static_cast<const uint8_t*>(device->address(0, param));
+    return std::vector<uint8_t>(from, from + count);
+  };
+  const auto weights = bytes(embed, 64), slots = bytes(table, 256);
+  device->scramble(3);
+  CHECK(bytes(embed, 64) != weights);
+  CHECK(bytes(table, 256) == slots);
+  for (const int slot : {-2, kSlots}) {
+    std::string what;
+    try {
+      logprobs(*device, {{{1, 2, 3}, slot}}, kVariants[0].vocab);
+    } catch (const std::invalid_argument& e) {
+      what = e.what();
+    }
+    CHECKF(what.find("adapter slot") != std::string::npos, "slot %d: \"%s\"", slot, what.c_str());
+  }
+}
+
+}  // namespace
+
+int main() {
+  for (const Variant& v : kVariants) {
+    for (const int ranks : {1, 2, 4}) test_variant(v, ranks);
+  }
+  test_slots();
+  return finish("adapters");
+}
