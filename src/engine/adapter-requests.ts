@@ -14,23 +14,37 @@ export class AdapterRequests {
   /** By rid, those that wait for a slot. */
   readonly #waiting = new Map<string, AbortController>()
 
-  /** `generate` passes a request to the scheduler, `version` is the label of the weights. */
+  readonly #limit: number
+
+  /** `generate` passes a request to the scheduler, `version` is the label of the weights, `limit` is of the waiting. */
   constructor (
     adapters: AdapterStore,
     generate: (request: PlacedRequest) => AsyncIterable<TokenEvent>,
-    version: () => string
+    { version, limit }: { version: () => string, limit: number }
   ) {
     this.#adapters = adapters
     this.#generate = generate
     this.#version = version
+    this.#limit = limit
+  }
+
+  get waiting (): number {
+    return this.#waiting.size
   }
 
   async *generate (request: GenerateRequest): AsyncGenerator<TokenEvent, void> {
     const { adapter, ...rest } = request
     if (this.#waiting.has(request.rid)) {
-      throw new RefitError('INVALID_REQUEST', `Duplicate request ID detected: ${request.rid}; it waits for a slot`, {
+      throw new RefitError('INVALID_REQUEST', `Duplicate request ID detected: ${request.rid}; it waits`, {
         param: 'rid'
       })
+    }
+    if (this.#waiting.size >= this.#limit) {
+      throw new RefitError(
+        'QUEUE_FULL',
+        `${this.#waiting.size} requests wait for slots of LoRA adapters, as many as --max-queued-requests allows; try ` +
+          'again later'
+      )
     }
     const control = new AbortController()
     this.#waiting.set(request.rid, control)

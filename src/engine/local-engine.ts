@@ -93,11 +93,15 @@ export class LocalEngine implements RolloutEngine {
     if (adapters !== null) this.adapters = adapters
     this.#adapterRequests = adapters === null
       ? null
-      : new AdapterRequests(adapters, request => scheduler.generate(request), () => weights.weightVersion)
+      : new AdapterRequests(adapters, request => scheduler.generate(request), {
+        version: () => weights.weightVersion,
+        limit: info.maxQueuedRequests
+      })
   }
 
   get stats (): EngineStats {
-    return this.#scheduler.stats
+    const { stats } = this.#scheduler
+    return { ...stats, queued: stats.queued + (this.#adapterRequests?.waiting ?? 0) }
   }
 
   get weightVersion (): string {
