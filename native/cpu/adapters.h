@@ -42,7 +42,7 @@ class Adapters {
 
   AdaptedSlices qkv(int layer) const;
   AdaptedSlices o(int layer) const;
-  // Of a dense MLP, or of one expert.
+  // A dense MLP, or one expert.
   AdaptedSlices gate_up(int layer, int expert) const;
   AdaptedSlices down(int layer, int expert) const;
   AdaptedSlices lm_head(int64_t cols) const;

@@ -13,7 +13,7 @@ import { scatterStream } from '../weights/scatter-stream.ts'
 import { slice, slices, writeJob } from '../weights/scatter.ts'
 import type { PlannedModule } from './plan-adapter.ts'
 
-/** What a slot holds: for each module the rank and the scale. */
+/** The content of a slot: for each module the rank and the scale. */
 export interface SlotContent {
   modules: readonly Pick<PlannedModule, 'module' | 'rank' | 'scale'>[]
 }

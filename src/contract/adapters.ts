@@ -20,7 +20,7 @@ export interface AdapterInfo {
   name: string
   /** Grows with every load of this engine, whatever its name. */
   version: number
-  /** Where it came from: a folder, or the transport's name. */
+  /** Its origin: a folder, or the name of the transport. */
   path: string
   /** Largest rank of its modules. */
   rank: number
@@ -61,7 +61,7 @@ export interface AdapterReport extends AdapterInfo {
 }
 
 /**
- * What unloading does while requests use the adapter: they finish and the call returns at once (`finish`), the call
+ * Unloading while requests use the adapter: they finish and the call returns at once (`finish`), the call
  * returns when they have finished (`wait`), or CONFLICT (`refuse`).
  */
 export type UnloadMode = 'finish' | 'wait' | 'refuse'

@@ -42,8 +42,8 @@ export class AdapterRequests {
     if (this.#waiting.size >= this.#limit) {
       throw new RefitError(
         'QUEUE_FULL',
-        `${this.#waiting.size} requests wait for slots of LoRA adapters, as many as --max-queued-requests allows; try ` +
-          'again later'
+        `${this.#waiting.size} requests wait for slots of LoRA adapters, as many as --max-queued-requests allows; ` +
+          'try again later'
       )
     }
     const control = new AbortController()
