@@ -2,12 +2,13 @@ import { delimiter, resolve } from 'node:path'
 import { pathToFileURL } from 'node:url'
 import t from 'tap'
 
-// REFIT_TEST_FILES=FILE:FILE... node scripts/run-batch.js NUMBER: runs compiled test files one after another in one
-// process, which imports tap, fastify and the program once for all of them. A test named "end of FILE" separates their
-// TAP.
+// REFIT_TEST_FILES=FILE:FILE... REFIT_TEST_PROGRAMS=PATH:PATH... node scripts/run-batch.js NUMBER: runs compiled test
+// files one after another in one process, which imports tap, fastify and the program once for all of them. A test named
+// "end of FILE" separates their TAP.
 
-for (const file of process.env.REFIT_TEST_FILES.split(delimiter)) {
-  await import(pathToFileURL(resolve(file)).href)
+const programs = process.env.REFIT_TEST_PROGRAMS.split(delimiter)
+for (const [index, file] of process.env.REFIT_TEST_FILES.split(delimiter).entries()) {
+  await import(pathToFileURL(resolve(programs[index])).href)
   // tap runs tests in order, so this one begins when those of the file have ended.
   await t.test(`end of ${file}`, async t => t.pass())
 }

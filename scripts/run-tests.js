@@ -3,6 +3,7 @@ import { existsSync, readFileSync } from 'node:fs'
 import { SourceMap } from 'node:module'
 import { delimiter, dirname, join, relative } from 'node:path'
 
+const COMPILED = join('build', 'test')
 const GRACE_MS = 10_000
 
 const BATCH = 8
@@ -21,16 +22,16 @@ const APART = new RegExp(
 /**
  * Runs compiled test files, `jobs` processes at a time, each as plain `node FILE` or as a batch (run-batch.js). Under
  * tap's runner every process of a test (also its workers and servers) loads hooks for TypeScript, mocks and coverage,
- * which costs more than most tests. Calls `onEnd` with the TAP of each file in the form of a runner: its name, its
- * tests indented, and one point for the file.
+ * which costs more than most tests. `root`: the folder that has the programs, under the names of build/test. Calls
+ * `onEnd` with the TAP of each file in the form of a runner: its name, its tests indented, and one point for the file.
  */
-export async function runTests (files, { jobs, seconds, onEnd }) {
+export async function runTests (files, { jobs, seconds, root = COMPILED, onEnd }) {
   const waiting = batches(files).values()
   let begun = 0
   let number = 0
   await Promise.all(Array.from({ length: Math.min(jobs, files.length) }, async () => {
     for (const batch of waiting) {
-      for (const outcome of await runBatch(batch, seconds, ++begun)) onEnd(report(++number, outcome))
+      for (const outcome of await runBatch(batch, seconds, root, ++begun)) onEnd(report(++number, outcome))
     }
   }))
 }
@@ -52,16 +53,23 @@ function batches (files) {
 }
 
 /** Runs files in one process, and returns the outcome of each: its TAP, how it ended (0 if it passed), and its time. */
-async function runBatch (files, seconds, number) {
+async function runBatch (files, seconds, root, number) {
   const began = performance.now()
   // tap makes the names of folders from the arguments, so these are short, and differ.
-  const program = files.length === 1 ? files : [join('scripts', 'run-batch.js'), String(number)]
+  const programs = files.map(file => join(root, relative(COMPILED, file)))
+  const program = files.length === 1 ? programs : [join('scripts', 'run-batch.js'), String(number)]
   const limit = seconds * files.length
   // Threads that collect garbage beside the program cost more than they save while all cores have work. Without
   // --enable-source-maps, which takes as long as many tests; `toSources` maps the positions of failures.
   const child = spawn(process.execPath, ['--single-threaded-gc', ...program], {
     stdio: ['ignore', 'pipe', 'inherit'],
-    env: { ...process.env, TAP: '1', TAP_TIMEOUT: String(limit), REFIT_TEST_FILES: files.join(delimiter) }
+    env: {
+      ...process.env,
+      TAP: '1',
+      TAP_TIMEOUT: String(limit),
+      REFIT_TEST_FILES: files.join(delimiter),
+      REFIT_TEST_PROGRAMS: programs.join(delimiter)
+    }
   })
   let said = ''
   child.stdout.setEncoding('utf8').on('data', text => {
@@ -106,11 +114,11 @@ function report (number, { file, tap, end, ms }) {
   } ${number} - ${file} # time=${ms.toFixed(3)}ms\n\n`
 }
 
-/** Replaces positions in compiled files (build/test/a.js:12:3) by those in their sources (a.ts:7:5). */
+/** Replaces positions in compiled or joined files (build/test/a.js:12:3) by those in their sources (a.ts:7:5). */
 function toSources (text) {
   const maps = new Map()
   return text.replace(
-    /(?:file:\/\/)?([\w./-]*build\/test\/[\w./-]+\.js):(\d+):(\d+)/g,
+    /(?:file:\/\/)?([\w./-]*build\/(?:test|joined)\/[\w./-]+\.js):(\d+):(\d+)/g,
     (position, file, line, column) => {
       if (!existsSync(`${file}.map`)) return position
       const map = maps.get(file) ?? new SourceMap(JSON.parse(readFileSync(`${file}.map`, 'utf8')))

@@ -2,6 +2,7 @@ import { spawn } from 'node:child_process'
 import { existsSync, readdirSync } from 'node:fs'
 import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
+import { joinProgram } from './join-modules.js'
 import { pythonWith } from './python.js'
 
 // npm run test:interop [-- --rounds 100]: refit against the real Python libraries. test/interop has *.test.ts (which
@@ -29,6 +30,8 @@ for (const [folder, pattern] of [[FOLDERS[0], /\.test\.ts$/], ...FOLDERS.map(fol
   if (!names.some(name => pattern.test(name))) fail(`there are no tests in ${folder}`)
 }
 
+const program = await joinProgram()
+
 // All run at the same time, because each often waits for processes, connections and deadlines. Each folder has its own
 // conftest.py and so needs its own pytest, and each pytest needs its own ports.
 const pytest = ['-m', 'pytest', '-q', '-n', '2', '--dist', 'loadfile', '--durations=15']
@@ -49,7 +52,14 @@ async function run (command, args, env) {
   const child = spawn(command, args, {
     stdio: ['ignore', 'pipe', 'pipe'],
     // The models are small: torch's threads would wait for each other longer than they compute.
-    env: { ...process.env, OMP_NUM_THREADS: '1', REFIT_PYTHON: python, REFIT_REQUIRE_INTEROP: '1', ...env }
+    env: {
+      ...process.env,
+      OMP_NUM_THREADS: '1',
+      REFIT_PROGRAM: program,
+      REFIT_PYTHON: python,
+      REFIT_REQUIRE_INTEROP: '1',
+      ...env
+    }
   })
   const chunks = []
   for (const stream of [child.stdout, child.stderr]) stream.on('data', chunk => chunks.push(chunk))

@@ -1,6 +1,7 @@
 import { spawnSync } from 'node:child_process'
 import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
+import { joinProgram } from './join-modules.js'
 import { pythonWith } from './python.js'
 
 // npm run test:trainers [-- --newest -k trl]: the released packages of trainers and servers drive refit with their own
@@ -12,11 +13,12 @@ const newest = process.argv.includes('--newest')
 const options = process.argv.slice(2).filter(option => option !== '--newest')
 const python = pythonWith(['torch', 'transformers', 'openai', 'zmq', 'pytest', 'xdist'], 'test:trainers')
 const wheels = join('build', newest ? 'wheels-newest' : 'wheels')
+const program = await joinProgram()
 run([join('scripts', 'wheels.py'), ...newest ? ['--newest'] : []])
 run(['-m', 'pytest', '-q', '-n', '2', '--dist', 'loadfile', join('test', 'trainers'), ...options])
 
 function run (args) {
-  const env = { ...process.env, REFIT_WHEELS: wheels, REFIT_TEST_PORTS: '14000 20000' }
+  const env = { ...process.env, REFIT_PROGRAM: program, REFIT_WHEELS: wheels, REFIT_TEST_PORTS: '14000 20000' }
   const { status, error } = spawnSync(python, args, { stdio: 'inherit', env })
   if (error !== undefined) console.error(`npm run test:trainers: ${error.message}`)
   if (status !== 0) process.exit(status ?? 1)

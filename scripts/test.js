@@ -3,17 +3,21 @@ import { appendFileSync, cpSync, existsSync, readFileSync, readdirSync, rmSync, 
 import { availableParallelism } from 'node:os'
 import { dirname, join, relative, resolve } from 'node:path'
 import { fileURLToPath } from 'node:url'
+import { joinModules } from './join-modules.js'
 import { runTests } from './run-tests.js'
 
 // npm test [-- test/folder test/file.test.ts --jobs=2 --timeout=300]
 // Compiles what has changed into build/test and runs the compiled tests. This checks the types, and worker threads
 // start in milliseconds, unlike under a TypeScript loader. A run without tests fails, and so does a file without
-// assertions. With
-// --coverage, or other options of tap, tap's runner runs them.
+// assertions. With --coverage, or other options of tap, tap's runner runs them.
+// Many files are joined into build/joined first (join-modules.js), and these run.
 
 const root = join(dirname(fileURLToPath(import.meta.url)), '..')
 process.chdir(root)
 const OUT = join('build', 'test')
+const JOINED = join('build', 'joined')
+/** Joining takes as long as fewer files save. */
+const JOIN_FROM = 20
 const RESULTS = join('build', 'test-results.tap')
 /** Tests that run by name only: they need a Python with torch, a GPU or a registry. */
 const APART = ['interop', 'gpu', 'package', 'fixtures', 'helpers']
@@ -70,8 +74,11 @@ async function runHere () {
   // One more than the cores, because a test also waits, for processes and timers. More wait for each other's cores.
   const jobs = Math.max(1, number('jobs', Math.min(availableParallelism() + 1, 4)))
   writeFileSync(RESULTS, '')
+  const isJoined = compiled.length >= JOIN_FROM
+  if (isJoined) await joinTests()
   await runTests(compiled, {
     jobs,
+    root: isJoined ? JOINED : OUT,
     seconds: number('timeout', 300),
     onEnd: tap => {
       appendFileSync(RESULTS, tap)
@@ -79,6 +86,16 @@ async function runHere () {
     }
   })
   return 0
+}
+
+/** The packages that stay apart are loaded by few files, or find their own files by their paths. */
+async function joinTests () {
+  rmSync(JOINED, { recursive: true, force: true })
+  const workers = readdirSync(join(OUT, 'test', 'helpers')).filter(name => name.endsWith('-worker.js'))
+  await joinModules(OUT, JOINED, {
+    entries: [...compiled.map(file => relative(OUT, file)), ...workers.map(name => join('test', 'helpers', name))],
+    external: ['tap', 'eslint', 'typescript']
+  })
 }
 
 function runByTap () {

@@ -1,0 +1,72 @@
+import { build } from 'esbuild'
+import { readFileSync } from 'node:fs'
+import { dirname, join, relative, resolve } from 'node:path'
+import { pathToFileURL } from 'node:url'
+
+/** Programs that workers and processes are started with, by their paths. */
+const STARTED = [
+  'src/main.js',
+  'src/cli/replica.js',
+  'src/deltas/pull-worker.js',
+  'src/engine/worker.js',
+  'src/engine/memory/probe-child.js',
+  'src/sources/tensor/handle-worker.js',
+  'src/text/text-worker.js'
+]
+
+/**
+ * Writes the compiled programs in `from` (and those of `entries`, which are paths in it) with the packages that they
+ * import to `to`, as few files under the same names. A program then starts in half of the CPU time, because Node.js
+ * resolves, reads and compiles a hundred files and not a thousand. The code is the same, and modules that programs of
+ * one process share are loaded once.
+ */
+export async function joinModules (from, to, { entries = [], external = [] } = {}) {
+  await build({
+    entryPoints: [...STARTED, ...entries].map(path => join(from, path)),
+    outdir: to,
+    outbase: from,
+    chunkNames: 'chunks/[hash]',
+    bundle: true,
+    splitting: true,
+    format: 'esm',
+    platform: 'node',
+    target: 'node20.19',
+    sourcemap: true,
+    // A stack has the positions; the sources are in the checkout.
+    sourcesContent: false,
+    external,
+    plugins: [ownPaths(from, to)],
+    // Packages of CommonJS call `require`, which ES modules do not have.
+    banner: {
+      js: "import { createRequire as requireOf } from 'node:module'; const require = requireOf(import.meta.url);"
+    },
+    logLevel: 'warning'
+  })
+}
+
+/** Joins the built program for tests that start many servers. Returns the path of its command line. */
+export async function joinProgram () {
+  const served = join('build', 'served')
+  await joinModules('dist', served)
+  return join(served, 'src', 'main.js')
+}
+
+/** Modules that ask for their own path get it: the files that they start or read by it stay where they are. */
+function ownPaths (from, to) {
+  return {
+    name: 'own-paths',
+    setup (builder) {
+      builder.onLoad({ filter: /\.js$/ }, ({ path }) => {
+        const source = readFileSync(path, 'utf8')
+        if (!/import\.meta\.url|__dirname|__filename/.test(source)) return undefined
+        const inside = relative(resolve(from), path)
+        const place = inside.startsWith('..') ? path : resolve(to, inside)
+        const contents = source
+          .replaceAll('import.meta.url', JSON.stringify(pathToFileURL(place).href))
+          .replaceAll(/\b__dirname\b/g, JSON.stringify(dirname(place)))
+          .replaceAll(/\b__filename\b/g, JSON.stringify(place))
+        return { contents, loader: 'js' }
+      })
+    }
+  }
+}
