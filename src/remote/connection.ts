@@ -1,5 +1,4 @@
-import { Pool } from 'undici'
-import type { Dispatcher } from 'undici'
+import type { Dispatcher, Pool } from 'undici'
 import { RefitError } from '../errors.ts'
 
 export interface ConnectionOptions {
@@ -36,7 +35,7 @@ const REPLY_LIMIT = 256 << 20
  */
 export class Connection {
   readonly url: string
-  readonly #pool: Pool
+  readonly #pool: Promise<Pool>
   readonly #prefix: string
   readonly #options: ConnectionOptions
 
@@ -47,12 +46,14 @@ export class Connection {
     this.#prefix = prefix
     this.#options = options
     const connect = { timeout: options.connectMs ?? CONNECT_MS, ...socketPath === undefined ? {} : { socketPath } }
-    this.#pool = new Pool(origin, { connections: null, headersTimeout: 0, bodyTimeout: 0, connect })
+    this.#pool = import('./pool.ts').then(({ Pool }) =>
+      new Pool(origin, { connections: null, headersTimeout: 0, bodyTimeout: 0, connect })
+    )
   }
 
   /** `lost` is called when a connection ends, on either side. */
   onLost (lost: () => void): void {
-    this.#pool.on('disconnect', lost)
+    void this.#pool.then(pool => pool.on('disconnect', lost))
   }
 
   /** Sends the key of this connection, or without one the caller's, unless it is withheld. */
@@ -60,7 +61,8 @@ export class Connection {
     { method, path, headers = {}, body = null, signal, admin = false }: EngineRequest
   ): Promise<Dispatcher.ResponseData> {
     const key = admin ? this.#options.adminApiKey ?? this.#options.apiKey : this.#options.apiKey
-    return await this.#pool.request({
+    const pool = await this.#pool
+    return await pool.request({
       method: method as Dispatcher.HttpMethod,
       path: this.#prefix + path,
       headers: this.#headers(headers, key),
@@ -94,7 +96,8 @@ export class Connection {
 
   /** Ends all calls. */
   async close (reason = new RefitError('ENGINE_CLOSED', `the connection to ${this.url} was closed`)): Promise<void> {
-    await this.#pool.destroy(reason)
+    const pool = await this.#pool
+    await pool.destroy(reason)
   }
 }
 
