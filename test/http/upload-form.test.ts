@@ -209,15 +209,18 @@ t.test('a client that disconnects before its body is read is noticed at once', a
     }),
     { code: 'BODY_BROKEN' }
   )
-  const { port, outcomes } = await reader(t, { prepare: async raw => await once(raw, 'close').catch(() => {}) })
+  const { port, outcomes } = await reader(t, {
+    prepare: async raw => {
+      const closed = once(raw, 'close').catch(() => {})
+      socket.destroy()
+      await closed
+    }
+  })
   const socket = createConnection(port, '127.0.0.1')
   socket.write(
     `POST / HTTP/1.1\r\nhost: localhost\r\ncontent-type: multipart/form-data; boundary=${BOUNDARY}\r\n` +
       `content-length: 1000\r\n\r\n--${BOUNDARY}`
   )
-  setTimeout(() => {
-    socket.destroy()
-  }, 20)
   await until(() => outcomes.length === 1)
   t.match(outcomes[0], { code: 'BODY_BROKEN', message: /broke off after 0 bytes of 1000/ })
 })
