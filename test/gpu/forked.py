@@ -17,13 +17,16 @@ import subprocess
 import sys
 
 
+# Variables that are read later than at an import: a fork gets its own.
+LATE = {"GLOO_SOCKET_IFNAME"}
+
+
 class Imported:
     """A process that has imported torch, with variables that an import reads."""
 
     made = {}
 
     def __init__(self, env):
-        self.env = env
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, __file__, str(theirs.fileno())]
         self.process = subprocess.Popen(
@@ -34,14 +37,15 @@ class Imported:
 
     @classmethod
     def of(cls, env):
-        key = tuple(sorted(env.items()))
+        read = {name: value for name, value in env.items() if name not in LATE and os.environ.get(name) != value}
+        key = tuple(sorted(read.items()))
         if key not in cls.made:
-            cls.made[key] = cls(env)
+            cls.made[key] = cls(read)
         return cls.made[key]
 
-    def fork(self, program, streams):
+    def fork(self, program, streams, env):
         """The process id of a fork that runs the program."""
-        socket.send_fds(self.socket, [json.dumps([program, {**os.environ, **self.env}]).encode()], streams)
+        socket.send_fds(self.socket, [json.dumps([program, {**os.environ, **env}]).encode()], streams)
         return int(self.socket.recv(64))
 
     def end(self):
@@ -55,7 +59,7 @@ class Popen:
     def __init__(self, program, stderr, env):
         (theirs_in, ours_in), (ours_out, theirs_out) = os.pipe(), os.pipe()
         try:
-            self.pid = Imported.of(env).fork(program, [theirs_in, theirs_out, stderr.fileno()])
+            self.pid = Imported.of(env).fork(program, [theirs_in, theirs_out, stderr.fileno()], env)
         finally:
             os.close(theirs_in)
             os.close(theirs_out)

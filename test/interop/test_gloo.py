@@ -14,19 +14,18 @@ import torch.distributed as dist
 from conftest import ROOT
 from gloo_torch import data
 from server import settled
+from tensor_process import started
 
 ADDON = os.environ.get("REFIT_NATIVE", str(next((ROOT / "prebuilds").glob("*/refit.node"))))
 MS = 120_000
 
 
 class Process:
-    def __init__(self, *command, **env):
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **env}
-        )
+    def __init__(self, process):
+        self.process = process
 
     def tell(self, command, **options):
-        self.process.stdin.write(json.dumps({"command": command, **options}) + "\n")
+        self.process.stdin.write(json.dumps({"command": command, **options}).encode() + b"\n")
         self.process.stdin.flush()
 
     def hear(self):
@@ -39,17 +38,17 @@ class Process:
 
     def kill(self):
         self.process.kill()
-        self.process.communicate()
+        self.process.wait()
 
 
 def torch_rank(**env):
-    return Process(
-        sys.executable, str(ROOT / "test/interop/gloo_torch.py"), GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1", **env
-    )
+    program = str(ROOT / "test/interop/gloo_torch.py")
+    return Process(started(program, sys.__stderr__, {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **env}))
 
 
 def native_rank():
-    return Process("node", str(ROOT / "test/interop/gloo_rank.js"), ADDON)
+    command = ["node", str(ROOT / "test/interop/gloo_rank.js"), ADDON]
+    return Process(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
 
 
 class Meeting:
