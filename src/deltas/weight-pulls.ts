@@ -7,7 +7,7 @@ import { fetchedFolder } from './delta-store.ts'
 import type { Fetched, FetchRequest } from './delta-store.ts'
 import type { Pulled, PullRequest } from './local-checkpoint.ts'
 import { CallJoiner } from '../weights/call-joiner.ts'
-import { PathJail } from '../sources/disk/path-jail.ts'
+import { outside, PathJail } from '../sources/disk/path-jail.ts'
 
 // The compiled file beside this one, or the source if Node runs TypeScript directly.
 const WORKER = new URL(`./pull-worker${import.meta.url.endsWith('.ts') ? '.ts' : '.js'}`, import.meta.url)
@@ -119,8 +119,11 @@ export class WeightPulls {
   async #made (jail: PathJail, folder: string): Promise<string> {
     const path = resolve(folder)
     try {
+      if (folder.includes('\0')) throw outside(folder)
       const parent = await jail.resolve(dirname(path))
-      await mkdir(join(parent, basename(path)), { recursive: true })
+      await mkdir(join(parent, basename(path)), { recursive: true }).catch((error: NodeJS.ErrnoException) => {
+        throw new RefitError('CHECKPOINT_PATH', `${JSON.stringify(folder)} cannot be created (${error.code})`)
+      })
       return await jail.resolve(path)
     } catch (error) {
       throw named(error, 'local_checkpoint_dir')

@@ -336,6 +336,9 @@ t.test("pulls of one folder run one after another, and the model's own folder is
       [{ localFolder: join(host.base, 'inside') }, 'local_checkpoint_dir'],
       [{ localFolder: host.source }, 'local_checkpoint_dir'],
       [{ localFolder: '/etc/refit' }, 'local_checkpoint_dir'],
+      [{ localFolder: `${host.local}\0` }, 'local_checkpoint_dir'],
+      [{ localFolder: join(host.root, 'n'.repeat(300)) }, 'local_checkpoint_dir'],
+      [{ localFolder: join(host.base, host.files[0]!) }, 'local_checkpoint_dir'],
       [{ sourceFolder: '/etc' }, 'source_dir'],
       [{ sourceFolder: join(host.root, 'nothing') }, 'source_dir']
     ] as const

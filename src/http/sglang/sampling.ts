@@ -218,14 +218,14 @@ function readStops (fields: SamplingFields, check: Check) {
 type Check = (holds: boolean, field: keyof SamplingFields, message: string) => void
 
 function readLogitBias (bias: Record<string, number>, vocabSize: number, check: Check): [number, number][] {
-  return Object.entries(bias).map(([key, value]) => {
+  return Object.keys(bias).map(key => {
     const id = /^\d{1,9}$/.test(key) ? Number(key) : -1
     check(
       id >= 0 && id < vocabSize,
       'logit_bias',
       `logit_bias must have keys in [0, ${vocabSize - 1}], got ${key.slice(0, 40)}.`
     )
-    return [id, value]
+    return [id, bias[key]!]
   })
 }
 

@@ -1,0 +1,45 @@
+import { spawn } from 'node:child_process'
+import type { ChildProcess } from 'node:child_process'
+import { fileURLToPath } from 'node:url'
+
+const PROGRAM = fileURLToPath(new URL('./health-poller.js', import.meta.url))
+
+export interface HealthTimes {
+  name: string
+  count: number
+  /** Milliseconds. */
+  median: number
+  p99: number
+  worst: number
+  /** Time of the worst, in milliseconds since 1970. */
+  worstAt: number
+  /** Replies other than 200. */
+  bad: number
+}
+
+/** Starts the process that polls /health. The result ends it and returns the times of each URL, and of `control`. */
+export function pollHealth (urls: readonly string[]): () => Promise<HealthTimes[]> {
+  const child: ChildProcess = spawn(process.execPath, [PROGRAM, ...urls], { stdio: ['pipe', 'pipe', 'inherit'] })
+  let text = ''
+  child.stdout!.setEncoding('utf8').on('data', chunk => {
+    text += chunk
+  })
+  return async () => {
+    child.stdin!.end()
+    await new Promise(resolve => child.once('close', resolve))
+    const times = JSON.parse(text) as Record<string, { ms: number, at: number, status: number }[]>
+    return Object.entries(times).map(([name, list]) => {
+      const sorted = list.toSorted((a, b) => a.ms - b.ms)
+      const worst = sorted.at(-1)
+      return {
+        name,
+        count: list.length,
+        median: sorted[Math.floor(sorted.length / 2)]?.ms ?? Infinity,
+        p99: sorted[Math.floor(sorted.length * 0.99)]?.ms ?? Infinity,
+        worst: worst?.ms ?? Infinity,
+        worstAt: worst?.at ?? 0,
+        bad: list.filter(({ status }) => status !== 200).length
+      }
+    })
+  }
+}
