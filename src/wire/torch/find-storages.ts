@@ -33,9 +33,25 @@ export function findStorages (
   return storages.list
 }
 
-/** Visits every value that the root reaches, once. */
+/** Visits every value that the root reaches, and that the pickles in it reach, once. */
 export function collect (root: PickleValue, storages: StorageTable, own?: ReadonlyArray<string | undefined>): void {
   const seen = new Set<PickleValue>()
+  const inner: PickleValue[] = []
+  const onPickles = (roots: readonly PickleValue[]): void => roots.forEach(root => inner.push(root))
+  collectOuter(root, { storages, seen, own, onPickles })
+  // A tensor's pickle holds no other one. A chain of pickles in pickles would cost a second per megabyte.
+  for (const root of inner) collectOuter(root, { storages, seen, own, onPickles: undefined })
+}
+
+interface Search {
+  storages: StorageTable
+  seen: Set<PickleValue>
+  own: ReadonlyArray<string | undefined> | undefined
+  /** Takes the roots of pickles in the values; undefined: they are not read. */
+  onPickles: ((roots: readonly PickleValue[]) => void) | undefined
+}
+
+function collectOuter (root: PickleValue, { storages, seen, own, onPickles }: Search): void {
   const open: PickleValue[] = [root]
   const visit = (values: readonly PickleValue[]): void => {
     for (const value of values) {
@@ -60,7 +76,7 @@ export function collect (root: PickleValue, storages: StorageTable, own?: Readon
       take(value.name, value.args, storages)
       if (value.name.role.startsWith('rebuild_storage_')) attempt(() => storages.cpu(value as PickleObject))
       visit(value.args)
-      if (value.name.role === 'LocalSerializedTensor') visit(nested(value.state?.get('values'), seen))
+      if (value.name.role === 'LocalSerializedTensor') onPickles?.(nested(value.state?.get('values'), seen))
       else if (value.state !== null) visit([value.state])
     }
   }

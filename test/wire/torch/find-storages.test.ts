@@ -1,6 +1,7 @@
 import t from 'tap'
 import { readTensorBody } from '../../../src/wire/torch/body.ts'
 import { findStorages } from '../../../src/wire/torch/find-storages.ts'
+import { pickledTensor } from '../../../src/conformance/transports/pickle-writer.ts'
 import { assemble, bin, describeStorage, global, PROTO4, recordedPickles, str } from '../../helpers/pickles.ts'
 
 const payloads = recordedPickles('payloads')
@@ -45,6 +46,15 @@ t.test('handles in a pickle that was refused for its names are found', async t =
     name === 'a call that stands in a list of good tensors'
   )!
   t.equal(findStorages([exploit.pickle]).length, 1, 'the good one')
+})
+
+t.test('a pickle in a pickle is read, one in that is not', async t => {
+  const memory = { name: '/torch_12_34_0', bytes: 64 }
+  const tensor = assemble(PROTO4, pickledTensor({ name: 'a', memory, shape: [4] }), '.')
+  const local = (inner: Buffer): Buffer =>
+    assemble(PROTO4, global('x', 'LocalSerializedTensor'), ')\x81}', str('values'), ']', bin(inner), 'asb.')
+  t.equal(findStorages([local(tensor)]).length, 1)
+  t.equal(findStorages([local(local(tensor))]).length, 0, 'nobody sends it, and chains of them take long')
 })
 
 t.test('hostile pickles have no storages, and the search costs no more than reading them', async t => {
