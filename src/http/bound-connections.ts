@@ -12,7 +12,10 @@ export interface ConnectionBounds {
   lingerMs?: number
   /** Longest that a client may read nothing of a reply that waits for it, in milliseconds (default 600000). */
   readerMs?: number
-  /** From this number of connections on, those that wait for no reply are closed (default: half of the descriptors). */
+  /**
+   * From this number of connections on, those that wait for no reply are closed: idle ones, and those whose refused
+   * body goes on (default: half of the descriptors).
+   */
   most?: number
 }
 
@@ -25,6 +28,8 @@ const STRIKES = 5
 interface Watched {
   /** The last request of the connection. */
   request: IncomingMessage | null
+  /** It has its reply. The rest of its body may still come. */
+  isAnswered: boolean
   bytes: number
   strikes: number
   /** Bytes that the client's machine has taken, and the looks since there were more. */
@@ -44,15 +49,19 @@ export function boundConnections (
   const { server } = app
   const open = new Map<Socket, Watched>()
   server.on('connection', (socket: Socket) => {
-    open.set(socket, { request: null, bytes: 0, strikes: 0, taken: 0, unread: 0 })
+    open.set(socket, { request: null, isAnswered: false, bytes: 0, strikes: 0, taken: 0, unread: 0 })
     socket.once('close', () => {
       open.delete(socket)
     })
-    if (open.size > most) server.closeIdleConnections()
+    if (open.size <= most) return
+    server.closeIdleConnections()
+    for (const [socket, { request, isAnswered }] of open) {
+      if (isAnswered && request?.complete === false) socket.destroy()
+    }
   })
   server.prependListener('request', (request: IncomingMessage) => {
     const watched = open.get(request.socket)
-    if (watched !== undefined) Object.assign(watched, { request, strikes: 0 })
+    if (watched !== undefined) Object.assign(watched, { request, isAnswered: false, strikes: 0 })
   })
   // Counts looks, not time: a process that was suspended has not read what came meanwhile.
   const lookMs = stallMs / (STRIKES - 1)
@@ -67,6 +76,8 @@ export function boundConnections (
     clearInterval(timer)
   })
   app.addHook('onResponse', async request => {
+    const watched = open.get(request.raw.socket)
+    if (watched?.request === request.raw) watched.isAnswered = true
     const most = uploadType(request) === undefined ? request.routeOptions.bodyLimit : Infinity
     dropRest(request.raw, { most, lingerMs })
   })
