@@ -64,7 +64,7 @@ const messages: Routes<GenerationContext> = async (app, { context }) => {
     const sample = plan.generation.samples[0]!
     const message = messageOf(sample.text, plan.reply)
     return {
-      ...headOf(context.engine.info.servedModelName),
+      ...headOf(plan.model),
       content: blocksOf(message) as { type: string }[],
       ...stopOf(sample, message.tool_calls?.length ?? 0),
       usage: anthropicUsage(sample),
@@ -99,7 +99,7 @@ async function stream (plan: ChatPlan, context: GenerationContext, reply: Fastif
   const begin = (): void => {
     state = 'open'
     const message = {
-      ...headOf(context.engine.info.servedModelName),
+      ...headOf(plan.model),
       content: [],
       stop_reason: null,
       stop_sequence: null,

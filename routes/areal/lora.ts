@@ -1,37 +1,79 @@
 import { Type } from 'typebox'
-import { arealAdapterRefusal, arealBucketsOf } from '../../src/dialects/areal/areal.ts'
-import { schema } from './reply.ts'
+import { ArealAdapter, arealAdaptersOf } from '../../src/dialects/areal/adapters.ts'
+import { nullable, unused } from '../../src/http/schemas.ts'
+import { AdapterName, adapterPath } from '../../src/http/updates/adapter-body.ts'
+import { logAdapter, SGLANG_STATUSES } from '../../src/http/updates/adapter-reply.ts'
 import { weightsRoute } from '../../src/http/updates/update-route.ts'
 import type { UpdateRoutes } from '../../src/http/updates/update-route.ts'
+import { requireAdapters } from '../../src/updates/adapter-load.ts'
+import { done, schema } from './reply.ts'
 
-const Adapter = Type.Any({ description: 'Any body that AReaL sends for an adapter.' })
+const DiskBody = Type.Object({
+  lora_model_path: adapterPath,
+  lora_name: AdapterName,
+  lora_int_id: Type.Integer({ description: 'The adapter that was loaded under this number before is unloaded.' }),
+  base_model_name: nullable(Type.String()),
+  load_format: unused(),
+  abort_all_requests: unused('Requests that run finish on their version.')
+}, { title: 'ArealDiskAdapterRequest' })
 
-/** AReaL's routes for LoRA adapters, which are refused. */
+const adapterSchema = { ...schema, tags: ['adapters'] }
+// AReaL's own server has no other status.
+const config = { statuses: SGLANG_STATUSES }
+
+/** AReaL's routes for LoRA adapters, besides those of vLLM and SGLang. */
 const arealLora: UpdateRoutes = async (app, { context }) => {
-  const buckets = arealBucketsOf(context)
+  const { engine } = context
+  const adapters = arealAdaptersOf(context)
 
-  for (
-    const [path, operationId] of [['/areal_set_update_weight_meta_lora', 'arealSetUpdateWeightMetaLora'], [
-      '/areal_update_weights_lora_xccl',
-      'arealUpdateWeightsLoraXccl'
-    ], ['/areal_update_weights_lora', 'arealUpdateWeightsLora']] as const
-  ) {
-    const isAnnounced = path === '/areal_set_update_weight_meta_lora'
-    weightsRoute(app, path, {
-      schema: {
-        ...schema,
-        operationId,
-        summary: 'Not supported: LoRA adapters',
-        description: isAnnounced
-          ? 'The broadcast tensors are received and dropped before the refusal.'
-          : 'Always refused.',
-        body: Adapter
-      }
-    }, async request => {
-      const body = (request.body as Record<string, unknown> | null) ?? {}
-      throw isAnnounced ? await buckets.refuseAdapter(body) : arealAdapterRefusal(body)
-    })
-  }
+  weightsRoute(app, '/areal_set_update_weight_meta_lora', {
+    config,
+    refuse: async (body, error) => await adapters.refuse(body, error),
+    schema: {
+      ...adapterSchema,
+      operationId: 'arealSetUpdateWeightMetaLora',
+      summary: 'Announce a LoRA adapter',
+      description: 'Counts for one /areal_update_weights_lora_xccl.',
+      body: ArealAdapter
+    }
+  }, async ({ body }) => {
+    try {
+      requireAdapters(engine)
+      adapters.announce(body)
+    } catch (error) {
+      throw await adapters.refuse(body, error as Error)
+    }
+    return done(engine.info.ranks)
+  })
+
+  weightsRoute(app, '/areal_update_weights_lora_xccl', {
+    config,
+    schema: {
+      ...adapterSchema,
+      operationId: 'arealUpdateWeightsLoraXccl',
+      summary: 'Receive the announced LoRA adapter',
+      description: 'The adapter that was loaded under the same lora_int_id before is unloaded. A refused one is ' +
+        'received and dropped first.',
+      body: Type.Any({ description: 'AReaL sends the announcement again; it is not read.' })
+    }
+  }, async ({ log }) => {
+    logAdapter(log, await adapters.receive())
+    return done(engine.info.ranks)
+  })
+
+  weightsRoute(app, '/areal_update_weights_lora', {
+    config,
+    schema: {
+      ...adapterSchema,
+      operationId: 'arealUpdateWeightsLora',
+      summary: 'Load a LoRA adapter from a folder (AReaL)',
+      description: 'The adapter that was loaded under the same lora_int_id before is unloaded.',
+      body: DiskBody
+    }
+  }, async ({ body, log }) => {
+    logAdapter(log, await adapters.load(body))
+    return done(engine.info.ranks)
+  })
 }
 
 export default arealLora

@@ -62,7 +62,7 @@ export async function answerChat (body: ChatBody, context: GenerationContext, re
   await plan.generation.run()
   const { samples } = plan.generation
   return await sendJson(reply, {
-    ...head(plan, context, 'chat.completion' as const),
+    ...head(plan, 'chat.completion' as const),
     choices: new LazyList(samples.length, index => {
       const sample = samples[index]!
       const message = messageOf(sample.text, plan.reply)
@@ -87,8 +87,8 @@ export async function answerChat (body: ChatBody, context: GenerationContext, re
   })
 }
 
-function head<T extends string> ({ id, created }: Plan, { engine }: GenerationContext, object: T) {
-  return { id, object, created, model: engine.info.servedModelName }
+function head<T extends string> ({ id, created, model }: Plan, object: T) {
+  return { id, object, created, model }
 }
 
 function logprobsOf ({ body, best }: Plan, { tokenizer }: GenerationContext, sample: Sample, from: number) {
@@ -178,7 +178,7 @@ async function stream (plan: Plan, context: GenerationContext, reply: FastifyRep
   let usageDue = false
   let expertsDue = false
   const chunk = (choices: object[]): object => ({
-    ...head(plan, context, 'chat.completion.chunk'),
+    ...head(plan, 'chat.completion.chunk'),
     choices,
     ...wantUsage ? { usage: null } : {}
   })
@@ -213,7 +213,7 @@ async function stream (plan: Plan, context: GenerationContext, reply: FastifyRep
       if (!usageDue) return undefined
       usageDue = false
       return {
-        ...head(plan, context, 'chat.completion.chunk'),
+        ...head(plan, 'chat.completion.chunk'),
         choices: [],
         usage: usageOf(samples, samples.length),
         metadata: versionOf(samples),

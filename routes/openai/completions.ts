@@ -2,6 +2,7 @@ import { Type } from 'typebox'
 import type { Static } from 'typebox'
 import type { FastifyReply } from 'fastify'
 import { RefitError } from '../../src/errors.ts'
+import { chooseModel } from '../../src/http/adapters.ts'
 import { completionLogprobs, CompletionLogprobs } from '../../src/http/openai/completion-logprobs.ts'
 import { stampsOf } from '../../src/http/generation/bound-version.ts'
 import type { GenerationContext, Routes } from '../../src/http/context.ts'
@@ -71,6 +72,8 @@ const Completion = Type.Object({
 interface Plan {
   body: Body
   id: string
+  /** For the reply: the name of the adapter, or of the model. */
+  model: string
   created: number
   generation: Generation
   n: number
@@ -106,7 +109,7 @@ const completions: Routes<GenerationContext> = async (app, { context }) => {
     await plan.generation.run()
     const { samples } = plan.generation
     return await sendJson(reply, {
-      ...head(plan, context),
+      ...head(plan),
       choices: new LazyList(samples.length, i => choice(plan, context, samples[i]!, i, 0, 0)),
       usage: usageOf(samples, plan.n),
       metadata: versionOf(samples),
@@ -123,6 +126,7 @@ async function read (body: Body, context: GenerationContext): Promise<Plan> {
   }
   const { info } = context.engine
   const n = body.n ?? 1
+  const { model, adapter } = chooseModel(context, body)
   // Before anything is read for each prompt, or each sample.
   checkBatch(countPrompts(body), n, info, context.maxBatch, n > 1 ? 'n' : 'prompt')
   const sampling = openAiSampling(body, body.max_tokens ?? undefined, context, DEFAULT_MAX_TOKENS)
@@ -144,7 +148,8 @@ async function read (body: Body, context: GenerationContext): Promise<Plan> {
       info,
       rid: openAiRid(body, i, prompts.length),
       param: 'prompt',
-      fallback: DEFAULT_MAX_TOKENS
+      fallback: DEFAULT_MAX_TOKENS,
+      adapter
     })
   )
   const { tokenizer } = context
@@ -152,6 +157,7 @@ async function read (body: Body, context: GenerationContext): Promise<Plan> {
   return {
     body: { ...body, prompt: [] },
     id: `cmpl-${newRid()}`,
+    model,
     created: Math.floor(Date.now() / 1000),
     generation: new Generation(context, plans),
     n: sampling.n,
@@ -179,8 +185,8 @@ async function readPrompts (body: Body, { engine, tokenizer }: GenerationContext
   return (prompt as number[][]).map((ids, i) => idsOf(ids, info, nameOf(i)))
 }
 
-function head ({ id, created }: Plan, { engine }: GenerationContext) {
-  return { id, object: 'text_completion' as const, created, model: engine.info.servedModelName }
+function head ({ id, created, model }: Plan) {
+  return { id, object: 'text_completion' as const, created, model }
 }
 
 /** The part of a sample after the `text` characters and `tokens` tokens that were sent already. */
@@ -236,19 +242,19 @@ async function stream (plan: Plan, context: GenerationContext, reply: FastifyRep
         if (sample.finish === null && sample.tokens.length === last.tokens && sample.text.length === last.text) continue
         const news = choice(plan, context, sample, index, last.text, last.tokens)
         sent[index] = { text: sample.text.length, tokens: sample.tokens.length }
-        return { ...head(plan, context), choices: [news], ...wantUsage ? { usage: null } : {} }
+        return { ...head(plan), choices: [news], ...wantUsage ? { usage: null } : {} }
       }
       if (expertsDue) {
         expertsDue = false
         const extension = sglext(samples, plan.experts)
         if (extension.sglext !== undefined) {
-          return { ...head(plan, context), choices: [], ...extension, ...wantUsage ? { usage: null } : {} }
+          return { ...head(plan), choices: [], ...extension, ...wantUsage ? { usage: null } : {} }
         }
       }
       if (!usageDue) return undefined
       usageDue = false
       return {
-        ...head(plan, context),
+        ...head(plan),
         choices: [],
         usage: usageOf(samples, n),
         metadata: versionOf(samples),

@@ -36,7 +36,7 @@ const responses: Routes<GenerationContext> = async (app, { context }) => {
     const items = new ItemEvents()
     for (const delta of [...parser.push(sample.text), ...parser.finish()]) items.push(delta)
     items.finish()
-    return responseOf(responseHead(context.engine.info.servedModelName), body, items.output, sample)
+    return responseOf(responseHead(plan.model), body, items.output, sample)
   })
 }
 
@@ -49,7 +49,7 @@ async function stream (
   const sample = plan.generation.samples[0]!
   const parser = new ReplyParser(plan.reply)
   const items = new ItemEvents()
-  const head = responseHead(context.engine.info.servedModelName)
+  const head = responseHead(plan.model)
   const begun = responseOf(head, body, [], null)
   const waiting: object[] = [
     { type: 'response.created', response: begun },

@@ -1,3 +1,4 @@
+import adapters from './adapters.ts'
 import metrics from './metrics.ts'
 import refused from './refused.ts'
 import keptTensors from './weights-tensor-kept.ts'
@@ -5,4 +6,4 @@ import scope from './weights-transaction-scope.ts'
 import transactions from './weights-transaction.ts'
 import type { Routes } from '../../src/http/context.ts'
 
-export default [metrics, refused, keptTensors, scope, transactions] satisfies Routes[]
+export default [adapters, metrics, refused, keptTensors, scope, transactions] satisfies Routes[]

@@ -1,5 +1,6 @@
 import { Type } from 'typebox'
 import type { FastifyReply } from 'fastify'
+import { LoraUsed } from '../../src/http/adapters.ts'
 import { VersionStamps } from '../../src/http/generation/bound-version.ts'
 import { refusalOf } from '../../src/http/error-reply.ts'
 import { sendEvents } from '../../src/http/event-stream.ts'
@@ -29,6 +30,7 @@ const MetaInfo = Type.Object({
     description: 'Ranges [start, end) of output tokens, each with the label of the weights that made them.'
   }),
   ...VersionStamps,
+  lora: Type.Optional(LoraUsed),
   seed: nullable(Type.String(), 'The seed in use; send it as `sampling_seed` to repeat the sample.'),
   ...samplingMaskFields,
   routed_experts: Type.Optional(RoutedExperts),

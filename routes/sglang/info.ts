@@ -1,5 +1,6 @@
 import { Type } from 'typebox'
 import { vllmConfig } from '../../src/dialects/vllm/vllm-config.ts'
+import type { Adapters } from '../../src/contract/adapters.ts'
 import type { GenerationContext, Routes } from '../../src/http/context.ts'
 import { refusals } from '../../src/http/schemas.ts'
 import { toCoverage, toTransaction } from '../../src/http/updates/transaction-status.ts'
@@ -108,7 +109,7 @@ function serverInfo (context: GenerationContext): Record<string, unknown> {
     encoder_only: false,
     // SGLang's spelling of "none".
     disaggregation_mode: 'null',
-    enable_lora: false,
+    ...loraInfo(engine),
     // SGLang's flag, which slime compares with its own settings. refit releases and resumes memory without it.
     enable_memory_saver: false,
     max_running_requests: info.maxRunningRequests,
@@ -158,6 +159,7 @@ function capabilities ({ engine, tokenizer, version, maxBatch, dialects }: Gener
       ranks: engine.info.ranks,
       transactions: true
     },
+    adapters: engine.adapters === undefined ? null : toLimits(engine.adapters),
     memory: { tags: ['weights', 'kv_cache', 'cuda_graph'], weights_cpu_backup: engine.info.weightsCpuBackup },
     pause_modes: ['abort', 'retract', 'in_place'],
     generation: {
@@ -170,6 +172,25 @@ function capabilities ({ engine, tokenizer, version, maxBatch, dialects }: Gener
     },
     dialects: ['sglang', 'openai', ...dialects]
   }
+}
+
+/** SGLang's settings of adapters; its number of slots counts the base model as one. */
+function loraInfo ({ adapters }: GenerationContext['engine']): Record<string, unknown> {
+  if (adapters === undefined) return { enable_lora: false }
+  const { slots, maxRank, maxLoaded, targets } = adapters.limits
+  return {
+    enable_lora: true,
+    max_loras_per_batch: slots + 1,
+    max_loaded_loras: maxLoaded,
+    max_lora_rank: maxRank,
+    lora_target_modules: [...targets],
+    lora_paths: adapters.list().map(({ name, path, pinned }) => ({ lora_name: name, lora_path: path, pinned }))
+  }
+}
+
+function toLimits ({ limits }: Adapters): Record<string, unknown> {
+  const { slots, maxRank, maxLoaded, targets } = limits
+  return { slots, max_rank: maxRank, max_loaded: maxLoaded, target_modules: [...targets] }
 }
 
 /** Null unless the engine records which experts tokens are routed to. */

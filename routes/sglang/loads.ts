@@ -1,4 +1,5 @@
 import { Type } from 'typebox'
+import { slotsUsed } from '../../src/http/adapter-metrics.ts'
 import type { ServerContext, Routes } from '../../src/http/context.ts'
 import { nullable, refusals } from '../../src/http/schemas.ts'
 
@@ -55,7 +56,7 @@ const loads: Routes<ServerContext> = async (app, { context }) => {
       return {
         timestamp: new Date().toISOString(),
         version: context.version,
-        loads: [load]
+        loads: [{ ...load, ...loraOf(context) }]
       }
     }
     const lines = Object.entries(load).filter(([name]) => name !== 'dp_rank').map(([name, value]) =>
@@ -63,6 +64,13 @@ const loads: Routes<ServerContext> = async (app, { context }) => {
     )
     return reply.type('text/plain; version=0.0.4; charset=utf-8').send(lines.join('\n') + '\n')
   })
+}
+
+function loraOf ({ engine: { adapters } }: ServerContext): { lora?: object } {
+  if (adapters === undefined) return {}
+  const used = slotsUsed(adapters)
+  const total = adapters.limits.slots
+  return { lora: { slots_used: used, slots_total: total, utilization: used / total } }
 }
 
 function loadOf ({ engine }: ServerContext): Record<string, number> {

@@ -1,5 +1,6 @@
 import { Type } from 'typebox'
 import { writeVllmSampling } from '../../src/dialects/vllm/sampling.ts'
+import { chooseModel } from '../../src/http/adapters.ts'
 import { chatFields, Message, promptFields, readPrompt } from '../../src/http/openai/chat-prompt.ts'
 import type { GenerationContext, Routes } from '../../src/http/context.ts'
 import { newRid } from '../../src/http/sglang/generate-body.ts'
@@ -52,6 +53,7 @@ const chatRender: Routes<GenerationContext> = async (app, { context }) => {
     }
   }, async ({ body }) => {
     refuseFields(Body, body)
+    const { model } = chooseModel(context, body)
     const promptIds = truncate((await readPrompt(body, context)).ids, body, context.engine.info)
     const sampling = openAiSampling(body, body.max_completion_tokens ?? body.max_tokens ?? null, context)
     return {
@@ -63,7 +65,7 @@ const chatRender: Routes<GenerationContext> = async (app, { context }) => {
         body.logprobs === true ? body.top_logprobs ?? 0 : null,
         body.prompt_logprobs ?? null
       ),
-      model: context.engine.info.servedModelName,
+      model,
       stream: body.stream ?? false,
       cache_salt: body.cache_salt ?? null,
       priority: 0,

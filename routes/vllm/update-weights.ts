@@ -5,6 +5,7 @@ import { weightTransferOf } from '../../src/dialects/vllm/transfer.ts'
 import { RefitError } from '../../src/errors.ts'
 import { TENSOR_BODY_LIMIT } from '../../src/http/limits.ts'
 import { nullable, refusals, WeightsRefusal } from '../../src/http/schemas.ts'
+import { AdapterLoaded, logAdapter, toAdapterReport } from '../../src/http/updates/adapter-reply.ts'
 import { Report, toReport } from '../../src/http/updates/write-report.ts'
 import { updateRoute } from '../../src/http/updates/update-route.ts'
 import type { UpdateRoutes } from '../../src/http/updates/update-route.ts'
@@ -18,7 +19,8 @@ const Body = Type.Object({
   })),
   weight_dir: nullable(
     Type.String(),
-    "prime-rl: a checkpoint's folder or, after its group was joined, the name of the step that is broadcast."
+    "prime-rl: a checkpoint's folder or, after its group was joined, the name of the step that is broadcast. " +
+      'A folder with adapter_config.json is a LoRA adapter: from then on it is what the name of the model means.'
   ),
   names: Type.Optional(
     Type.Unknown({
@@ -33,7 +35,8 @@ const Body = Type.Object({
 const Updated = Type.Object({
   status: Type.Optional(Type.String()),
   message: Type.Optional(Type.String()),
-  report: Type.Optional(Report)
+  report: Type.Optional(Report),
+  adapter: Type.Optional(AdapterLoaded)
 }, { title: 'UpdateWeightsReply', description: 'All bytes are in place on every rank.' })
 
 /** `/update_weights`, which several dialects have: the fields of the body show which dialect it is. */
@@ -52,7 +55,7 @@ const updateWeights: UpdateRoutes = async (app, { context }) => {
         'Replies after everything was received and written. A refused broadcast is received and dropped first. ' +
         'A call equal to a running one joins it and gets its outcome.'
     }
-  }, async ({ body }) => {
+  }, async ({ body, log }) => {
     if (isVllm && body.update_info != null) {
       return {
         message: 'Weights updated',
@@ -60,12 +63,10 @@ const updateWeights: UpdateRoutes = async (app, { context }) => {
       }
     }
     if (dialects.has('prime-rl') && 'weight_dir' in body) {
-      return await updatePrimeRl(
-        context,
-        body.weight_dir === undefined
-          ? {}
-          : { weight_dir: body.weight_dir }
-      )
+      const adapter = await updatePrimeRl(context, { weight_dir: body.weight_dir ?? null })
+      if (adapter === undefined) return { status: 'ok' }
+      logAdapter(log, adapter)
+      return { status: 'ok', adapter: toAdapterReport(adapter) }
     }
     if (dialects.has('skyrl') && body.names !== undefined) {
       return { status: 'ok', report: toReport(await updateOldSkyrl(context, body)) }

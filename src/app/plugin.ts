@@ -27,6 +27,7 @@ import type { StoreRules } from '../peer/remote-stores.ts'
 import { SendGroups } from '../peer/send-groups.ts'
 import { WeightGroups } from '../process-groups/weight-groups.ts'
 import { DistributedReceiver } from '../sources/distributed/distributed.ts'
+import { isAdapterFolder, openAdapterFolder } from '../sources/disk/adapter-folder.ts'
 import { openDiskSource } from '../sources/disk/disk.ts'
 import { KeptTensors } from '../sources/tensor/kept-tensors.ts'
 import { TensorReceiver } from '../sources/tensor/tensor-receiver.ts'
@@ -171,11 +172,14 @@ async function makeContext (
     versions: new VersionWaits(engine, options.versionWaitMs ?? VERSION_WAIT_MS),
     metrics: new Metrics(engine, chooseMetricNames(options.metricNames)),
     retries: new CallJoiner(),
+    adapterRetries: new CallJoiner(),
     samplingDefaults: options.samplingDefaults === 'openai' ? {} : await readSamplingDefaults(engine.info.modelPath),
     maxBatch: options.maxBatch ?? MAX_BATCH,
     memory: new RequestMemory(options.maxRequestMemory ?? MAX_REQUEST_MEMORY),
     samplingMasks: options.samplingMasks ?? false,
     openCheckpoint: async path => await openDiskSource(path, { roots }),
+    openAdapter: async path => await openAdapterFolder(path, { roots }),
+    isAdapter: async path => await isAdapterFolder(path, { roots }),
     tensors: receiver,
     kept,
     groups,

@@ -15,6 +15,8 @@ import { endOnFailure } from './end-on-failure.ts'
 import { LoadProgress } from './load-progress.ts'
 import type { Log } from './log.ts'
 import { shutDown } from './shut-down.ts'
+import { startAdapters } from '../app/start-adapters.ts'
+import { parseAdapters } from './parse-adapters.ts'
 import { logStats } from './stats-line.ts'
 import { loadWeightLoaders } from './weight-loaders.ts'
 
@@ -46,7 +48,12 @@ export async function openServer (parts: ServerParts): Promise<OpenServer> {
   const dialects = [...chooseDialects(config.dialects)]
   const weightLoaders = await loadWeightLoaders(config.weightLoader)
   const tokenizer = await openTokenizer(config, path, log)
+  const adapters = parseAdapters(config.loraPaths)
   const engine = await load(path, tokenizer, parts)
+  await startAdapters(engine, adapters, log).catch(async (error: unknown) => {
+    await engine.close()
+    throw error
+  })
   const app = await buildServer({
     engine,
     tokenizer,
@@ -171,8 +178,20 @@ function engineOptions (config: Config, log: Log): EngineOptions {
     updateDeadlineMs: config.updateDeadline * 1000,
     enableWeightsCpuBackup: config.enableWeightsCpuBackup,
     enableReturnRoutedExperts: config.enableReturnRoutedExperts,
+    ...adapterOptions(config),
     watchdogMs: config.watchdogTimeout * 1000,
     onFailure: error => endOnFailure(error, log, endProcess)
+  }
+}
+
+function adapterOptions (config: Config): EngineOptions {
+  const modules = config.loraTargetModules
+  return {
+    enableLora: config.enableLora || config.loraPaths.length > 0,
+    maxLoras: config.maxLoras,
+    maxLoraRank: config.maxLoraRank,
+    maxCpuLoras: config.maxCpuLoras,
+    ...modules.length === 0 ? {} : { loraTargetModules: modules }
   }
 }
 

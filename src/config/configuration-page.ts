@@ -1,7 +1,7 @@
 import { OPTIONS } from './schema.ts'
 import type { Option, OptionTable } from './option.ts'
 import { GATEWAY_OPTIONS } from './gateway-options.ts'
-import { flagName, variableName } from './option.ts'
+import { aliasesOf, flagName, variableName } from './option.ts'
 import { GROUPS, defaultText } from './help.ts'
 import { expected } from './parse-value.ts'
 
@@ -83,7 +83,7 @@ function rows (table: OptionTable, group: string): string {
 }
 
 function row (key: string, option: Option): string {
-  const names = [flagName(key), ...option.aliases ?? []].map(name => `\`--${name}\``).join(' ')
+  const names = [flagName(key), ...aliasesOf(option)].map(name => `\`--${name}\``).join(' ')
   const preset = defaultText(option)
   const isLiteral = option.default !== null && !Array.isArray(option.default)
   const cells = [

@@ -1,7 +1,7 @@
 import { OPTIONS } from './schema.ts'
 import { GATEWAY_OPTIONS } from './gateway-options.ts'
 import type { Option, OptionTable } from './option.ts'
-import { flagName } from './option.ts'
+import { aliasesOf, flagName } from './option.ts'
 
 export const GROUPS = { model: 'Model', engine: 'Engine', gateway: 'Engines', server: 'Server' } as const
 
@@ -78,7 +78,8 @@ function describe (option: Option): string {
   const notes = []
   const preset = defaultText(option)
   if (preset !== null) notes.push(`default: ${preset}`)
-  if (option.aliases !== undefined) notes.push('also: ' + option.aliases.map(alias => '--' + alias).join(', '))
+  const aliases = aliasesOf(option)
+  if (aliases.length > 0) notes.push('also: ' + aliases.map(alias => '--' + alias).join(', '))
   return option.help + (notes.length === 0 ? '' : ` (${notes.join('; ')})`)
 }
 

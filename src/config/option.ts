@@ -14,6 +14,8 @@ export interface Option {
   value?: string
   /** Other spellings of the flag, without dashes. */
   aliases?: readonly string[]
+  /** Other spellings whose integer counts differently, with the number that is added to it. */
+  offsetAliases?: Readonly<Record<string, number>>
   /** Pattern of a string in lower case, and its description. */
   pattern?: RegExp
   takes?: string
@@ -43,6 +45,11 @@ export type OptionValue<O extends Option> = O['default'] extends null ? Base<O> 
 
 /** The options of one command, by key. */
 export type OptionTable = Readonly<Record<string, Option>>
+
+/** Every other spelling of its flag. */
+export function aliasesOf ({ aliases = [], offsetAliases = {} }: Option): string[] {
+  return [...aliases, ...Object.keys(offsetAliases)]
+}
 
 /** `servedModelName` -> `served-model-name`: the flag without its dashes, and the key of the config file. */
 export function flagName (key: string): string {

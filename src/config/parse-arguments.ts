@@ -1,8 +1,8 @@
 import { OPTIONS } from './schema.ts'
 import type { OptionKey } from './schema.ts'
 import type { Option, OptionTable } from './option.ts'
-import { flagName } from './option.ts'
-import { checkValue, parseText } from './parse-value.ts'
+import { aliasesOf, flagName } from './option.ts'
+import { checkValue, parseText, withOffset } from './parse-value.ts'
 import { suggest } from './suggest.ts'
 import { RefitError } from '../errors.ts'
 
@@ -15,7 +15,7 @@ export type Values = Partial<Record<string, unknown>>
 export function flagsOf (table: OptionTable): ReadonlyMap<string, string> {
   return new Map(
     Object.entries<Option>(table).flatMap(([key, option]) =>
-      [flagName(key), ...option.aliases ?? []].map(name => [name, key] as const)
+      [flagName(key), ...aliasesOf(option)].map(name => [name, key] as const)
     )
   )
 }
@@ -57,7 +57,7 @@ export function parseArguments (args: readonly string[], table: OptionTable = OP
         ...values[key] as string[] ?? [],
         ...checkValue(option, option.separator === undefined ? [text] : text.split(option.separator), name) as string[]
       ]
-      : parseText(option, text, name)
+      : withOffset(option, name.slice(2), parseText(option, text, name), name)
   }
   return takeModel(values, positional, table)
 }

@@ -52,6 +52,18 @@ export function checkValue (option: Option, value: unknown, where: string): Valu
   throw wrong(option, value, where)
 }
 
+/** The value of an option whose spelling counts differently (`Option.offsetAliases`). */
+export function withOffset (option: Option, spelling: string, value: Value, where: string): Value {
+  const offset = option.offsetAliases?.[spelling]
+  if (offset === undefined) return value
+  const own = (value as number) + offset
+  if (inRange(option, own)) return own
+  const least = (option.min ?? -Infinity) - offset
+  throw new RefitError('CONFIG', `${where}: expected an integer of at least ${least}, got ${String(value)}`, {
+    param: where
+  })
+}
+
 /** A description of the values that an option takes. */
 export function expected (option: Option): string {
   switch (option.type) {

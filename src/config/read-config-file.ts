@@ -3,7 +3,7 @@ import { OPTIONS } from './schema.ts'
 import type { Values } from './parse-arguments.ts'
 import { flagsOf } from './parse-arguments.ts'
 import type { OptionTable } from './option.ts'
-import { checkValue } from './parse-value.ts'
+import { checkValue, withOffset } from './parse-value.ts'
 import { suggest } from './suggest.ts'
 import { RefitError } from '../errors.ts'
 
@@ -38,7 +38,10 @@ export function readConfigFile (path: string, table: OptionTable = OPTIONS): Val
         { param: name }
       )
     }
-    if (value !== null) values[key] = checkValue(table[key]!, value, `${path}: ${name}`)
+    if (value !== null) {
+      const where = `${path}: ${name}`
+      values[key] = withOffset(table[key]!, flag, checkValue(table[key]!, value, where), where)
+    }
   }
   return values
 }

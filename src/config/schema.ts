@@ -1,5 +1,6 @@
 import type { OptionValue } from './option.ts'
 import { ENGINE_OPTIONS } from './options/engine.ts'
+import { LORA_OPTIONS } from './options/lora.ts'
 import { MODEL_OPTIONS } from './options/model.ts'
 import { SERVER_OPTIONS } from './options/server.ts'
 
@@ -7,7 +8,7 @@ import { SERVER_OPTIONS } from './options/server.ts'
 // keys of the config file, defaults, types, `--help` and docs/configuration.md come from this table, and
 // load-config.ts reads values by it.
 
-export const OPTIONS = { ...MODEL_OPTIONS, ...ENGINE_OPTIONS, ...SERVER_OPTIONS } as const
+export const OPTIONS = { ...MODEL_OPTIONS, ...ENGINE_OPTIONS, ...LORA_OPTIONS, ...SERVER_OPTIONS } as const
 
 export type OptionKey = keyof typeof OPTIONS
 

@@ -4,9 +4,11 @@ import type { WeightPulls } from '../deltas/weight-pulls.ts'
 import type { PeerLoads } from '../peer/peer-loads.ts'
 import type { SendGroups } from '../peer/send-groups.ts'
 import type { WeightGroups } from '../process-groups/weight-groups.ts'
+import type { DistributedReceiver } from '../sources/distributed/distributed.ts'
 import type { UploadReceiver } from '../sources/upload/upload-receiver.ts'
 import type { ReplyParsers } from '../text/reply-parsers.ts'
 import type { Tokenizer } from '../text/tokenizer.ts'
+import type { AdapterHost } from '../updates/adapter-load.ts'
 import type { DiskHost } from '../updates/disk-update.ts'
 import type { DistributedHost } from '../updates/distributed-update.ts'
 import type { Loaded, LoadedFrom } from '../updates/loaded-from.ts'
@@ -55,9 +57,13 @@ export interface GenerationContext extends ServerContext {
  * For routes that update, send or check weights: the host of every use case in src/updates. Only files of UpdateRoutes
  * (updates/update-route.ts) take it.
  */
-export interface UpdatesContext extends ServerContext, DiskHost, DistributedHost, TensorHost {
+export interface UpdatesContext extends ServerContext, DiskHost, DistributedHost, TensorHost, AdapterHost {
   engine: RolloutEngine
   metrics: Metrics
+  tensors: TensorHost['tensors'] & AdapterHost['tensors']
+  distributed: DistributedReceiver
+  /** True if the path is a folder inside the roots that holds an adapter instead of a checkpoint. */
+  isAdapter: (path: string) => Promise<boolean>
   loaded: LoadedFrom
   groups: WeightGroups
   /** Groups in which this engine sends its weights to others; null if it holds none in this process. */

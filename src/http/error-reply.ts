@@ -1,6 +1,7 @@
 import { STATUS_CODES } from 'node:http'
 import type { FastifyError, FastifyReply, FastifyRequest } from 'fastify'
 import { RefitError } from '../errors.ts'
+import type { ErrorCode } from '../errors.ts'
 import { RETRY_AFTER_SECONDS } from './limits.ts'
 
 /**
@@ -14,6 +15,8 @@ declare module 'fastify' {
   interface FastifyContextConfig {
     /** Form of this route's refusals (default `sglang`). */
     errors?: ErrorForm
+    /** Statuses of this route where its owner has others than src/errors.ts. */
+    statuses?: Readonly<Partial<Record<ErrorCode, number>>>
   }
 }
 
@@ -92,8 +95,13 @@ export function errorFormOf (request: FastifyRequest): ErrorForm {
   return request.routeOptions.config.errors ?? 'sglang'
 }
 
+function ofRoute (refusal: Refusal, { routeOptions }: FastifyRequest): Refusal {
+  const status = routeOptions.config.statuses?.[refusal.code as ErrorCode]
+  return status === undefined ? refusal : { ...refusal, status }
+}
+
 export function errorHandler (error: unknown, request: FastifyRequest, reply: FastifyReply): FastifyReply {
-  const refusal = refusalOf(error)
+  const refusal = ofRoute(refusalOf(error), request)
   // 503 reports the server's state, which is no defect, unless another error caused it.
   if (refusal.status === 503 && (error as RefitError).cause === undefined) {
     request.log.warn(

@@ -1,7 +1,9 @@
 import { Registry } from 'prom-client'
 import type { Metric, MetricValueWithName } from 'prom-client'
+import type { Adapters } from '../contract/adapters.ts'
 import type { RolloutEngine } from '../contract/rollout-engine.ts'
 import { RefitError } from '../errors.ts'
+import { slotsUsed } from './adapter-metrics.ts'
 
 // vLLM's and SGLang's names for the metrics of src/http/metrics.ts. Trainers steer by them: prime-rl, for example, runs
 // one episode at a time while it finds no `vllm:*`.
@@ -80,6 +82,21 @@ const VLLM: Server = {
     },
     prefix_cache_queries_total: 'prompt_tokens_total',
     prefix_cache_hits_total: 'prefix_cache_hits_total',
+    lora_requests_info: {
+      type: 'gauge',
+      help: 'Adapters of requests, in labels; the value is the time',
+      read: ({ engine: { adapters } }) => {
+        if (adapters === undefined) return []
+        const used = adapters.list().filter(({ requests }) => requests > 0)
+        const names = (resident: boolean): string =>
+          used.filter(info => info.resident === resident).map(({ name }) => name).join(',')
+        return [[{
+          running_lora_adapters: names(true),
+          waiting_lora_adapters: names(false),
+          max_lora: String(adapters.limits.slots)
+        }, Date.now() / 1000]]
+      }
+    },
     num_preemptions_total: 'num_preemptions_total',
     prompt_tokens_total: 'prompt_tokens_total',
     prompt_tokens_cached_total: 'prefix_cache_hits_total',
@@ -107,6 +124,16 @@ function ofScheduler (type: Computed['type'], help: string, read: (engine: Rollo
       const { dataParallel } = engine.info
       return dataParallel === undefined ? read(engine) : [[{ dp_rank: String(dataParallel.rank) }, read(engine)]]
     }
+  }
+}
+
+/** Absent on an engine without adapters. */
+function ofPool (help: string, read: (adapters: Adapters) => number): Computed {
+  return {
+    type: 'gauge',
+    help,
+    labels: RANKS,
+    read: ({ engine: { adapters } }) => adapters === undefined ? [] : [[{}, read(adapters)]]
   }
 }
 
@@ -141,6 +168,12 @@ const SGLANG: Server = {
     num_prefill_inflight_queue_reqs: ofScheduler('gauge', 'Always 0: nothing is disaggregated', () => 0),
     num_decode_prealloc_queue_reqs: ofScheduler('gauge', 'Always 0: nothing is disaggregated', () => 0),
     num_decode_transfer_queue_reqs: ofScheduler('gauge', 'Always 0: nothing is disaggregated', () => 0),
+    lora_pool_slots_used: ofPool('Slots that hold an adapter', slotsUsed),
+    lora_pool_slots_total: ofPool('Slots for adapters', ({ limits }) => limits.slots),
+    lora_pool_utilization: ofPool(
+      'Part of the slots that hold an adapter, 0 to 1',
+      adapters => ratio(slotsUsed(adapters), adapters.limits.slots)
+    ),
     prompt_tokens_total: 'prompt_tokens_total',
     generation_tokens_total: 'generation_tokens_total',
     cached_tokens_total: {

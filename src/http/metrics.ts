@@ -1,7 +1,9 @@
 import { collectDefaultMetrics, Counter, Gauge, Histogram, Registry } from 'prom-client'
+import type { AdapterReport } from '../contract/adapters.ts'
 import type { RolloutEngine, StartTimes } from '../contract/rollout-engine.ts'
 import type { Sample } from './generation/sample.ts'
 import type { WriteReport } from '../contract/weight-source.ts'
+import { AdapterMetrics } from './adapter-metrics.ts'
 import { chooseMetricNames, familiesOf, METRIC_NAMES } from './metric-families.ts'
 import type { MetricNames } from './metric-families.ts'
 
@@ -31,6 +33,7 @@ export class Metrics {
   readonly #updates: Counter<'outcome'>
   readonly #updateSeconds: Histogram<'phase'>
   readonly #updateBytes: Counter
+  readonly #adapters: AdapterMetrics | undefined
   #pausedMs = 0
   #pausedSince: number | null = null
 
@@ -108,6 +111,7 @@ export class Metrics {
     })
     for (const outcome of ['success', 'refused', 'torn']) this.#updates.inc({ outcome }, 0)
     for (const reason of ['stop', 'length', 'abort']) this.#finished.inc({ finished_reason: reason }, 0)
+    if (engine.adapters !== undefined) this.#adapters = new AdapterMetrics(this.#refit, engine.adapters)
     this.#scraped = this.#registries(names)
   }
 
@@ -144,6 +148,14 @@ export class Metrics {
 
   observeFailedUpdate (torn: boolean): void {
     this.#updates.inc({ outcome: torn ? 'torn' : 'refused' })
+  }
+
+  observeAdapter (report: AdapterReport): void {
+    this.#adapters?.loaded(report)
+  }
+
+  observeFailedAdapter (): void {
+    this.#adapters?.failed()
   }
 
   /** Counts handles of trainers' memory: every opened file is closed again, and every reference is given back. */

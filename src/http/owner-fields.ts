@@ -1,3 +1,4 @@
+import { loraPathField } from './adapters.ts'
 import { refused, unused } from './schemas.ts'
 
 // Fields of OpenAI's, vLLM's and SGLang's requests that refit refuses, or accepts because they change no token.
@@ -45,7 +46,7 @@ export const otherOpenAiFields = {
   ...rankFields,
   ...bootstrapFields,
   ...mediaFields,
-  lora_path: refused('LoRA adapters'),
+  lora_path: loraPathField,
   session_id: unused('A label for routers.'),
   session_params: refused('sessions'),
   custom_logit_processor: refused('logit processors', { instead: 'use logit_bias' }),
@@ -117,8 +118,8 @@ export const otherGenerateFields = {
   num_items_assigned: refused(MEDIA),
   encoder_urls: refused(MEDIA),
   modalities: unused('There are no media.'),
-  lora_path: refused('LoRA adapters'),
-  lora_id: refused('LoRA adapters'),
+  lora_path: loraPathField,
+  lora_id: refused('ids of LoRA adapters', { instead: 'use lora_path' }),
   session_params: refused('sessions'),
   session_id: unused('A label for routers.'),
   custom_logit_processor: refused('logit processors', { instead: 'use sampling_params.logit_bias' }),

@@ -328,3 +328,15 @@ t.test('a list of choices takes known names only', async t => {
     message: /^--metric-names: expected names out of refit, vllm, sglang, .*did you mean vllm\?$/
   })
 })
+
+t.test("SGLang's number of adapters counts the base model, and ours does not", async t => {
+  const slots = (args: string[]): number => loadConfig(['m', ...args], {}).config.maxLoras
+  t.equal(slots([]), 4)
+  t.equal(slots(['--max-loras', '5']), 5)
+  t.equal(slots(['--max-loras-per-batch', '5']), 4)
+  t.equal(slots(['--max-loras-per-batch=2']), 1)
+  t.throws(() => slots(['--max-loras-per-batch', '1']), {
+    code: 'CONFIG',
+    message: '--max-loras-per-batch: expected an integer of at least 2, got 1'
+  })
+})

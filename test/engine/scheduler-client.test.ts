@@ -6,8 +6,8 @@ import { SchedulerClient } from '../../src/engine/scheduler-client.ts'
 import type { SchedulerClientOptions } from '../../src/engine/scheduler-client.ts'
 import type { StartData } from '../../src/engine/messages.ts'
 import type { GenerateRequest, TokenEvent } from '../../src/contract/rollout-engine.ts'
-import { EXIT_SEED, LOST_SEED, STUCK_SEED, THROW_SEED } from '../helpers/fake-worker.ts'
-import type { Held } from '../helpers/fake-worker.ts'
+import { EXIT_SEED, LOST_SEED, STUCK_SEED, THROW_SEED } from '../helpers/fakes/fake-worker.ts'
+import type { Held } from '../helpers/fakes/fake-worker.ts'
 import { Harness, makeRequest } from '../helpers/scheduler-harness.ts'
 
 // The real client and worker loop on real threads, with the fake device.
@@ -78,7 +78,7 @@ async function start (
 ): Promise<{ client: SchedulerClient, failures: RefitError[] }> {
   const failures: RefitError[] = []
   const client = await SchedulerClient.start(DATA, {
-    url: new URL(`../helpers/fake-worker${extname(import.meta.url)}`, import.meta.url),
+    url: new URL(`../helpers/fakes/fake-worker${extname(import.meta.url)}`, import.meta.url),
     onFailure: (error) => failures.push(error),
     ...options
   })

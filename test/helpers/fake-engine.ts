@@ -2,7 +2,6 @@ import { RefitError } from '../../src/errors.ts'
 import type {
   EngineInfo,
   EngineStats,
-  ExpertLayout,
   FinishReason,
   GenerateRequest,
   MemoryReport,
@@ -18,6 +17,8 @@ import type {
 } from '../../src/contract/rollout-engine.ts'
 import type { WeightCoverage, WeightTransactions } from '../../src/contract/weight-transactions.ts'
 import type { WeightSource, WriteReport } from '../../src/contract/weight-source.ts'
+import { FakeAdapters } from './fakes/fake-adapters.ts'
+import { fakeExperts } from './fakes/fake-experts.ts'
 import { fakeScores, inputLogprobs, keptOf, scored } from './fakes/fake-scores.ts'
 
 export interface FakeOptions {
@@ -26,23 +27,15 @@ export interface FakeOptions {
   stepMs?: number
   /** Tensors of the "model" and the number of values of each. */
   tensors?: Record<string, number[]>
+  /** It takes LoRA adapters. */
+  adapters?: boolean
 }
 
 interface Live {
   request: GenerateRequest
+  adapterVersion?: number
   aborted: boolean
   wake: () => void
-}
-
-/** [to - from, sparse layers, experts per token]: by position, layer and place. */
-export function fakeExperts ({ sparse, perToken, experts }: ExpertLayout, from: number, to: number): Uint16Array {
-  return Uint16Array.from(
-    Array
-      .from({ length: Math.max(0, to - from) }, (_, i) =>
-        sparse
-          .map(layer => Array.from({ length: perToken }, (_, j) => ((from + i) * 13 + layer * 5 + j) % experts)))
-      .flat(2)
-  )
 }
 
 /**
@@ -52,6 +45,7 @@ export function fakeExperts ({ sparse, perToken, experts }: ExpertLayout, from: 
  */
 export class FakeEngine implements RolloutEngine {
   readonly info: EngineInfo
+  readonly adapters?: FakeAdapters
   weightVersion = 'default'
   epoch = 1
   weights: WeightState = { state: 'current' }
@@ -92,7 +86,10 @@ export class FakeEngine implements RolloutEngine {
   #pausing = false
   #counts = { promptTokens: 0, generationTokens: 0, steps: 0 }
 
-  constructor ({ info = {}, stepMs = 0, tensors = { 'a.weight': [2, 3], 'b.bias': [4] } }: FakeOptions = {}) {
+  constructor (
+    { info = {}, stepMs = 0, tensors = { 'a.weight': [2, 3], 'b.bias': [4] }, adapters = false }: FakeOptions = {}
+  ) {
+    if (adapters) this.adapters = new FakeAdapters()
     this.stepMs = stepMs
     this.info = {
       modelPath: '/models/fake',
@@ -157,7 +154,17 @@ export class FakeEngine implements RolloutEngine {
     if (this.#live.has(request.rid)) {
       throw new RefitError('INVALID_REQUEST', `Duplicate request ID detected: ${request.rid}`)
     }
-    const live: Live = { request, aborted: false, wake: () => {} }
+    const { adapter } = request
+    const used = adapter === undefined ? undefined : this.adapters?.get(adapter)
+    if (adapter !== undefined && used === undefined) {
+      throw new RefitError('ADAPTER_UNKNOWN', `no LoRA adapter named "${adapter}" is loaded`)
+    }
+    const live: Live = {
+      request,
+      ...used === undefined ? {} : { adapterVersion: used.version },
+      aborted: false,
+      wake: () => {}
+    }
     this.#live.set(request.rid, live)
     this.requests.push(request)
     try {
@@ -189,6 +196,7 @@ export class FakeEngine implements RolloutEngine {
         ? { scores: fakeScores(live.request.scores) }
         : {},
       weightVersion: this.weightVersion,
+      ...live.adapterVersion === undefined ? {} : { adapterVersion: live.adapterVersion },
       promptTokens: inputIds.length,
       cachedTokens: Math.max(0, inputIds.length - 2),
       completionTokens: made,

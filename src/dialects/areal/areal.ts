@@ -1,6 +1,5 @@
 import { RefitError } from '../../errors.ts'
-import { GROUP_NAME, updateFromDistributed } from '../../updates/distributed-update.ts'
-import { adapterRefusal } from '../../http/adapters.ts'
+import { updateFromDistributed } from '../../updates/distributed-update.ts'
 import { memoize } from '../memoize.ts'
 import type { UpdatesContext } from '../../http/context.ts'
 import type { UpdateOutcome } from '../../updates/run-update.ts'
@@ -64,24 +63,9 @@ export class ArealBuckets {
       })
     return await running
   }
-
-  /**
-   * AReaL broadcasts an adapter's tensors even after a refusal: they are received and dropped, or the group is
-   * aborted.
-   */
-  async refuseAdapter (body: Readonly<Record<string, unknown>>): Promise<RefitError> {
-    const note = await this.#context.distributed.refuse(body, GROUP_NAME)
-    return arealAdapterRefusal(body, note)
-  }
 }
 
 export const arealBucketsOf = memoize((context: UpdatesContext) => new ArealBuckets(context))
-
-/** The refusal of an adapter, with AReaL's own option. `note`: what happened to its tensors. */
-export function arealAdapterRefusal (body: unknown, note?: string): RefitError {
-  const advice = 'Train without use_lora, or merge the adapter and send whole weights'
-  return adapterRefusal(body, { advice, ...note === undefined ? {} : { note } })
-}
 
 /** The message of AReaL's own server: one line for each rank. */
 export function rankMessage (ranks: number): string {

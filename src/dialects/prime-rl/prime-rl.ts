@@ -1,6 +1,8 @@
+import type { AdapterReport } from '../../contract/adapters.ts'
 import { errorMessage, RefitError } from '../../errors.ts'
 import type { ErrorCode } from '../../errors.ts'
 import type { UpdatesContext } from '../../http/context.ts'
+import { loadAdapterFromDisk } from '../../updates/adapter-load.ts'
 import { runTransaction } from '../../updates/run-transaction.ts'
 import type { TransactionPart } from '../../updates/run-transaction.ts'
 import { updateFromDisk } from '../../updates/disk-update.ts'
@@ -67,7 +69,7 @@ class PrimeRl {
    * prime-rl repeats a request that got no reply: the repeat joins the running update or gets the outcome of the last
    * one.
    */
-  async update (folder: string | null): Promise<void> {
+  async update (folder: string | null): Promise<AdapterReport | undefined> {
     const { groups } = this.#context
     const isJoined = groups.list.some(({ name }) => name === GROUP)
     if (!isJoined && folder === null) {
@@ -77,12 +79,19 @@ class PrimeRl {
         { param: 'weight_dir' }
       )
     }
-    await (isJoined ? this.#broadcast(folder) : this.#fromFolder(folder!))
+    if (isJoined) await this.#broadcast(folder)
+    else return await this.#fromFolder(folder!)
+    return undefined
   }
 
-  async #fromFolder (path: string): Promise<void> {
+  /** A folder with an adapter is loaded under the name of the base model, which then means the adapter. */
+  async #fromFolder (path: string): Promise<AdapterReport | undefined> {
+    if (await this.#context.isAdapter(path)) {
+      return await loadAdapterFromDisk(this.#context, { name: this.#context.engine.info.servedModelName, path })
+    }
     // prime-rl separates prefixes of different weights by cache_salt and never flushes.
     await updateFromDisk(this.#context, { path, flushCache: false })
+    return undefined
   }
 
   async #broadcast (folder: string | null): Promise<void> {
@@ -158,13 +167,15 @@ export async function initPrimeRl (context: UpdatesContext, broadcaster: Broadca
   await primeRl(context).init(broadcaster)
 }
 
-/** prime-rl's `/update_weights`: over NCCL if there is a group, even if it names a folder; else from the folder. */
+/**
+ * prime-rl's `/update_weights`: over NCCL if there is a group, even if it names a folder; else from the folder. Returns
+ * the report if the folder has an adapter.
+ */
 export async function updatePrimeRl (
   context: UpdatesContext,
   { weight_dir: folder }: { weight_dir?: string | null }
-): Promise<{ status: 'ok' }> {
-  await primeRl(context).update(folder ?? null)
-  return { status: 'ok' }
+): Promise<AdapterReport | undefined> {
+  return await primeRl(context).update(folder ?? null)
 }
 
 /** prime-rl would retry after a 5xx, but its trainer does not broadcast again, so the error becomes BROADCAST_SPENT. */

@@ -1,4 +1,4 @@
-import { begin, BOTH, GET, label, state } from '../../gateway/gateway-call.ts'
+import { begin, BOTH, GET, label, read, state } from '../../gateway/gateway-call.ts'
 import type { Dialect } from '../dialect.ts'
 
 export const refit: Dialect<'refit'> = {
@@ -6,6 +6,8 @@ export const refit: Dialect<'refit'> = {
   title: "refit's own",
   calls: {
     '/release_kept_tensors': state,
+    '/adapters': { ...read(), to: 'members' },
+    '/adapters/*': { to: 'members', methods: ['GET', 'POST', 'DELETE'], streamsBody: true },
     '/begin_weight_update': begin,
     '/end_weight_update': label,
     '/weight_transactions': { ...begin, methods: BOTH, sharesId: true },

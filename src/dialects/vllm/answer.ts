@@ -22,7 +22,8 @@ export async function replyVllm (
   const { samples } = generation
   return await sendJson(reply, {
     request_id: plan.id,
-    model: context.engine.info.servedModelName,
+    model: plan.model,
+    ...samples[0]!.lora === undefined ? {} : { lora: samples[0]!.lora },
     created: Math.floor(Date.now() / 1000),
     output_mode: plan.output.tokenizer === null ? 'tokens' : 'text',
     choices: new LazyList(samples.length, i => vllmChoice(samples[i]!, i, plan.output)),

@@ -5,7 +5,7 @@ import type { GenerationContext } from '../../http/context.ts'
 import { newRid } from '../../http/sglang/generate-body.ts'
 import type { SampleRequest } from '../../http/generation/generation.ts'
 import { MAX_RID_LENGTH, MAX_SALT_LENGTH } from '../../http/limits.ts'
-import { refuseAdapterName } from '../../http/adapters.ts'
+import { chooseModel } from '../../http/adapters.ts'
 import { checkBatch, fitContext, idsOf, needTokenizer } from '../../http/generation/prompts.ts'
 import { invalid, refuseFields } from '../../http/refuse.ts'
 import { checkStart, requireExperts } from '../../http/sglang/routed-experts.ts'
@@ -26,7 +26,7 @@ export const VllmGenerateBody = Type.Object({
   ),
   token_ids: Type.Array(Type.Integer(), { minItems: 1, description: 'The prompt.' }),
   sampling_params: nullable(VllmSamplingFields),
-  model: nullable(Type.String(), 'Any name: there is one model.'),
+  model: nullable(Type.String(), 'A LoRA adapter, else the model; any name means it while adapters are not enabled.'),
   stream: nullable(Type.Boolean(), 'Server-sent events; each has only the new tokens.'),
   stream_options: nullable(Type.Object({ include_usage: nullable(Type.Boolean()), continuous_usage_stats: unused() })),
   output_mode: nullable(
@@ -60,6 +60,8 @@ export type VllmGenerateBody = Static<typeof VllmGenerateBody>
 
 export interface VllmGeneratePlan {
   id: string
+  /** For the reply: the name of the adapter, or of the model. */
+  model: string
   samples: SampleRequest[]
   output: VllmOutput
   stream: boolean
@@ -78,7 +80,7 @@ export function planVllmGenerate (
   refuseFields(VllmGenerateBody, body)
   const { info } = context.engine
   if (body.return_routed_experts === true) requireExperts(info, 'return_routed_experts')
-  refuseAdapterName(body.model, info.servedModelName)
+  const { model, adapter } = chooseModel(context, { model: body.model ?? null })
   const promptIds = idsOf(body.token_ids, info, 'token_ids')
   const { sampling, logprobs, best, detokenize } = readVllmSampling(
     body.sampling_params ?? {},
@@ -116,10 +118,12 @@ export function planVllmGenerate (
     version: boundVersion(body),
     cacheSalt: body.cache_salt ?? undefined,
     kept: masks,
+    adapter,
     ...info.experts === undefined ? {} : { expertsFrom: from }
   })
   return {
     id,
+    model,
     // The samples share the prompt.
     samples: samples.map((sample, i) => i === 0 && scores !== undefined ? { ...sample, scores } : sample),
     output: {

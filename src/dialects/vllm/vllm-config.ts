@@ -1,10 +1,13 @@
+import type { Adapters } from '../../contract/adapters.ts'
 import type { GenerationContext } from '../../http/context.ts'
 
 /**
  * The engine in the words of vLLM's VllmConfig, as its `/server_info?config_format=json` shows it: the fields that are
  * true of refit. TRL reads the dtype of the weights, and whether weights can be transferred and adapters loaded.
  */
-export function vllmConfig ({ engine: { info }, loaded, tokenizer }: GenerationContext): Record<string, unknown> {
+export function vllmConfig (
+  { engine: { info, adapters }, loaded, tokenizer }: GenerationContext
+): Record<string, unknown> {
   const device = info.gpus.length > 0 ? 'cuda' : 'cpu'
   return {
     model_config: {
@@ -31,10 +34,21 @@ export function vllmConfig ({ engine: { info }, loaded, tokenizer }: GenerationC
     scheduler_config: { max_num_seqs: info.maxRunningRequests },
     device_config: { device_type: device },
     load_config: { load_format: loaded.loadFormat },
-    lora_config: null,
+    lora_config: adapters === undefined ? null : loraConfig(adapters),
     speculative_config: null,
     quant_config: null,
     // The backend of broadcasts. CUDA IPC and disk need none.
     weight_transfer_config: { backend: device === 'cuda' ? 'nccl' : 'gloo' }
+  }
+}
+
+function loraConfig ({ limits: { slots, maxRank, maxLoaded, targets } }: Adapters): Record<string, unknown> {
+  return {
+    max_lora_rank: maxRank,
+    max_loras: slots,
+    max_cpu_loras: maxLoaded,
+    fully_sharded_loras: false,
+    lora_dtype: 'auto',
+    target_modules: [...targets]
   }
 }

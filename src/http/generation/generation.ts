@@ -33,6 +33,8 @@ export interface SampleRequest {
   scores?: ScoredRows
   /** The kept set of each token is requested. */
   kept?: boolean
+  /** Name of a LoRA adapter; absent for the base model. */
+  adapter?: string | undefined
 }
 
 /** The engine requests behind one HTTP request. They run side by side, and a failure of one ends them all. */
@@ -49,7 +51,11 @@ export class Generation {
   constructor (context: GenerationContext, plans: SampleRequest[]) {
     this.#context = context
     this.#plans = plans
-    this.samples = plans.map(plan => new Sample(plan.rid, plan.promptIds, context.engine.weightVersion))
+    const { engine } = context
+    this.samples = plans.map(({ rid, promptIds, adapter }) => {
+      const info = adapter === undefined ? undefined : engine.adapters?.get(adapter)
+      return new Sample(rid, promptIds, engine.weightVersion, info)
+    })
   }
 
   /** Resolves when all samples have ended; `onEvent` gets the index of a sample that has new tokens. */

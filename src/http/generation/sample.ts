@@ -1,3 +1,4 @@
+import type { AdapterInfo } from '../../contract/adapters.ts'
 import type { FinishReason, InputLogprobs, KeptSet } from '../../contract/rollout-engine.ts'
 import { ScoreList, ScoreTable } from '../../engine/score-table.ts'
 import type { TextEvent } from '../../engine/text-generation.ts'
@@ -26,6 +27,8 @@ export class Sample {
   /** See `TokenEvent.experts`; set once it has ended. */
   experts: Uint16Array | null = null
   readonly spans: VersionSpan[] = []
+  readonly #adapter: AdapterInfo | undefined
+  #adapterVersion: number | undefined
   /** The engine's label until the first token reports its own. */
   weightVersion: string
   promptTokens: number
@@ -38,7 +41,9 @@ export class Sample {
   lastTokenAt = 0
   endedAt: number | null = null
 
-  constructor (rid: string, promptIds: Int32Array, weightVersion: string) {
+  /** `adapter`: the version that its name stood for when the request came. */
+  constructor (rid: string, promptIds: Int32Array, weightVersion: string, adapter?: AdapterInfo) {
+    this.#adapter = adapter
     this.rid = rid
     this.promptIds = promptIds
     this.promptTokens = promptIds.length
@@ -64,6 +69,7 @@ export class Sample {
     // An event without a token, such as an abort, may come after an update that produced none of the tokens.
     if (event.tokens.length > 0 || this.tokens.length === 0) this.weightVersion = event.weightVersion
     this.promptTokens = event.promptTokens
+    this.#adapterVersion = event.adapterVersion ?? this.#adapterVersion
     this.cachedTokens = event.cachedTokens
     this.retractions = event.retractions
     this.seed = event.seed
@@ -71,6 +77,15 @@ export class Sample {
     this.experts = event.experts ?? null
     this.finish = event.finish
     this.endedAt = now
+  }
+
+  /** The adapter that made the tokens; undefined for the base model. */
+  get lora (): { name: string, version: number, digest?: string } | undefined {
+    if (this.#adapter === undefined) return undefined
+    const { name, version, digest } = this.#adapter
+    const used = this.#adapterVersion ?? version
+    // The name may have got another version between the check of the request and its start.
+    return { name, version: used, ...used === version ? { digest } : {} }
   }
 
   get seconds (): number {

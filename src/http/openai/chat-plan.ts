@@ -1,5 +1,6 @@
 import { Type } from 'typebox'
 import type { Static } from 'typebox'
+import { chooseModel } from '../adapters.ts'
 import type { GenerationContext } from '../context.ts'
 import { Generation } from '../generation/generation.ts'
 import { MAX_TOP_LOGPROBS } from '../limits.ts'
@@ -56,6 +57,8 @@ export type ChatBody = Static<typeof ChatBody>
 export interface ChatPlan {
   body: ChatBody
   id: string
+  /** For the reply: the name of the adapter, or of the model. */
+  model: string
   created: number
   generation: Generation
   promptIds: Int32Array
@@ -83,6 +86,7 @@ export async function planChat (body: ChatBody, context: GenerationContext): Pro
     throw invalid('return_meta_info', 'is not possible in a stream; send "stream": false')
   }
   const { info } = context.engine
+  const { model, adapter } = chooseModel(context, body)
   const tools = readTools(body, context.parsers)
   checkBatch(1, body.n ?? 1, info, context.maxBatch, 'n')
   const sampling = openAiSampling(body, body.max_completion_tokens ?? body.max_tokens ?? null, context)
@@ -105,12 +109,14 @@ export async function planChat (body: ChatBody, context: GenerationContext): Pro
     info,
     rid: openAiRid(body, 0, 1),
     param: 'messages',
-    kept: body.return_sampling_mask === true
+    kept: body.return_sampling_mask === true,
+    adapter
   })
     .map(sample => ({ ...sample, text: { ...sample.text, visible }, ...grammar }))
   return {
     body: withoutPrompt(body),
     id: `chatcmpl-${newRid()}`,
+    model,
     created: Math.floor(Date.now() / 1000),
     generation: new Generation(context, plans),
     promptIds,

@@ -1,6 +1,5 @@
 import { Type } from 'typebox'
 import type { Static } from 'typebox'
-import { refuseAdapterName } from '../adapters.ts'
 import type { LogprobOptions } from '../../contract/rollout-engine.ts'
 import { boundVersion, versionFields } from '../generation/bound-version.ts'
 import type { GenerationContext } from '../context.ts'
@@ -33,7 +32,10 @@ const stop = Type.Union([Type.String(), Type.Array(Type.String(), { maxItems: 10
 
 /** Fields that completions and chat share: OpenAI's, then SGLang's and vLLM's extensions. */
 export const openAiFields = {
-  model: nullable(Type.String(), 'Any name, because there is one model.'),
+  model: nullable(
+    Type.String(),
+    'A LoRA adapter (its name, or base:adapter), else the model. Without --enable-lora any name means the model.'
+  ),
   max_tokens: nullable(Type.Integer({ minimum: 0 })),
   n: nullable(Type.Integer({ minimum: 1 }), 'Samples of each prompt (default 1).'),
   temperature: nullable(Type.Number(), 'Default: that of the model (--sampling-defaults), else 1; 0 is greedy.'),
@@ -88,7 +90,6 @@ export function openAiSampling (
   { engine, tokenizer, samplingDefaults: defaults }: GenerationContext,
   fallback?: number
 ): Sampling {
-  refuseAdapterName(body.model, engine.info.servedModelName)
   const topK = body.top_k ?? defaults.top_k
   const sampling = openAiNames(() =>
     readSampling(
@@ -133,7 +134,7 @@ export function openAiSampling (
 
 /** The samples of a prompt, n side by side. */
 export function openAiSamples (
-  { body, promptIds, sampling, logprobs, experts, info, rid, param, fallback, kept = false }: {
+  { body, promptIds, sampling, logprobs, experts, info, rid, param, fallback, kept = false, adapter }: {
     body: OpenAiFields
     promptIds: Int32Array
     sampling: Sampling
@@ -144,6 +145,7 @@ export function openAiSamples (
     param: string
     fallback?: number
     kept?: boolean
+    adapter?: string | undefined
   }
 ): SampleRequest[] {
   const maxNewTokens = fitContext(promptIds.length, sampling.maxNewTokens, info, param, fallback)
@@ -155,7 +157,8 @@ export function openAiSamples (
     version: boundVersion(body),
     cacheSalt: body.cache_salt ?? body.extra_key ?? undefined,
     ...experts === null ? {} : { expertsFrom: experts.from },
-    kept
+    kept,
+    adapter
   })
 }
 

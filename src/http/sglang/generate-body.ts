@@ -6,6 +6,7 @@ import type { LogprobOptions, ScoredRows } from '../../contract/rollout-engine.t
 import { boundVersion, versionFields } from '../generation/bound-version.ts'
 import type { GenerationContext } from '../context.ts'
 import type { SampleRequest } from '../generation/generation.ts'
+import { loraPathOf } from '../adapters.ts'
 import { MAX_RID_LENGTH, MAX_SALT_LENGTH } from '../limits.ts'
 import { checkScoredIds } from '../openai/prompt-logprobs.ts'
 import { otherGenerateFields } from '../owner-fields.ts'
@@ -107,6 +108,9 @@ export async function readGenerate (body: GenerateBody, context: GenerationConte
   const experts = wantedExperts(body, prompts, info)
   const rids = ridsOf(body.rid, prompts.length, batch)
   const version = boundVersion(body)
+  const adapters = prompts.map((_, i) =>
+    loraPathOf(context.engine, perItem(body.lora_path, i, prompts.length, 'lora_path'))
+  )
   const perPrompt = prompts.map((promptIds, i) => {
     const sampling = samplings[i]!
     const maxNewTokens = fitContext(
@@ -135,6 +139,7 @@ export async function readGenerate (body: GenerateBody, context: GenerationConte
         perItem(body.extra_key, i, prompts.length, 'extra_key'),
       ...experts === null ? {} : { expertsFrom: experts.from },
       kept: masks.lists || masks.packed,
+      adapter: adapters[i],
       ...positions === undefined ? {} : { scores: positions }
     })
   )

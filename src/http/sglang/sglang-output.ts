@@ -51,6 +51,7 @@ export function sglangOutput (sample: Sample, options: OutputOptions, shown = NO
       weight_version: sample.weightVersion,
       weight_versions: sample.spans.map(span => ({ ...span })),
       ...stampsOf([sample]),
+      ...sample.lora === undefined ? {} : { lora: sample.lora },
       num_retractions: sample.retractions,
       dp_rank: options.dpRank,
       ...options.logprobs ? logprobs(sample, options, shown) : {},

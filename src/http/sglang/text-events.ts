@@ -22,7 +22,8 @@ function specialIn (stops: readonly string[], id: number, tokenizer: Tokenizer):
 
 /** Events of one sample with their text. */
 export function textEvents ({ engine, tokenizer }: GenerationContext, plan: SampleRequest): AsyncIterable<TextEvent> {
-  const { rid, promptIds: inputIds, sampling, logprobs, cacheSalt, expertsFrom, scores, kept, grammar, text } = plan
+  const { rid, promptIds: inputIds, sampling, logprobs, cacheSalt, expertsFrom, scores, kept, grammar, adapter, text } =
+    plan
   const request = {
     rid,
     inputIds,
@@ -32,7 +33,8 @@ export function textEvents ({ engine, tokenizer }: GenerationContext, plan: Samp
     ...expertsFrom === undefined ? {} : { expertsFrom },
     ...scores === undefined ? {} : { scores },
     ...kept === true ? { kept } : {},
-    ...grammar === undefined ? {} : { grammar }
+    ...grammar === undefined ? {} : { grammar },
+    ...adapter === undefined ? {} : { adapter }
   }
   const detokenizer = tokenizer?.detokenizer({
     skipSpecialTokens: text.skipSpecialTokens,

@@ -96,6 +96,20 @@ export function weightsRoute<const Schema extends FastifySchema> (
   register(app, url, { ...options, config: { changesWeights: false, ...config } }, handle)
 }
 
+/** The same for a DELETE, which has no body. */
+export function deleteRoute<const Schema extends FastifySchema> (
+  app: UpdateApp,
+  url: string,
+  { config, schema }: Pick<Options<Schema>, 'config' | 'schema'>,
+  handle: Handler<Schema>
+): void {
+  ;(app as App).delete(
+    url,
+    { schema, config: { auth: 'admin', errors: 'weights', changesWeights: false, ...config } },
+    handle
+  )
+}
+
 function register<Schema extends FastifySchema> (
   app: UpdateApp,
   url: string,

@@ -6,7 +6,7 @@ import { countElements } from '../../wire/torch/extent.ts'
 import type { PlainValue } from '../../wire/torch/plain.ts'
 import { payloadError } from '../../wire/torch/tensor.ts'
 import type { MemoryStorage, TensorDescriptor, TensorStorage } from '../../wire/torch/tensor.ts'
-import { checkTensorCount, toTensorName } from '../../wire/torch/tensor-name.ts'
+import { checkTensorCount, toWeightName } from '../../wire/torch/tensor-name.ts'
 import { LoaderReads, MAX_READ_BYTES } from './loader-reads.ts'
 import { LoaderTensor } from './loader-tensor.ts'
 import type { LoadedTensor, LoaderTools, MadeTensor, WeightLoader } from './weight-loader.ts'
@@ -159,7 +159,7 @@ function describe (
     if (!Array.isArray(pair) || pair.length !== 2) {
       throw bad(`element ${index} of what it returned is ${what(pair)}, not [name, tensor]`)
     }
-    const name = toTensorName(pair[0] as string)
+    const name = toWeightName(pair[0] as string)
     const tensors = pair[1] instanceof LoaderTensor
       ? LoaderTensor.ranksOf(pair[1])
       : made(name, pair[1] as MadeTensor, ranks, sources, sourceOf)

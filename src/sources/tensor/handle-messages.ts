@@ -24,6 +24,8 @@ export interface SentEntries {
   gpus: readonly string[]
   /** The references stay the sender's: another engine gives them back. */
   borrowed?: boolean | undefined
+  /** The tensors of an adapter; otherwise such tensors are refused. */
+  isAdapter?: boolean | undefined
 }
 
 export type ToHandleThread =

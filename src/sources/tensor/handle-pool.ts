@@ -122,7 +122,10 @@ export class HandlePool {
 
   #readWeights (message: Announce): Read {
     const { id } = message
-    const lists = this.#gpus === null || message.loadFormat === 'flattened_bucket' ? null : this.#readLists(message)
+    // The addon reads only names of weights.
+    const lists = this.#gpus === null || message.isAdapter === true || message.loadFormat === 'flattened_bucket'
+      ? null
+      : this.#readLists(message)
     if (lists !== null) {
       const { columns, segments } = lists.gpus
       const references = referencesOfLists(lists.gpus)
@@ -142,7 +145,7 @@ export class HandlePool {
         }
       }
     }
-    const body = readTensorBody(message)
+    const body = readTensorBody(message, { isAdapter: message.isAdapter === true })
     return readOf(body, ({ sourceOf, ...held }) => {
       const tensors = announceTensors(
         body.ranks,

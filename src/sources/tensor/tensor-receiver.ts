@@ -120,6 +120,20 @@ export class TensorReceiver {
   }
 
   /**
+   * The same for the tensors of a LoRA adapter, which `open` refuses. `loadFormat` is null or "flattened_bucket".
+   */
+  async openAdapter (payload: TensorPayload): Promise<TensorSource> {
+    const { entries, loadFormat, borrowed = false } = payload
+    if (loadFormat === null || loadFormat === 'flattened_bucket') return await this.#openWeights(payload, true)
+    if (!borrowed) await this.discard(entries)
+    throw new RefitError(
+      'UNSUPPORTED',
+      `load_format: tensors of an adapter come as a list or as "flattened_bucket", got ${JSON.stringify(loadFormat)}`,
+      { param: 'load_format' }
+    )
+  }
+
+  /**
    * Opens one tensor whose handle was sent on its own; the caller decides which part of it is written. `gpu`: the UUID
    * under which it was sent; the sender's own index is ignored. Throws like `open`.
    */
@@ -202,10 +216,13 @@ export class TensorReceiver {
     throw unknownFormat(loadFormat, this.#loaders.keys())
   }
 
-  async #openWeights (payload: TensorPayload): Promise<TensorSource> {
+  async #openWeights (payload: TensorPayload, isAdapter = false): Promise<TensorSource> {
     const { entries, loadFormat } = payload
     const layout = loadFormat === 'direct' ? 'engine' : 'checkpoint'
-    const request = this.#entriesRequest('announce', { ...payload, entries: decodeEntries(entries) })
+    const request = {
+      ...this.#entriesRequest('announce', { ...payload, entries: decodeEntries(entries) }),
+      ...isAdapter ? { isAdapter } : {}
+    }
     const { reply, sources, hold } = await this.#held(
       entries,
       async life => await this.#thread.request(life, request),

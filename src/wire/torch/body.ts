@@ -31,6 +31,8 @@ export interface TensorRequest {
 export interface TensorRequestOptions extends StorageOptions {
   /** Accept tensors of bytes, integers and float64 too: custom loaders make weights of them. */
   anyDType?: boolean
+  /** The tensors are those of an adapter; otherwise such tensors are refused. */
+  isAdapter?: boolean
 }
 
 export interface TensorBody {
@@ -74,7 +76,7 @@ export function readTensorBody (
     // Trainers repeat one text for every rank.
     const twin = entries.findIndex(entry => sameEntry(entry, entries[index]!))
     out.push(inEntry(`${WHERE}[${index}]`, () => {
-      readers[twin] ??= readEntry(entries[index]!, loadFormat, storages, options.anyDType === true)
+      readers[twin] ??= readEntry(entries[index]!, loadFormat, storages, options)
       return readers[twin](rank, own[rank])
     }))
   }
@@ -86,15 +88,15 @@ function readEntry (
   entry: string | Uint8Array,
   loadFormat: string | null,
   storages: StorageTable,
-  anyDType: boolean
+  { anyDType = false, isAdapter = false }: TensorRequestOptions
 ): Reader {
   const root = readPayload(entry)
   if (loadFormat === 'flattened_bucket') {
-    if (isOfferedBucket(root)) return (_rank, gpu) => checked(readBucket(root, storages, gpu), anyDType)
-    const tensors = checked(readBucket(root, storages), anyDType)
+    if (isOfferedBucket(root)) return (_rank, gpu) => checked(readBucket(root, storages, { gpu, isAdapter }), anyDType)
+    const tensors = checked(readBucket(root, storages, { isAdapter }), anyDType)
     return () => tensors
   }
-  const named = new NamedTensors(root, storages)
+  const named = new NamedTensors(root, storages, isAdapter)
   if (named.perRank) return (rank, gpu) => checked(named.forRank(rank, gpu), anyDType)
   const tensors = checked(named.forRank(0), anyDType)
   return () => tensors

@@ -7,15 +7,22 @@ import { isOffer, readTensor } from './rebuild.ts'
 import type { StorageTable } from './storage.ts'
 import { payloadError } from './tensor.ts'
 import type { TensorDescriptor } from './tensor.ts'
-import { checkTensorCount, nameTensor, toTensorName } from './tensor-name.ts'
+import { checkTensorCount, nameTensor, toTensorName, toWeightName } from './tensor-name.ts'
 
 // SGLang's FlattenedTensorBucket: tensors one after another in one flat tensor, and a list of their places. Since late
 // 2025 the flat tensor is of bytes and the indices count bytes, without any alignment. Before, it had the dtype of all
 // its tensors, and the indices counted elements. The flat tensor's dtype shows which; the lengths are checked against
 // it.
 
-/** Every tensor of a bucket, as a view of the flat tensor's storage. `gpu`: the rank's own. Throws TENSOR_PAYLOAD. */
-export function readBucket (root: PickleValue, storages: StorageTable, gpu?: string): TensorDescriptor[] {
+/**
+ * Every tensor of a bucket, as a view of the flat tensor's storage. `gpu`: the rank's own. `isAdapter`: parts of an
+ * adapter are welcome; otherwise they are refused. Throws TENSOR_PAYLOAD and UNSUPPORTED.
+ */
+export function readBucket (
+  root: PickleValue,
+  storages: StorageTable,
+  { gpu, isAdapter = false }: { gpu?: string | undefined, isAdapter?: boolean } = {}
+): TensorDescriptor[] {
   const flat = root instanceof PickleDict ? root.get('flattened_tensor') : undefined
   const metadata = root instanceof PickleDict ? root.get('metadata') : undefined
   if (flat === undefined || !(metadata instanceof PickleList)) {
@@ -27,7 +34,7 @@ export function readBucket (root: PickleValue, storages: StorageTable, gpu?: str
   }
   checkTensorCount(metadata.items.length)
   const bucket = readFlat(flat, storages, gpu)
-  return metadata.items.map(item => readPiece(item, bucket))
+  return metadata.items.map(item => readPiece(item, bucket, isAdapter ? toTensorName : toWeightName))
 }
 
 /** True if ranks may take different handles. */
@@ -47,10 +54,14 @@ function readFlat (value: PickleValue, storages: StorageTable, gpu?: string): Te
   return flat
 }
 
-function readPiece (value: PickleValue, flat: TensorDescriptor): TensorDescriptor {
+function readPiece (
+  value: PickleValue,
+  flat: TensorDescriptor,
+  toName: (value: PickleValue | undefined) => string
+): TensorDescriptor {
   const state = value instanceof PickleObject && value.name.role === 'FlattenedTensorMetadata' ? value.state : null
   if (state === null) throw payloadError(`metadata holds ${describePickle(value)}, not FlattenedTensorMetadata`)
-  const name = toTensorName(state.get('name'))
+  const name = toName(state.get('name'))
   try {
     return placePiece(name, state, flat)
   } catch (error) {

@@ -7,7 +7,7 @@ import { isOffer, readTensor } from './rebuild.ts'
 import type { StorageTable } from './storage.ts'
 import { payloadError } from './tensor.ts'
 import type { TensorDescriptor } from './tensor.ts'
-import { checkTensorCount, nameTensor, toTensorName } from './tensor-name.ts'
+import { checkTensorCount, nameTensor, toTensorName, toWeightName } from './tensor-name.ts'
 
 // A list of (name, tensor) or a dict of tensors by name. A tensor may be verl's LocalSerializedTensor, which holds a
 // pickle for every rank, or vLLM's dict of handles by GPU.
@@ -16,21 +16,24 @@ import { checkTensorCount, nameTensor, toTensorName } from './tensor-name.ts'
 export class NamedTensors {
   readonly #pairs: Array<[name: PickleValue, tensor: PickleValue]>
   readonly #storages: StorageTable
+  readonly #toName: (value: PickleValue) => string
   /** By the bytes that were read, so that bytes in several places are read once. */
   readonly #nested = new Map<PickleBytes, TensorDescriptor>()
   /** True if ranks get different tensors. */
   readonly perRank: boolean
 
-  constructor (root: PickleValue, storages: StorageTable) {
+  /** `isAdapter`: parts of an adapter are welcome; otherwise they are refused. */
+  constructor (root: PickleValue, storages: StorageTable, isAdapter = false) {
     this.#pairs = toPairs(root)
     this.#storages = storages
+    this.#toName = isAdapter ? toTensorName : toWeightName
     this.perRank = this.#pairs.some(pair => isLocal(pair[1]) || isOffer(pair[1]))
   }
 
   /** `gpu`: the rank's own. Throws TENSOR_PAYLOAD, UNSUPPORTED and, for tensors in pickles of their own, PICKLE_*. */
   forRank (rank: number, gpu?: string): TensorDescriptor[] {
     return this.#pairs.map(pair => {
-      const name = toTensorName(pair[0])
+      const name = this.#toName(pair[0])
       const value = pair[1]
       if (!isLocal(value)) return readTensor(name, value, this.#storages, gpu)
       try {

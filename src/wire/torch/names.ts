@@ -14,7 +14,7 @@ const SUBCLASS =
 const SHARDED = 'a DTensor or its parts. Send whole tensors: gather with full_tensor()'
 const SPARSE = 'sparse and nested tensors are not weights. Send dense ones: to_dense()'
 const ASCEND = 'memory of an Ascend NPU, which refit cannot open'
-const LORA = 'LoRA adapters are not applied. Merge them into the weights (merge_and_unload) and send those'
+const LORA = "PEFT's configuration of an adapter. It goes into config_dict of /load_lora_adapter_from_tensors, as JSON"
 
 const known = new Map<string, Map<string, PickleName | string>>()
 

@@ -12,7 +12,7 @@ import { isOffer, readTensor } from './rebuild.ts'
 import { StorageTable } from './storage.ts'
 import { payloadError } from './tensor.ts'
 import type { TensorDescriptor } from './tensor.ts'
-import { checkTensorCount, nameTensor, toTensorName } from './tensor-name.ts'
+import { checkTensorCount, nameTensor, toWeightName } from './tensor-name.ts'
 
 // vLLM's IPC transfer (weight_transfer/ipc_engine.py): names, dtypes and shapes are in the request, and only the
 // handles are pickled, by the UUID of the GPU that they lie on. Each engine takes the handles of its own GPUs; the
@@ -100,7 +100,7 @@ function readWanted ({ names, dtypes, shapes, sizes, unit }: Offer): Wanted[] {
     }
   }
   return names.map((text, index) => {
-    const name = toTensorName(text)
+    const name = toWeightName(text)
     try {
       const dtype = readDTypeText(dtypes[index]!)?.name
       if (dtype === undefined) {

@@ -8,7 +8,7 @@ import { salvageNames } from '../torch/names.ts'
 import { readPickle } from '../pickle/read.ts'
 import { payloadError } from '../torch/tensor.ts'
 import type { TensorDescriptor } from '../torch/tensor.ts'
-import { checkTensorCount, nameTensor, toTensorName } from '../torch/tensor-name.ts'
+import { checkTensorCount, nameTensor, toWeightName } from '../torch/tensor-name.ts'
 import { bucketMeta, directHandle } from './verl-buckets.ts'
 
 // The messages of checkpoint-engine's parameter server to an engine's worker, as pickles (MoonshotAI/checkpoint-engine,
@@ -68,7 +68,7 @@ function readPiece (value: PickleValue): BufferPiece {
   if (!(value instanceof PickleDict)) {
     throw payloadError(`a bucket holds ${describePickle(value)}, not a dict of name, dtype, shape and offset`)
   }
-  const name = toTensorName(value.get('name'))
+  const name = toWeightName(value.get('name'))
   try {
     const dtype = toTorchDType(value.get('dtype'))
     if (torchWeightDType(dtype) === undefined) throw payloadError(describeUnreadDType(dtype), name)

@@ -190,8 +190,8 @@ t.test("errors have OpenAI's shape", async t => {
     [{ prompt: 'a', n: 0 }, /^n: expected a number >= 1, got 0$/, 'n'],
     [{ prompt: 'a', best_of: 3 }, /^best_of: only the value of n/, 'best_of'],
     [{ prompt: 'a', suffix: 'x' }, /^suffix: suffixes: not supported/, 'suffix'],
-    [{ prompt: 'a', lora_path: 'x' }, /^lora_path: LoRA/, 'lora_path'],
-    [{ prompt: 'a', model: 'fake:adapter' }, /^model: LoRA adapters/, 'model'],
+    [{ prompt: 'a', lora_path: 'x' }, /^lora_path: LoRA adapters are not enabled/, 'lora_path'],
+    [{ prompt: 'a', model: 'fake:adapter' }, /^model: LoRA adapters are not enabled/, 'model'],
     [
       { prompt: 'a', response_format: { type: 'json' } },
       /^response_format.type: expected text/,

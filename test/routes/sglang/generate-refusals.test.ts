@@ -166,7 +166,6 @@ t.test('unsupported features are refused only if they are requested', async t =>
   for (
     const [field, value] of Object.entries({
       image_data: 'x',
-      lora_path: 'a',
       session_params: { id: 1 },
       return_routed_experts: true,
       return_hidden_states: true,

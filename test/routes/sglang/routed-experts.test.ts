@@ -1,7 +1,8 @@
 import t from 'tap'
 import { joinRegex } from '../../helpers/join-regex.ts'
 import type { Test } from 'tap'
-import { FakeEngine, fakeExperts } from '../../helpers/fake-engine.ts'
+import { FakeEngine } from '../../helpers/fake-engine.ts'
+import { fakeExperts } from '../../helpers/fakes/fake-experts.ts'
 import { call, frames, routeApp } from '../../helpers/route-app.ts'
 import type { RouteApp } from '../../helpers/route-app.ts'
 

@@ -48,7 +48,7 @@ t.test('a bad value is refused with the field, the expected value and the receiv
       [{ token_ids: [5], cache_salt: 'x'.repeat(1025) }, /cache_salt: expected at most 1024 characters/],
       [{ token_ids: [5], request_id: '' }, /request_id/],
       [{ token_ids: [5], output_mode: 'json' }, /output_mode/],
-      [{ token_ids: [5], model: 'fake:adapter' }, /model: LoRA adapters are not supported/],
+      [{ token_ids: [5], model: 'fake:adapter' }, /model: LoRA adapters are not enabled/],
       [{ token_ids: [5], sampling_params: { temperature: -1 } }, /temperature must be non-negative/],
       [{ token_ids: [5], sampling_params: { top_p: 0 } }, /top_p must be in \(0, 1\]/],
       [{ token_ids: [5], sampling_params: { top_k: -2 } }, /top_k/],

@@ -100,7 +100,7 @@ t.test('a refusal has the name or opcode, its position, and advice if there is s
   t.throws(() => read(global('torch.distributed._shard.sharded_tensor.api', 'ShardedTensor'), '.'), {
     message: /full state dict/
   })
-  t.throws(() => read(global('peft.tuners.lora.config', 'LoraConfig'), '.'), { message: /merge_and_unload/ })
+  t.throws(() => read(global('peft.tuners.lora.config', 'LoraConfig'), '.'), { message: /goes into config_dict of/ })
   t.throws(
     () => read(global('x'.repeat(250), 'y"\n'), '.'),
     { message: /y\\"\\n" is not a name/ },

@@ -1,8 +1,8 @@
 import { parentPort, workerData } from 'node:worker_threads'
-import { Heartbeat } from '../../src/engine/heartbeat.ts'
-import type { FromWorker, WorkerData } from '../../src/engine/messages.ts'
-import { WorkerLoop } from '../../src/engine/worker-loop.ts'
-import { FakeDevice } from './fake-device.ts'
+import { Heartbeat } from '../../../src/engine/heartbeat.ts'
+import type { FromWorker, WorkerData } from '../../../src/engine/messages.ts'
+import { WorkerLoop } from '../../../src/engine/worker-loop.ts'
+import { FakeDevice } from '../fake-device.ts'
 
 // The scheduler's worker with the fake device instead of a native core. A request with a magic seed crashes the thread.
 

@@ -1,0 +1,122 @@
+import { Type } from 'typebox'
+import { RefitError } from '../../src/errors.ts'
+import { nullable, refusals, WeightsRefusal } from '../../src/http/schemas.ts'
+import { Adapter, AdapterLoaded, logAdapter, toAdapter, toAdapterReport } from '../../src/http/updates/adapter-reply.ts'
+import { deleteRoute, weightsRoute } from '../../src/http/updates/update-route.ts'
+import type { UpdateRoutes } from '../../src/http/updates/update-route.ts'
+import { loadAdapterFromForm } from '../../src/http/upload/adapter-upload.ts'
+import { installFormParser } from '../../src/http/upload/form-parser.ts'
+import { requireAdapters, unloadAdapter } from '../../src/updates/adapter-load.ts'
+
+// Names may have slashes, and some clients do not escape them.
+const Params = Type.Object({ '*': Type.String({ minLength: 1 }) })
+const strict = { additionalProperties: false } as const
+
+const LoadQuery = Type.Object({
+  existing: nullable(
+    Type.Union([Type.Literal('replace'), Type.Literal('refuse')]),
+    'A name that is loaded already gets the new version (default), or 409.'
+  ),
+  pinned: nullable(Type.Boolean(), 'Keeps it in its slot (default false).')
+}, strict)
+
+const UnloadQuery = Type.Object({
+  in_use: nullable(
+    Type.Union([Type.Literal('finish'), Type.Literal('wait'), Type.Literal('refuse')]),
+    'While requests use it: they finish and the reply comes at once (default), the reply comes when they have ' +
+      'finished, or 409.'
+  )
+}, strict)
+
+const Limits = Type.Object({
+  slots: Type.Integer({ description: 'Versions that running requests use at once (--max-loras).' }),
+  max_rank: Type.Integer(),
+  max_loaded: Type.Integer(),
+  target_modules: Type.Array(Type.String())
+}, { title: 'AdapterLimits' })
+
+const read = { auth: 'normal', errors: 'weights' } as const
+
+/** refit's own routes for LoRA adapters. */
+const adapters: UpdateRoutes = async (app, { context }) => {
+  const { engine } = context
+  await installFormParser(app)
+
+  app.get('/adapters', {
+    config: read,
+    schema: {
+      operationId: 'adapters',
+      summary: 'The LoRA adapters',
+      tags: ['adapters'],
+      response: {
+        200: Type.Object({ limits: Limits, adapters: Type.Array(Adapter) }, { description: 'In order of first load.' }),
+        ...refusals(WeightsRefusal)
+      }
+    }
+  }, async () => {
+    const held = requireAdapters(engine)
+    const { slots, maxRank, maxLoaded, targets } = held.limits
+    return {
+      limits: { slots, max_rank: maxRank, max_loaded: maxLoaded, target_modules: [...targets] },
+      adapters: held.list().map(toAdapter)
+    }
+  })
+
+  app.get('/adapters/*', {
+    config: read,
+    schema: {
+      operationId: 'adapter',
+      summary: 'A LoRA adapter',
+      tags: ['adapters'],
+      params: Params,
+      response: { 200: Adapter, ...refusals(WeightsRefusal) }
+    }
+  }, async ({ params }) => {
+    const info = requireAdapters(engine).get(params['*'])
+    if (info !== undefined) return toAdapter(info)
+    throw new RefitError('ADAPTER_UNKNOWN', `no LoRA adapter is named ${JSON.stringify(params['*'].slice(0, 200))}`, {
+      param: 'name'
+    })
+  })
+
+  weightsRoute(app, '/adapters/*', {
+    config: { uploads: true },
+    schema: {
+      operationId: 'loadAdapter',
+      summary: 'Load a LoRA adapter from an upload',
+      description: 'A form (multipart/form-data) with the files adapter_config.json and adapter_model.safetensors. ' +
+        'Generation goes on; requests that run finish on the version that they began with.',
+      tags: ['adapters'],
+      params: Params,
+      querystring: LoadQuery,
+      response: { 200: AdapterLoaded, ...refusals(WeightsRefusal) }
+    }
+  }, async request => {
+    const { existing, pinned } = request.query
+    const report = await loadAdapterFromForm(context, request, {
+      name: request.params['*'],
+      existing: existing ?? 'replace',
+      pinned: pinned ?? false
+    })
+    logAdapter(request.log, report)
+    return toAdapterReport(report)
+  })
+
+  deleteRoute(app, '/adapters/*', {
+    schema: {
+      operationId: 'unloadAdapter',
+      summary: 'Unload a LoRA adapter',
+      description: 'New requests for it are refused from the call on.',
+      tags: ['adapters'],
+      params: Params,
+      querystring: UnloadQuery,
+      response: { 200: Adapter, ...refusals(WeightsRefusal) }
+    }
+  }, async ({ params, query, log }) => {
+    const info = await unloadAdapter(context, params['*'], query.in_use ?? 'finish')
+    log.info({ adapter: info.name, version: info.version }, 'LoRA adapter unloaded')
+    return toAdapter(info)
+  })
+}
+
+export default adapters

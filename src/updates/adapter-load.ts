@@ -1,0 +1,239 @@
+import type { AdapterInfo, AdapterReport, Adapters, UnloadMode } from '../contract/adapters.ts'
+import type { DeltaHost } from '../contract/delta-host.ts'
+import type { RolloutEngine } from '../contract/rollout-engine.ts'
+import type { WeightSource } from '../contract/weight-source.ts'
+import { RefitError, withPrefix } from '../errors.ts'
+import { requireChecksums } from '../sources/adapter-checksums.ts'
+import type { AdapterFolder } from '../sources/disk/adapter-folder.ts'
+import type { DistributedReceiver } from '../sources/distributed/distributed.ts'
+import type { TensorReceiver } from '../sources/tensor/tensor-receiver.ts'
+import type { CallJoiner } from '../weights/call-joiner.ts'
+import { GROUP_NAME } from './distributed-update.ts'
+
+/** Counts the outcomes of loads. */
+export interface AdapterMetrics {
+  observeAdapter: (report: AdapterReport) => void
+  observeFailedAdapter: () => void
+}
+
+export interface AdapterHost {
+  readonly engine: Pick<RolloutEngine, 'adapters' | 'deltaHost'>
+  readonly metrics: AdapterMetrics
+  /** Opens an adapter inside the allowed roots. */
+  readonly openAdapter: (path: string) => Promise<AdapterFolder>
+  readonly tensors: Pick<TensorReceiver, 'openAdapter' | 'discard'>
+  readonly distributed: Pick<DistributedReceiver, 'open' | 'refuse'>
+  /** Loads under way, so that a client's retry joins the load that it repeats. */
+  readonly adapterRetries: CallJoiner<AdapterReport>
+}
+
+export interface AdapterFields {
+  readonly name: string
+  /** The new version takes a name that is loaded already (default), or CONFLICT. */
+  readonly existing?: 'replace' | 'refuse' | undefined
+  /** Keeps it in its slot (default false). */
+  readonly pinned?: boolean | undefined
+}
+
+export interface DiskAdapter extends AdapterFields {
+  readonly path: string
+}
+
+export interface TensorAdapter extends AdapterFields {
+  /** The content of adapter_config.json. */
+  readonly config: unknown
+  /** Base64 of pickled handles, one text per rank or one for all, each with the whole adapter. */
+  readonly entries: readonly string[]
+  readonly loadFormat?: string | null | undefined
+  /** SHA-256 of the bytes of every tensor, as hex digits by name. */
+  readonly checksums?: Readonly<Record<string, string>> | null | undefined
+  /** The handles go to several engines, and another one gives their references back. */
+  readonly borrowed?: boolean | undefined
+}
+
+export interface GroupAdapter extends AdapterFields {
+  readonly config: unknown
+  readonly names: readonly string[]
+  readonly dtypes: readonly string[]
+  readonly shapes: ReadonlyArray<readonly number[]>
+  /** Default GROUP_NAME. */
+  readonly groupName?: string | undefined
+  readonly loadFormat?: string | null | undefined
+}
+
+/** SGLang's path of adapters that came as tensors. */
+const FROM_TENSORS = '__tensor__'
+const FROM_UPLOAD = '__upload__'
+const MAX_NAME = 256
+// No control characters: names go into logs, headers of metrics and paths of routes.
+const NAME = /^[^\p{Cc}]+$/u
+
+/** The adapters of an engine. Throws UNSUPPORTED if it takes none. */
+export function requireAdapters ({ adapters }: Pick<RolloutEngine, 'adapters'>): Adapters {
+  if (adapters !== undefined) return adapters
+  throw new RefitError(
+    'UNSUPPORTED',
+    'LoRA is not enabled: start the server with --enable-lora (docs/adapters.md), or merge the adapter into the ' +
+      'weights (merge_and_unload) and send those',
+    { param: 'lora_name' }
+  )
+}
+
+/** Loads an adapter that PEFT has saved in a folder. Throws CHECKPOINT_PATH if the folder is not there. */
+export async function loadAdapterFromDisk (
+  host: Pick<AdapterHost, 'adapterRetries' | 'engine' | 'metrics' | 'openAdapter'>,
+  { path, ...fields }: DiskAdapter
+): Promise<AdapterReport> {
+  return await host.adapterRetries.join(
+    ['disk', path, JSON.stringify(fields)],
+    async () => await load(host, fields, path, async () => await host.openAdapter(path))
+  )
+}
+
+/** Loads an adapter from a trainer's memory. The references are given back before it returns, whatever happens. */
+export async function loadAdapterFromTensors (
+  host: AdapterHost,
+  { entries, loadFormat = null, config, checksums, borrowed = false, ...fields }: TensorAdapter
+): Promise<AdapterReport> {
+  try {
+    checkLoad(host.engine, fields)
+  } catch (error) {
+    if (!borrowed) await host.tensors.discard(entries)
+    host.metrics.observeFailedAdapter()
+    throw error
+  }
+  return await load(host, fields, FROM_TENSORS, async () => {
+    const source = await host.tensors.openAdapter({ entries, loadFormat, borrowed })
+    return { config, source, ...checksums == null ? {} : { checksums } }
+  })
+}
+
+/**
+ * Loads an adapter that a trainer broadcasts through a process group. The tensors of a refused request are received and
+ * dropped first.
+ */
+export async function loadAdapterFromGroup (host: AdapterHost, adapter: GroupAdapter): Promise<AdapterReport> {
+  return await host.adapterRetries.join(
+    ['group', JSON.stringify(adapter)],
+    async () => await receive(host, adapter)
+  )
+}
+
+async function receive (
+  host: AdapterHost,
+  { config, names, dtypes, shapes, groupName = GROUP_NAME, loadFormat = null, ...fields }: GroupAdapter
+): Promise<AdapterReport> {
+  const request = { names, dtypes, shapes, groupName, loadFormat }
+  try {
+    checkLoad(host.engine, fields)
+  } catch (error) {
+    host.metrics.observeFailedAdapter()
+    throw withNote(error, await host.distributed.refuse({ ...request, group_name: groupName }, groupName))
+  }
+  return await load(
+    host,
+    fields,
+    FROM_TENSORS,
+    async () => ({ config, source: await host.distributed.open(request) })
+  )
+}
+
+/** Loads an adapter whose tensors a source has. `open` is called after the checks that need no tensors. */
+export async function loadAdapterFromSource (
+  host: Pick<AdapterHost, 'engine' | 'metrics'>,
+  fields: AdapterFields,
+  { config, open }: { config: unknown, open: () => Promise<WeightSource> }
+): Promise<AdapterReport> {
+  return await load(host, fields, FROM_UPLOAD, async () => ({ config, source: await open() }))
+}
+
+/** The same error with a sentence about the bytes of its request, if there is one. */
+export function withNote (error: unknown, note: string | undefined): unknown {
+  if (note === undefined || !(error instanceof RefitError)) return error
+  return new RefitError(error.code, `${error.message}. ${note}`, {
+    cause: error,
+    ...error.param === undefined ? {} : { param: error.param }
+  })
+}
+
+/** Forgets a name. Requests that run finish on their version. Throws ADAPTER_UNKNOWN. */
+export async function unloadAdapter (
+  { engine }: Pick<AdapterHost, 'engine'>,
+  name: string,
+  mode: UnloadMode = 'finish'
+): Promise<AdapterInfo> {
+  return await requireAdapters(engine).unload(name, mode)
+}
+
+interface OpenAdapter {
+  config: unknown
+  source: WeightSource
+  checksums?: Readonly<Record<string, string>>
+}
+
+async function load (
+  { engine, metrics }: Pick<AdapterHost, 'engine' | 'metrics'>,
+  fields: AdapterFields,
+  path: string,
+  open: () => Promise<OpenAdapter>
+): Promise<AdapterReport> {
+  try {
+    const adapters = checkLoad(engine, fields)
+    const opened = await open()
+    const report = await write(adapters, fields, path, opened, engine.deltaHost)
+    metrics.observeAdapter(report)
+    return report
+  } catch (error) {
+    metrics.observeFailedAdapter()
+    throw withPrefix(`LoRA adapter ${JSON.stringify(fields.name.slice(0, MAX_NAME))}: `, error)
+  }
+}
+
+/** Writes and closes. */
+async function write (
+  adapters: Adapters,
+  { name, existing, pinned }: AdapterFields,
+  path: string,
+  { config, source, checksums }: OpenAdapter,
+  host: DeltaHost | undefined
+): Promise<AdapterReport> {
+  const run = async (): Promise<AdapterReport> => {
+    if (checksums !== undefined && source.kind === 'stored') await requireChecksums(source, checksums, host)
+    return await adapters.load(name, config, source, {
+      path,
+      ...existing === undefined ? {} : { existing },
+      ...pinned === undefined ? {} : { pinned }
+    })
+  }
+  try {
+    return await run().finally(async () => {
+      await source.close()
+    })
+  } catch (error) {
+    throw source.explain?.(error) ?? error
+  }
+}
+
+/** Throws if the load would be refused whatever its tensors are. */
+function checkLoad (engine: Pick<RolloutEngine, 'adapters'>, { name, existing }: AdapterFields): Adapters {
+  const adapters = requireAdapters(engine)
+  if (name === '' || name.length > MAX_NAME || !NAME.test(name)) {
+    throw new RefitError(
+      'INVALID_REQUEST',
+      `lora_name: expected 1 to ${MAX_NAME} characters and no control characters, got ${
+        JSON.stringify(name.slice(0, 100))
+      }`,
+      { param: 'lora_name' }
+    )
+  }
+  if (existing === 'refuse' && adapters.get(name) !== undefined) throw alreadyLoaded(name)
+  return adapters
+}
+
+function alreadyLoaded (name: string): RefitError {
+  return new RefitError(
+    'CONFLICT',
+    `an adapter named ${JSON.stringify(name)} is already loaded; unload it first, or ask for its replacement`,
+    { param: 'lora_name' }
+  )
+}
