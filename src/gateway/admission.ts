@@ -50,13 +50,24 @@ export async function admit (fleet: Fleet, worker: Worker, catchUpOptions: Catch
   if (peer === null && fleet.ready.length > 0) {
     return fleet.unready(worker, 'stale', 'another engine became ready first, with which it is compared next')
   }
-  if (problem === null) fleet.admitted(worker)
-  else fleet.unready(worker, 'stale', problem)
+  if (problem === null) {
+    await fillAdapters(fleet, worker)
+    if (isUnchanged()) fleet.admitted(worker)
+    else fleet.unready(worker, 'stale', 'an update or a pause came while it loaded adapters')
+  } else fleet.unready(worker, 'stale', problem)
+}
+
+/** An engine without an adapter still serves requests of the others. */
+async function fillAdapters ({ adapters, log }: Fleet, worker: Worker): Promise<void> {
+  const lacking = await adapters.fill(worker)
+  if (lacking.length === 0) return
+  log.warn({ worker: worker.id, url: worker.url, adapters: lacking }, `it lacks LoRA adapters: ${lacking.join('; ')}`)
 }
 
 /** Forgets the pause, process groups and announcements of an engine that was restarted: it has lost them. */
 export function restarted (fleet: Fleet, worker: Worker): void {
   fleet.announcements.forget(worker)
+  fleet.adapters.lost(worker)
   worker.inSync = false
   worker.isPaused = false
   worker.update = 0

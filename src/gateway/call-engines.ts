@@ -74,6 +74,7 @@ export async function callEngines (
   const ready = workers.filter(({ state }) => state === 'ready')
   const outcomes = await sendCounted(fleet, metrics, request, sent, incomplete)
   remember(fleet, call, json, outcomes)
+  rememberAdapter(fleet, request.url, sent, outcomes)
   if (
     call.effect === 'begin' && !isRead &&
     outcomes.some(outcome => ready.includes(outcome.worker) && failureOf(outcome) !== null)
@@ -114,7 +115,7 @@ async function sendCounted (
           isUnknown: isWhole && 'error' in outcome,
           label: 'error' in outcome ? undefined : decodeLabel(outcome.headers[WEIGHT_VERSION_HEADER])
         })),
-        checkpointOf(call, json, inGroup)
+        outcomes.some(outcome => adapterIn(outcome) !== undefined) ? undefined : checkpointOf(call, json, inGroup)
       )
     }
   }
@@ -204,6 +205,22 @@ async function lend ([first, ...others]: readonly Worker[], request: EngineReque
   const borrowed = { ...request, headers: { ...request.headers, [BORROWED_HEADER]: '1' } }
   const outcomes = await fanOut(others, () => borrowed)
   return [...await fanOut([first!], () => request), ...outcomes]
+}
+
+/** prime-rl's updates may be adapters, as the replies show. */
+function rememberAdapter (fleet: Fleet, path: string, { call, json }: Sent, outcomes: readonly Outcome[]): void {
+  const request = { path: path.split('?', 1)[0]!, body: json.bytes }
+  if (call.adapter !== undefined) return fleet.adapters.record(call.adapter, request, outcomes)
+  const took = outcomes.filter(outcome => failureOf(outcome) === null)
+  const name = took.map(adapterIn).find(own => own !== undefined)
+  if (name !== undefined) fleet.adapters.add(name, request, took.map(({ worker }) => worker))
+}
+
+/** The adapter that an engine has loaded by an update of weights. */
+function adapterIn (outcome: Outcome): string | undefined {
+  if ('error' in outcome) return undefined
+  const { adapter } = (outcome.json ?? {}) as { adapter?: { name?: unknown } | null }
+  return typeof adapter?.name === 'string' ? adapter.name : undefined
 }
 
 /** Records what later calls depend on: announcements, pauses and process groups. */

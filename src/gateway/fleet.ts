@@ -2,6 +2,7 @@ import { RefitError } from '../errors.ts'
 import type { ConnectionOptions } from '../remote/connection.ts'
 import { choose } from './balance.ts'
 import type { RoutingKey } from './balance.ts'
+import { FleetAdapters } from './adapters.ts'
 import { Announcements } from './announcements.ts'
 import { Worker } from './worker.ts'
 
@@ -38,6 +39,7 @@ export class Fleet {
   /** The current weights came from a checkpoint. */
   isOnDisk = true
   readonly announcements = new Announcements()
+  readonly adapters = new FleetAdapters()
   /** Called at the end of an update or a pause: engines that waited for it can be checked. */
   onChange: () => void = () => {}
   readonly #options: ConnectionOptions
@@ -99,21 +101,25 @@ export class Fleet {
 
   /**
    * `only`: no other engine. `suits`: engines with such a label come first, also those that another client has updated
-   * before the others.
+   * before the others. `has`: no engine for which it is false, because it lacks the request's adapter.
    */
   pick (
     key: RoutingKey | null,
     tried: ReadonlySet<Worker>,
-    { only, suits }: { only?: Worker | undefined, suits?: ((label: string) => boolean) | undefined } = {}
+    { only, suits, has = () => true }: {
+      only?: Worker | undefined
+      suits?: ((label: string) => boolean) | undefined
+      has?: ((worker: Worker) => boolean) | undefined
+    } = {}
   ): Worker | undefined {
     if (only !== undefined) return this.generating.includes(only) && !tried.has(only) ? only : undefined
     const suited = suits === undefined
       ? []
       : this.list.filter(worker =>
-        !tried.has(worker) && worker.refusal === null && suits(worker.facts?.version ?? '') &&
+        !tried.has(worker) && has(worker) && worker.refusal === null && suits(worker.facts?.version ?? '') &&
         (worker.state === 'ready' || (worker.state === 'stale' && worker.isForeign))
       )
-    return choose(suited.length > 0 ? suited : this.generating.filter(worker => !tried.has(worker)), key)
+    return choose(suited.length > 0 ? suited : this.generating.filter(worker => !tried.has(worker) && has(worker)), key)
   }
 
   /** No engine (or not `only`) takes requests, but one that is alive may soon. */

@@ -1,5 +1,6 @@
 import type { AuthLevel } from '../http/auth.ts'
 import type { OwnHeader } from '../http/pages.ts'
+import type { AdapterCall } from './adapters.ts'
 import type { JsonBody, Step } from './json-body.ts'
 
 /** The gateway's handling of one path. Each dialect lists its paths in src/dialects/NAME/. */
@@ -43,6 +44,8 @@ export interface GatewayCall {
   sharesId?: boolean
   /** The field of the body with the path of a checkpoint. */
   checkpoint?: readonly Step[]
+  /** It loads or unloads a LoRA adapter. */
+  adapter?: AdapterCall
   /** The call works for one engine only; the text is the reason. */
   oneEngineOnly?: string
   merge?: MergeRule
@@ -104,6 +107,13 @@ export const resume: GatewayCall = { to: 'all', effect: 'resume' }
 export const memory: GatewayCall = { ...state, effect: 'memory' }
 export const broadcast: GatewayCall = { to: 'group', effect: 'weights' }
 export const leave: GatewayCall = { to: 'group', effect: 'leave' }
+
+/** SGLang's and vLLM's fields. */
+export const loadsAdapter: GatewayCall = {
+  to: 'members',
+  adapter: { kind: 'load', name: 'lora_name', folder: 'lora_path' }
+}
+export const unloadsAdapter: GatewayCall = { to: 'members', adapter: { kind: 'unload', name: 'lora_name' } }
 
 /** A GET that reads the same from every engine. */
 export function read (merge: MergeRule = {}): GatewayCall {

@@ -41,6 +41,7 @@ export async function passToOneEngine (
   raw.once('close', leave)
   const key = routingKey(request.headers, body)
   const bound = boundBy(body)
+  const has = fleet.adapters.neededBy(body)
   const { only, headers, body: sent } = chosenRank(fleet, request.headers, body)
   const tried = new Set<Worker>()
   const deadline = performance.now() + waitMs
@@ -49,7 +50,7 @@ export async function passToOneEngine (
   let notReady: { answer: Dispatcher.ResponseData, bytes: Buffer } | undefined
   try {
     for (;;) {
-      const worker = fleet.pick(key, tried, { only, suits: bound?.suits })
+      const worker = fleet.pick(key, tried, { only, suits: bound?.suits, has })
       if (worker === undefined) {
         if (fleet.isSettling(only) && performance.now() < deadline) {
           await fleet.nextChange(deadline, gone.signal)

@@ -35,13 +35,24 @@ export function modelFolder (t: Test): string {
 export async function engineServer (
   t: Test,
   folder: string,
-  { port = 0, tp = 1, model = 'adder-base', weightVersion = 'default', ...options }: Partial<ServerOptions> & {
-    tp?: number
-    model?: string
-    weightVersion?: string
-  } = {}
+  { port = 0, tp = 1, model = 'adder-base', weightVersion = 'default', enableLora = false, ...options }:
+    & Partial<
+      ServerOptions
+    >
+    & {
+      tp?: number
+      model?: string
+      weightVersion?: string
+      enableLora?: boolean
+    } = {}
 ): Promise<EngineServer> {
-  const engine = await createEngine(join(folder, model), { threads: 1, tp, maxTotalTokens: 4096, weightVersion })
+  const engine = await createEngine(join(folder, model), {
+    threads: 1,
+    tp,
+    maxTotalTokens: 4096,
+    weightVersion,
+    enableLora
+  })
   const app = await createServer({ engine, modelRoots: [folder], closeGraceMs: 200, ...options })
   const url = await app.listen({ host: '127.0.0.1', port })
   let ended: Promise<void> | undefined

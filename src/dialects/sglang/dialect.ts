@@ -5,6 +5,7 @@ import {
   join,
   label,
   leave,
+  loadsAdapter,
   memory,
   one,
   paths,
@@ -12,6 +13,7 @@ import {
   read,
   resume,
   state,
+  unloadsAdapter,
   weights
 } from '../../gateway/gateway-call.ts'
 import type { GatewayCall } from '../../gateway/gateway-call.ts'
@@ -78,13 +80,10 @@ export const sglang: Dialect<'sglang'> = {
     '/update_weight_version': label,
     // It changes files of a host, and a host whose engine is not ready yet needs them too.
     '/pull_weights': { to: 'members' },
-    ...paths(
-      label,
-      '/load_lora_adapter',
-      '/unload_lora_adapter',
-      '/load_lora_adapter_from_tensors',
-      '/load_lora_adapter_from_distributed'
-    )
+    '/load_lora_adapter': loadsAdapter,
+    '/unload_lora_adapter': unloadsAdapter,
+    '/load_lora_adapter_from_tensors': { ...loadsAdapter, perRank: ['serialized_named_tensors'] },
+    '/load_lora_adapter_from_distributed': { ...loadsAdapter, to: 'group' }
   },
   refusedByGateway: {
     '/remote_instance_weights_info': NAME_AN_ENGINE,

@@ -1,4 +1,4 @@
-import { broadcast, join, label, one, state } from '../../gateway/gateway-call.ts'
+import { broadcast, join, loadsAdapter, one, state } from '../../gateway/gateway-call.ts'
 import type { Dialect } from '../dialect.ts'
 
 export const skyrl: Dialect<'skyrl'> = {
@@ -11,6 +11,6 @@ export const skyrl: Dialect<'skyrl'> = {
     '/update_weights_skyrl': broadcast,
     // It changes files of a host, and a host whose engine is not ready yet needs them too.
     '/fetch_weights': { to: 'members', merge: { join: ['result'] } },
-    '/skyrl/v1/load_lora_adapter': label
+    '/skyrl/v1/load_lora_adapter': loadsAdapter
   }
 }

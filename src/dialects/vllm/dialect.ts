@@ -5,6 +5,7 @@ import {
   join,
   label,
   leave,
+  loadsAdapter,
   memory,
   one,
   paths,
@@ -12,6 +13,7 @@ import {
   read,
   resume,
   state,
+  unloadsAdapter,
   UNNAMED_GROUP,
   weights
 } from '../../gateway/gateway-call.ts'
@@ -49,6 +51,7 @@ export const vllm: Dialect<'vllm'> = {
     '/update_weights': { ...weights, byBody: updateWeightsCall },
     '/finish_weight_update': label,
     '/collective_rpc': { to: 'all', byBody: collectiveRpcCall },
-    ...paths(label, '/v1/load_lora_adapter', '/v1/unload_lora_adapter')
+    '/v1/load_lora_adapter': loadsAdapter,
+    '/v1/unload_lora_adapter': unloadsAdapter
   }
 }

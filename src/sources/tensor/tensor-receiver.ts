@@ -1,4 +1,5 @@
 import type { DeltaHost } from '../../contract/delta-host.ts'
+import type { AnnouncedTensor } from '../../contract/weight-source.ts'
 import { RefitError } from '../../errors.ts'
 import type { NativeSource } from '../../native/write-job.ts'
 import { decodePayload } from '../../wire/torch/payload.ts'
@@ -228,7 +229,8 @@ export class TensorReceiver {
       async life => await this.#thread.request(life, request),
       payload.borrowed
     )
-    return this.#sourceOf({ tensors: this.#reader.read(reply.tensors), sources, layout, hold })
+    const tensors = this.#reader.read(reply.tensors)
+    return this.#sourceOf({ tensors: isAdapter ? firstOfEach(tensors) : tensors, sources, layout, hold })
   }
 
   #entriesRequest<T extends 'announce' | 'open'> (
@@ -348,4 +350,15 @@ function decodeEntries (entries: readonly string[]): ReadonlyArray<string | Uint
   } catch {
     return entries
   }
+}
+
+/** Each entry has the whole adapter, so the ranks read one of them. */
+function firstOfEach (tensors: readonly AnnouncedTensor[]): AnnouncedTensor[] {
+  const seen = new Set<string>()
+  return tensors.flatMap(({ ranks, ...tensor }) => {
+    if (ranks === undefined) return [tensor]
+    if (seen.has(tensor.name)) return []
+    seen.add(tensor.name)
+    return [tensor]
+  })
 }
