@@ -22,6 +22,7 @@ export interface AdapterHalf {
 
 const LINEAR = /^(.+)\.lora_([AB])(?:\.[^.]+)?\.weight$/
 const EMBEDDING = /^(.+)\.lora_embedding_([AB])(?:\.[^.]+)?$/
+const EMBEDDING_COPY = /^(.+\.embed_tokens|(?:.+\.)?lm_head)\.base_layer\.weight$/
 const EXPERTS = /^(.+\.experts)(\.base_layer)?$/
 
 /** Reads a tensor's name; null if it is no half of an adapter of this model. */
@@ -49,6 +50,15 @@ export function adapterHalf (tensor: AnnouncedTensor, table: ModelTable): Adapte
   const isEmbedding = module.endsWith('embed_tokens')
   if (isEmbedding !== (linear === null)) return null
   return { module, half, kind: isEmbedding ? 'embedding' : 'linear', isInner: false, tensor }
+}
+
+/**
+ * The module whose base weight a tensor repeats, or null. Beside adapters of embeddings and heads, PEFT saves their
+ * frozen base weights (save_embedding_layers).
+ */
+export function embeddingCopy ({ name }: AnnouncedTensor, table: ModelTable): string | null {
+  const [, path] = EMBEDDING_COPY.exec(name) ?? []
+  return path === undefined ? null : canonical(`${path}.weight`, table)?.slice(0, -'.weight'.length) ?? null
 }
 
 /** The model's own spelling of a weight's name; a tied head has one as well. */

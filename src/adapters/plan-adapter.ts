@@ -3,7 +3,7 @@ import type { AdapterModule } from '../model/adapter-modules.ts'
 import type { ModelTable } from '../model/architecture.ts'
 import type { AnnouncedTensor } from '../contract/weight-source.ts'
 import type { AdapterConfig } from './adapter-config.ts'
-import { adapterHalf, subTensor, viewOf } from './adapter-tensor.ts'
+import { adapterHalf, embeddingCopy, subTensor, viewOf } from './adapter-tensor.ts'
 import type { AdapterHalf, TensorView } from './adapter-tensor.ts'
 
 /** One module of an adapter that fits the model. */
@@ -72,10 +72,13 @@ type Halves = { a?: AdapterHalf, b?: AdapterHalf }
 function readHalves (tensors: readonly AnnouncedTensor[], table: ModelTable): Map<string, Halves> {
   const found = new Map<string, Halves>()
   const unknown: string[] = []
+  const copies: Array<[module: string, tensor: AnnouncedTensor]> = []
   for (const tensor of tensors) {
     const half = adapterHalf(tensor, table)
     if (half === null) {
-      unknown.push(tensor.name)
+      const copied = embeddingCopy(tensor, table)
+      if (copied === null) unknown.push(tensor.name)
+      else copies.push([copied, tensor])
       continue
     }
     const key = half.kind === 'experts' && half.isInner ? `${half.module}.base_layer` : half.module
@@ -95,7 +98,31 @@ function readHalves (tensors: readonly AnnouncedTensor[], table: ModelTable): Ma
       unknown[0]
     )
   }
+  for (const [name, tensor] of copies) checkCopy(name, tensor, found, table)
   return found
+}
+
+/** The copy is not read, so it has to be of a weight that an adapter leaves as it is. */
+function checkCopy (
+  name: string,
+  tensor: AnnouncedTensor,
+  halves: ReadonlyMap<string, Halves>,
+  { adapters }: ModelTable
+): void {
+  const module = adapters!.modules.get(name)
+  if (module === undefined) throw noRoom(name, tensor.name)
+  if (!halves.has(name)) {
+    throw refused(`"${tensor.name}" is a base weight, and ${name} has no adapter; send it as a weight`, tensor.name)
+  }
+  const [rows, cols] = module.target === 'embed_tokens'
+    ? [module.inSize, module.outSize]
+    : [module.outSize, module.inSize]
+  if (tensor.shape.length === 2 && tensor.shape[0] === rows && tensor.shape[1] === cols) return
+  throw refused(
+    `"${tensor.name}" has shape [${tensor.shape.join(', ')}], and the base model's is [${rows}, ${cols}]: adapters ` +
+      'cannot resize the vocabulary',
+    tensor.name
+  )
 }
 
 function planModule (

@@ -60,6 +60,29 @@ t.test('what does not fit is refused with the name of the tensor', async t => {
   )
 })
 
+t.test('a frozen embedding that PEFT saves beside its adapter is not read', async t => {
+  const own = testAdapter(arch, { rank: 4, variant: 2, only: name => /embed_tokens|lm_head|0.*q_proj/.test(name) })
+  const { tensors } = tensorSource(peftTensors(own))
+  const config = parseAdapterConfig(own.config)
+  const copy = (module: string, shape: number[]): AnnouncedTensor => (
+    { name: `base_model.model.${module}.base_layer.weight`, dtype: 'float32', shape, source: 0, offset: 0 }
+  )
+  const [vocabulary, hidden] = table.tensors.get('model.embed_tokens.weight')!.shape as [number, number]
+  const copies = [copy('model.embed_tokens', [vocabulary, hidden]), copy('lm_head', [vocabulary, hidden])]
+  const { modules, missing } = planAdapter(table, config, [...tensors, ...copies], 16)
+  t.same(modules.map(({ module }) => module.name).sort(), [...own.modules.keys()].sort())
+  t.ok(missing.every(name => name.endsWith('q_proj')))
+  const wrong: Array<[AnnouncedTensor, RegExp, readonly AnnouncedTensor[]]> = [
+    [copy('model.embed_tokens', [vocabulary + 8, hidden]), /cannot resize the vocabulary/, tensors],
+    [copy('lm_head', [hidden, vocabulary]), /cannot resize the vocabulary/, tensors],
+    [copies[0]!, /has no adapter; send it/, tensors.filter(({ name }) => !name.includes('embed_tokens'))],
+    [copy('model.layers.0.self_attn.q_proj', [128, hidden]), /no half of an adapter/, tensors]
+  ]
+  for (const [extra, message, others] of wrong) {
+    t.throws(() => planAdapter(table, config, [...others, extra], 16), { code: 'ADAPTER_REFUSED', message })
+  }
+})
+
 t.test('fused experts are the experts one by one', async t => {
   const moe = parseModelConfig(tinyConfig('Qwen3MoeForCausalLM'))
   const experts = moe.experts
