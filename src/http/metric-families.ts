@@ -32,8 +32,8 @@ type Values = MetricValueWithName<string>[]
 
 interface Sources {
   engine: RolloutEngine
-  /** The requests that ended for one reason, or for any. */
-  ended: (reason?: string) => Promise<number>
+  /** The requests that were aborted. */
+  aborted: () => Promise<number>
 }
 
 /** A family that is computed when it is scraped. */
@@ -182,11 +182,11 @@ const SGLANG: Server = {
       labels: { cache_source: 'device' },
       read: ({ engine }) => engine.stats.prefixHitTokens
     },
-    num_requests_total: { type: 'counter', help: 'Requests that ended', read: async ({ ended }) => await ended() },
+    num_requests_total: 'num_requests_total',
     num_aborted_requests_total: {
       type: 'counter',
       help: 'Requests that were aborted',
-      read: async ({ ended }) => await ended('abort')
+      read: async ({ aborted }) => await aborted()
     },
     time_to_first_token_seconds: 'time_to_first_token_seconds',
     inter_token_latency_seconds: 'inter_token_latency_seconds',
@@ -200,22 +200,29 @@ const SGLANG: Server = {
 
 const SERVERS = { vllm: VLLM, sglang: SGLANG }
 
-/** A registry with the families of `refit` under another server's names; it reads them when it is scraped. */
-export function familiesOf (server: keyof typeof SERVERS, refit: Registry, engine: RolloutEngine): Registry {
+/**
+ * A registry with refit's families under another server's names; it reads them when it is scraped. `from`: where they
+ * are; a family that several registries have is taken from the first.
+ */
+export function familiesOf (
+  server: keyof typeof SERVERS,
+  from: readonly Registry[],
+  engine: RolloutEngine
+): Registry {
   const { labels, families } = SERVERS[server]
   const registry = new Registry()
   registry.setDefaultLabels({ model_name: engine.info.servedModelName, ...labels })
-  const sources: Sources = { engine, ended: async reason => await countEnded(refit, reason) }
+  const sources: Sources = { engine, aborted: async () => await countAborted(from) }
   for (const [short, family] of Object.entries(families)) {
     const name = `${server}:${short}`
-    register(registry, typeof family === 'string' ? renamed(name, family, refit) : computed(name, family, sources))
+    register(registry, typeof family === 'string' ? renamed(name, family, from) : computed(name, family, sources))
   }
   return registry
 }
 
-/** A metric of `refit` under another name. */
-function renamed (name: string, from: string, refit: Registry): Scraped {
-  const source = sourceOf(refit, from)
+/** A metric of `registries` under another name. */
+function renamed (name: string, from: string, registries: readonly Registry[]): Scraped {
+  const source = sourceOf(registries, from)
   return {
     name,
     get: async () => {
@@ -244,17 +251,17 @@ function computed (name: string, { type, help, labels = {}, read }: Computed, so
   }
 }
 
-async function countEnded (refit: Registry, reason?: string): Promise<number> {
-  const { values } = await sourceOf(refit, 'request_success_total').get()
-  return values
-    .filter(({ labels }) => reason === undefined || labels['finished_reason'] === reason)
-    .reduce((sum, { value }) => sum + value, 0)
+async function countAborted (registries: readonly Registry[]): Promise<number> {
+  const { values } = await sourceOf(registries, 'request_success_total').get()
+  return values.find(({ labels }) => labels['finished_reason'] === 'abort')?.value ?? 0
 }
 
-function sourceOf (refit: Registry, name: string): Metric {
-  const source = refit.getSingleMetric(`refit:${name}`)
-  if (source === undefined) throw new Error(`no metric is named refit:${name}`)
-  return source
+function sourceOf (registries: readonly Registry[], name: string): Metric {
+  for (const registry of registries) {
+    const source = registry.getSingleMetric(`refit:${name}`)
+    if (source !== undefined) return source
+  }
+  throw new Error(`no metric is named refit:${name}`)
 }
 
 /** The part of a metric that a registry reads. */

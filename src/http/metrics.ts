@@ -6,9 +6,8 @@ import type { WriteReport } from '../contract/weight-source.ts'
 import { AdapterMetrics } from './adapter-metrics.ts'
 import { chooseMetricNames, familiesOf, METRIC_NAMES } from './metric-families.ts'
 import type { MetricNames } from './metric-families.ts'
+import { REQUEST_BUCKETS, StreamingMetrics, TOKEN_BUCKETS } from './streaming-metrics.ts'
 
-const TOKEN_BUCKETS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5]
-const REQUEST_BUCKETS = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600]
 const UPDATE_BUCKETS = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300]
 
 /**
@@ -19,6 +18,7 @@ export class Metrics {
   readonly contentType = Registry.PROMETHEUS_CONTENT_TYPE
   /** refit's own names. */
   readonly #refit = new Registry()
+  readonly #streaming = new StreamingMetrics()
   /** The process, and the families under the names that were chosen. */
   readonly #scraped: Registry[]
   readonly #engine: RolloutEngine
@@ -120,18 +120,25 @@ export class Metrics {
     return (await Promise.all(this.#scraped.map(async registry => await registry.metrics()))).join('\n')
   }
 
-  /** `before`: the sample's count of tokens and the time of its last one before the event that it just received. */
-  observeEvent (sample: Sample, before: { tokens: number, at: number }): void {
+  /**
+   * `before`: the sample's count of tokens and the time of its last one before the event that it just received.
+   * `isStreaming`: the client receives events.
+   */
+  observeEvent (sample: Sample, before: { tokens: number, at: number }, isStreaming: boolean): void {
     const count = sample.tokens.length - before.tokens
-    if (count > 0 && before.tokens === 0) this.#firstToken.observe((sample.firstTokenAt! - sample.startedAt) / 1000)
-    else if (count > 0) this.#interToken.observe((sample.lastTokenAt - before.at) / 1000 / count)
+    if (count > 0 && before.tokens === 0) {
+      const seconds = (sample.firstTokenAt! - sample.startedAt) / 1000
+      this.#firstToken.observe(seconds)
+      this.#streaming.firstToken(seconds, isStreaming)
+    } else if (count > 0) this.#interToken.observe((sample.lastTokenAt - before.at) / 1000 / count)
     if (sample.finish === null) return
     this.#finished.inc({ finished_reason: sample.finish.type })
     this.#request.observe(sample.seconds)
+    this.#streaming.ended(sample, isStreaming)
     if (sample.firstTokenAt === null) return
-    const decodeSeconds = (sample.lastTokenAt - sample.firstTokenAt) / 1000
-    this.#decode.observe(decodeSeconds)
-    if (sample.tokens.length > 1) this.#perToken.observe(decodeSeconds / (sample.tokens.length - 1))
+    this.#decode.observe((sample.lastTokenAt - sample.firstTokenAt) / 1000)
+    const { secondsPerToken } = sample
+    if (secondsPerToken !== null) this.#perToken.observe(secondsPerToken)
   }
 
   /** Called once per request, when its prefill is done. */
@@ -235,8 +242,13 @@ export class Metrics {
     const chosen = METRIC_NAMES.filter(name => names.has(name))
     return [
       ofProcess,
-      ...chosen.map(name => name === 'refit' ? this.#refit : familiesOf(name, this.#refit, this.#engine))
+      ...chosen.map(name => name === 'refit' ? this.#refit : this.#families(name))
     ]
+  }
+
+  #families (server: 'vllm' | 'sglang'): Registry {
+    const sources = server === 'sglang' ? [this.#streaming.registry, this.#refit] : [this.#refit]
+    return familiesOf(server, sources, this.#engine)
   }
 
   /** Gauges that read the engine when they are scraped. */

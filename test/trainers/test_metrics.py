@@ -1,4 +1,4 @@
-"""The names and types of /metrics against the sources of the released vLLM and SGLang."""
+"""The names, types and labels of /metrics against the sources of the released vLLM and SGLang."""
 
 import re
 import urllib.request
@@ -26,11 +26,33 @@ def declared(server):
     return found
 
 
+def families_of(server):
+    with urllib.request.urlopen(f"{server.url}/metrics") as reply:
+        return {family.name: family for family in text_string_to_metric_families(reply.read().decode())}
+
+
 @pytest.mark.parametrize("server", SOURCES)
 def test_names_and_types_are_the_servers_own(engines, server):
-    with urllib.request.urlopen(f"{engines('qwen3', 1).url}/metrics") as reply:
-        families = {family.name: family.type for family in text_string_to_metric_families(reply.read().decode())}
-    ours = {name: kind for name, kind in families.items() if name.startswith(f"{server}:") and name not in OLD}
+    families = families_of(engines("qwen3", 1))
+    ours = {name: one.type for name, one in families.items() if name.startswith(f"{server}:") and name not in OLD}
     theirs = declared(server)
     assert len(ours) > 15
     assert ours == {name: theirs.get(name) for name in ours}
+
+
+def test_a_label_that_sglang_declares_for_one_family_is_there(engines):
+    """Such as is_streaming; the labels that all families of a collector have come from elsewhere."""
+    declared = {}
+    made = r"name=\"(sglang:\w+)\",(?:(?!name=).)*?labelnames=([^\n]*)"
+    for source in SOURCES["sglang"]:
+        for name, labels in re.findall(made, (folder_of("sglang") / source).read_text(), re.DOTALL):
+            declared[name.removesuffix("_total")] = set(re.findall(r"\"(\w+)\"", labels))
+    assert declared["sglang:num_requests"] == {"is_streaming"}
+    common = {"model_name", "engine_type", "tp_rank", "pp_rank", "moe_ep_rank", "le"}
+    ours = {
+        name: set().union(*(sample.labels for sample in family.samples)) - common
+        for name, family in families_of(engines("qwen3", 1)).items()
+        if name.startswith("sglang:") and name not in OLD
+    }
+    assert len(ours) > 15
+    assert ours == {name: declared.get(name) for name in ours}

@@ -58,8 +58,11 @@ export class Generation {
     })
   }
 
-  /** Resolves when all samples have ended; `onEvent` gets the index of a sample that has new tokens. */
-  async run (onEvent: (index: number) => void = () => {}): Promise<void> {
+  /**
+   * Resolves when all samples have ended; `onEvent` gets the index of a sample that has new tokens. Metrics count a run
+   * with `onEvent` as streaming.
+   */
+  async run (onEvent?: (index: number) => void): Promise<void> {
     const { engine, live, versions, memory } = this.#context
     const { experts } = engine.info
     if (!this.#isReplied) {
@@ -103,7 +106,7 @@ export class Generation {
     this.#release?.()
   }
 
-  async #runOne (index: number, onEvent: (index: number) => void): Promise<void> {
+  async #runOne (index: number, onEvent?: (index: number) => void): Promise<void> {
     if (this.#aborted) return
     const sample = this.samples[index]!
     const { metrics } = this.#context
@@ -113,9 +116,9 @@ export class Generation {
       sample.take(event)
       for (const { ids } of event.kept ?? []) this.#keptIds += ids.length
       this.#context.memory.checkKept(this.#keptIds)
-      metrics.observeEvent(sample, before)
+      metrics.observeEvent(sample, before, onEvent !== undefined)
       if (event.times !== undefined) metrics.observeStart(event.times)
-      onEvent(index)
+      onEvent?.(index)
     }
     if (sample.finish === null) throw new RefitError('ENGINE_CLOSED', `request ${sample.rid} ended without a reason`)
   }

@@ -92,6 +92,12 @@ export class Sample {
     return ((this.endedAt ?? performance.now()) - this.startedAt) / 1000
   }
 
+  /** Mean time from one token to the next; null if there are not two. */
+  get secondsPerToken (): number | null {
+    if (this.firstTokenAt === null || this.tokens.length < 2) return null
+    return (this.lastTokenAt - this.firstTokenAt) / 1000 / (this.tokens.length - 1)
+  }
+
   #extendSpan (version: string, count: number): void {
     const start = this.tokens.length
     const last = this.spans.at(-1)

@@ -22,7 +22,10 @@ async function scrape (url: string): Promise<{ values: Map<string, number>, type
 }
 
 const vllm = (name: string, labels = ''): string => `vllm:${name}{${labels}model_name="fake",engine="0"}`
-const tokenizer = (name: string): string => `sglang:${name}{model_name="fake",engine_type="unified"}`
+const tokenizer = (name: string, labels = ''): string =>
+  `sglang:${name}{${labels}model_name="fake",engine_type="unified"}`
+/** SGLang's families that tell requests which stream from the others. */
+const split = (name: string, isStreaming = false): string => tokenizer(name, `is_streaming="${isStreaming}",`)
 const scheduler = (name: string): string =>
   `sglang:${name}{tp_rank="0",pp_rank="0",moe_ep_rank="0",model_name="fake",engine_type="unified"}`
 
@@ -51,11 +54,11 @@ t.test("vLLM's and SGLang's names have refit's values", async t => {
       [scheduler('num_running_reqs')]: 0,
       [scheduler('token_usage')]: 10 / 4100,
       [scheduler('num_used_tokens')]: 10,
-      [tokenizer('prompt_tokens_total')]: 4,
-      [tokenizer('num_requests_total')]: 2,
+      [split('prompt_tokens_total')]: 4,
+      [split('num_requests_total')]: 2,
       [tokenizer('num_aborted_requests_total')]: 0,
-      [tokenizer('time_per_output_token_seconds_count')]: 2,
-      [tokenizer('e2e_request_latency_seconds_count')]: 2
+      [split('time_per_output_token_seconds_count')]: 2,
+      [split('e2e_request_latency_seconds_count')]: 2
     })
   ) t.equal(values.get(series), value, series)
   t.equal(types.get('vllm:kv_cache_usage_perc'), 'gauge')
@@ -89,8 +92,7 @@ t.test('each name has the number that it is documented with', async t => {
     [0.13, [scheduler('token_usage')]],
     [130, [scheduler('num_used_tokens')]],
     [1500, [refit('prompt_tokens_total'), vllm('prompt_tokens_total'), vllm('prefix_cache_queries_total')]],
-    [1500, [tokenizer('prompt_tokens_total')]],
-    [1600, ['generation_tokens_total'].flatMap(name => [refit(name), vllm(name), tokenizer(name)])],
+    [1600, [refit('generation_tokens_total'), vllm('generation_tokens_total')]],
     [300, [refit('prefix_cache_hits_total'), vllm('prefix_cache_hits_total'), vllm('prompt_tokens_cached_total')]],
     [300, ['sglang:cached_tokens_total{cache_source="device",model_name="fake",engine_type="unified"}']],
     [0.2, [scheduler('cache_hit_rate')]],
@@ -98,6 +100,38 @@ t.test('each name has the number that it is documented with', async t => {
     [19, [scheduler('gen_throughput')]]
   ]
   for (const [value, series] of same) for (const name of series) t.equal(values.get(name), value, name)
+})
+
+t.test("SGLang's names tell requests that stream from the others", async t => {
+  const { url } = await routeApp(t)
+  const body = { input_ids: [5, 6], sampling_params: { max_new_tokens: 4 } }
+  const counts = async (isStreaming: boolean): Promise<(number | undefined)[]> => {
+    const { values } = await scrape(url)
+    return [
+      'num_requests_total',
+      'time_to_first_token_seconds_count',
+      'request_time_per_output_token_seconds_count',
+      'e2e_request_latency_seconds_count',
+      'prompt_tokens_total',
+      'generation_tokens_total'
+    ]
+      .map(name => values.get(split(name, isStreaming)))
+  }
+  t.same([await counts(false), await counts(true)], [[0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]])
+  await call(`${url}/generate`, { ...body, stream: true })
+  t.same([await counts(false), await counts(true)], [[0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 2, 4]])
+  await call(`${url}/generate`, body)
+  const chat = { messages: [{ role: 'user', content: 'x' }], input_ids: [5, 6, 7], max_tokens: 3 }
+  const completion = { prompt: [5, 6, 7, 8], max_tokens: 2 }
+  for (const stream of [true, false]) {
+    for (const [path, body] of [['chat/completions', chat], ['completions', completion]] as const) {
+      const { status, text } = await call(`${url}/v1/${path}`, { ...body, stream })
+      t.equal(status, 200, text)
+    }
+  }
+  t.same([await counts(false), await counts(true)], [[3, 3, 3, 3, 9, 9], [3, 3, 3, 3, 9, 9]])
+  const { values } = await scrape(url)
+  t.equal(values.get(vllm('generation_tokens_total')), 18, 'a name of vLLM has no such label')
 })
 
 t.test('counters and histograms never decrease, and aborted requests are counted', async t => {
@@ -117,10 +151,10 @@ t.test('counters and histograms never decrease, and aborted requests are counted
       const grows = /_(total|bucket|count)$/.test(family) && !/process|nodejs/.test(family)
       if (grows && !(after.values.get(series)! >= value)) t.fail(`${series} fell to ${after.values.get(series)}`)
     }
-    t.ok(after.values.get(tokenizer('num_requests_total'))! > before.values.get(tokenizer('num_requests_total'))!)
+    t.ok(after.values.get(split('num_requests_total'))! > before.values.get(split('num_requests_total'))!)
     before = after
   }
-  t.equal(before.values.get(tokenizer('num_requests_total')), 3)
+  t.equal(before.values.get(split('num_requests_total')), 3)
   t.equal(before.values.get(tokenizer('num_aborted_requests_total')), 1)
 })
 
@@ -130,14 +164,15 @@ t.test('every way to end a request counts it once, under its reason', async t =>
     const { values } = await scrape(url)
     const refit = (reason: string): number | undefined =>
       values.get(`refit:request_success_total{finished_reason="${reason}",model_name="fake"}`)
+    const sumOf = (name: string): number => values.get(split(name))! + values.get(split(name, true))!
     return {
       stop: refit('stop'),
       length: refit('length'),
       abort: refit('abort'),
       vllmAborts: values.get(vllm('request_success_total', 'finished_reason="abort",')),
       aborts: values.get(tokenizer('num_aborted_requests_total')),
-      all: values.get(tokenizer('num_requests_total')),
-      timed: values.get(tokenizer('e2e_request_latency_seconds_count'))
+      all: sumOf('num_requests_total'),
+      timed: sumOf('e2e_request_latency_seconds_count')
     }
   }
   const counts = (length: number, aborts: number): object => ({
