@@ -226,7 +226,9 @@ WriteOutcome CudaDevice::write(const WriteJob& job) {
 }
 
 void CudaDevice::read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out) {
-  const auto bytes = std::make_shared<std::vector<uint8_t>>(static_cast<size_t>(rows) * static_cast<size_t>(cols) * 2);
+  const size_t element = size_of(state_->config.params[static_cast<size_t>(param)].dtype);
+  const auto bytes =
+      std::make_shared<std::vector<uint8_t>>(static_cast<size_t>(rows) * static_cast<size_t>(cols) * element);
   watchdog_->run([state = state_, bytes, rank, param, row, col, rows, cols] {
     state->require_available(kTagWeights);
     state->store->read(rank, param, row, col, rows, cols, bytes->data());

@@ -26,7 +26,7 @@ uint64_t param_bytes(const Param& param) {
   uint64_t elements = 0, bytes = 0;
   if (param.rows < 0 || param.cols < 0 ||
       __builtin_mul_overflow(static_cast<uint64_t>(param.rows), static_cast<uint64_t>(param.cols), &elements) ||
-      __builtin_mul_overflow(elements, uint64_t{2}, &bytes) || bytes > (uint64_t{1} << 50)) {
+      __builtin_mul_overflow(elements, uint64_t{size_of(param.dtype)}, &bytes) || bytes > (uint64_t{1} << 50)) {
     throw std::invalid_argument("bad configuration: parameter " + param.name + " is [" + std::to_string(param.rows) +
                                 ", " + std::to_string(param.cols) + "], more than a GPU can hold");
   }
@@ -63,9 +63,10 @@ CudaMemoryPlan plan_memory(const CoreConfig& config) {
         "bad configuration: the CUDA engine computes in bfloat16 only, got float32: use bfloat16, or the CPU");
   }
   for (const Param& param : config.params) {
-    if (param.dtype == DType::kBFloat16) continue;
+    // float32: the table of adapters (core/adapters.h); the forward pass refuses it elsewhere.
+    if (param.dtype == DType::kBFloat16 || param.dtype == DType::kFloat32) continue;
     throw std::invalid_argument("bad configuration: parameter " + param.name + " is " + name_of(param.dtype) +
-                                ", and the CUDA engine holds bfloat16 only");
+                                ", and the CUDA engine holds bfloat16 and float32");
   }
   if (config.ranks < 1 || config.ranks > kMaxRanks) {
     throw std::invalid_argument("bad configuration: " + std::to_string(config.ranks) + " ranks, expected 1 to " +

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <new>
 
+#include "core/checksum.h"
 #include "core/pool.h"
 #include "cuda/device/check.h"
 #include "cuda/device/pinned_ring.h"
@@ -69,6 +70,11 @@ GpuStore::~GpuStore() = default;
 
 WriteOutcome GpuStore::write(const WriteJob& job) {
   State& s = *state_;
+  for (const Rect& rect : job.rects) {
+    const Tensor& tensor = job.tensors[static_cast<size_t>(rect.tensor)];
+    if (s.params.halves(rect.param) == 1 || (tensor.dtype == DType::kFloat32 && tensor.rows_are_packed())) continue;
+    return nothing_written(job, "a float32 parameter takes float32 tensors whose rows are packed");
+  }
   std::unique_ptr<WriteRun> run;
   try {
     run = std::make_unique<WriteRun>(s.params, job, *s.ring, s.writers, s.mappings);
@@ -112,13 +118,14 @@ void GpuStore::fetch(const Segment& segment, uint64_t offset, uint64_t bytes, in
   wait(done);
 }
 
-void GpuStore::read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out) {
-  if (rows <= 0 || cols <= 0) return;
+void GpuStore::read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t given_cols, uint8_t* out) {
+  if (rows <= 0 || given_cols <= 0) return;
   State& s = *state_;
   Rank& r = *(*s.params.ranks)[static_cast<size_t>(rank)];
   r.run([&] {
-     const int64_t pitch = s.params.shapes[static_cast<size_t>(param)].cols;
-     const bf16* from = s.params.at(rank, param) + row * pitch + col;
+     const int64_t halves = s.params.halves(param), cols = halves * given_cols;
+     const int64_t pitch = halves * s.params.shapes[static_cast<size_t>(param)].cols;
+     const bf16* from = s.params.at(rank, param) + row * pitch + halves * col;
      const auto room = static_cast<int64_t>(s.ring->slot_bytes() / sizeof(bf16));
      const int64_t width = std::min(cols, room);
      const int64_t height = std::clamp<int64_t>(room / width, 1, rows);
@@ -149,7 +156,7 @@ std::vector<uint64_t> GpuStore::checksum(const std::vector<Rect>& rects, const s
     std::vector<size_t> at;
     for (size_t i = 0; i < rects.size(); i++) {
       const Rect& rect = rects[i];
-      if (rect.rank != rank.index) continue;
+      if (rect.rank != rank.index || s.params.halves(rect.param) != 1) continue;
       const Param& shape = s.params.shapes[static_cast<size_t>(rect.param)];
       const int64_t cols = tensor_cols[static_cast<size_t>(rect.tensor)];
       mine.push_back({s.params.at(rect.rank, rect.param) + rect.dst_row * shape.cols + rect.dst_col, rect.rows,
@@ -160,7 +167,24 @@ std::vector<uint64_t> GpuStore::checksum(const std::vector<Rect>& rects, const s
     const std::vector<uint64_t> sums = s.checksums[static_cast<size_t>(rank.index)]->run(mine, rank.stream);
     for (size_t i = 0; i < sums.size(); i++) out[at[i]] = sums[i];
   });
+  for (size_t i = 0; i < rects.size(); i++) {
+    if (s.params.halves(rects[i].param) != 1) out[i] = checksum_on_host(rects[i], tensor_cols);
+  }
   return out;
+}
+
+// Parameters in float32 are small.
+uint64_t GpuStore::checksum_on_host(const Rect& rect, const std::vector<int64_t>& tensor_cols) {
+  const DType dtype = state_->params.shapes[static_cast<size_t>(rect.param)].dtype;
+  std::vector<uint8_t> bytes(static_cast<size_t>(rect.rows * rect.cols) * size_of(dtype));
+  read(rect.rank, rect.param, rect.dst_row, rect.dst_col, rect.rows, rect.cols, bytes.data());
+  uint64_t sum = 0;
+  for (int64_t r = 0; r < rect.rows; r++) {
+    const int64_t first = (rect.src_row + r) * tensor_cols[static_cast<size_t>(rect.tensor)] + rect.src_col;
+    sum += checksum_run(bytes.data() + static_cast<size_t>(r * rect.cols) * size_of(dtype), dtype,
+                        static_cast<uint64_t>(first), rect.cols);
+  }
+  return sum;
 }
 
 void GpuStore::scramble(uint64_t seed) {
@@ -169,6 +193,7 @@ void GpuStore::scramble(uint64_t seed) {
     rank.doing("weights: scramble");
     for (size_t p = 0; p < s.params.shapes.size(); p++) {
       const Param& shape = s.params.shapes[p];
+      if (!is_weight(shape)) continue;
       cuda::scramble(s.params.at(rank.index, static_cast<int>(p)), shape.rows * shape.cols, seed,
                      static_cast<uint64_t>(rank.index) * s.params.shapes.size() + p, rank.stream);
     }

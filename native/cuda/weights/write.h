@@ -20,12 +20,15 @@
 
 namespace refit::cuda {
 
-// The memory of the parameters: bf16, row-major, `shapes` per rank. It must outlive its users.
+// The memory of the parameters: row-major, `shapes` per rank. It must outlive its users. They are bf16, except for a
+// few small ones in float32 (the table of adapters), which count as rows of twice as many elements of 2 bytes.
 struct GpuParams {
   std::vector<std::unique_ptr<Rank>>* ranks = nullptr;
   std::vector<Param> shapes;
   std::vector<bf16*> addresses;  // rank-major: [rank * shapes.size() + param]
 
+  // Elements of 2 bytes in one element of the parameter.
+  int64_t halves(int param) const { return static_cast<int64_t>(size_of(shapes[param].dtype) / sizeof(bf16)); }
   bf16* at(int rank, int param) const { return addresses[static_cast<size_t>(rank) * shapes.size() + param]; }
 };
 
@@ -56,10 +59,12 @@ class GpuStore {
   void read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out);
   // The partial checksum (docs/checksum.md) of each rectangle.
   std::vector<uint64_t> checksum(const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols);
-  // The noise of Store::scramble, equal bit for bit.
+  // The noise of Store::scramble, equal bit for bit. Slots of adapters stay as they are.
   void scramble(uint64_t seed);
 
  private:
+  uint64_t checksum_on_host(const Rect& rect, const std::vector<int64_t>& tensor_cols);
+
   struct State;
   std::unique_ptr<State> state_;
 };

@@ -77,6 +77,13 @@ Copy2d rect_copy(const Tensor& tensor, const Rect& rect, const Param& shape, con
   copy.dst_cols = shape.cols;
   copy.dtype = tensor.dtype;
   copy.memory = tensor.source;
+  if (shape.dtype != DType::kFloat32) return copy;
+  // float32 to float32 (GpuStore::write refuses others): the bytes as elements of twice the number, unconverted.
+  copy.dst = param + 2 * (rect.dst_row * shape.cols + rect.dst_col);
+  copy.cols *= 2;
+  copy.dst_cols *= 2;
+  copy.src_col_bytes = sizeof(bf16);
+  copy.dtype = DType::kBFloat16;
   return copy;
 }
 

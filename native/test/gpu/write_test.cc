@@ -25,6 +25,7 @@
 #include "cuda/weights/write_ring.cc"
 #include "cuda/weights/write_run.cc"
 #include "test/check.h"
+#include "test/gpu/write_float32.cuh"
 #include "test/gpu/write_world.cuh"
 #include "test/random.h"
 
@@ -357,6 +358,7 @@ int main(int argc, char** argv) {
     for (uint64_t i = 0; i < (quick ? 2 : 12); i++)
       random_jobs_arrive(seed + i, gpus, quick ? 40 : 300, quick ? 60 : 400);
     refusals_leave_all_untouched();
+    float32_parameters_arrive(seed);
     if (!quick) {
       random_jobs_arrive(seed + 50, gpus, 2000, 3000);
       small_rings_do_not_stall(seed);

@@ -150,6 +150,11 @@ void fill(Fixture& f, Random& random, int ranks, const std::vector<Place>& place
 constexpr size_t kGuard = 256;
 constexpr uint16_t kPoison = 0xA5C3;
 
+// Elements of 2 bytes in a parameter.
+size_t halves_of(const Param& shape) {
+  return static_cast<size_t>(shape.rows * shape.cols) * size_of(shape.dtype) / sizeof(uint16_t);
+}
+
 // Ranks on GPU 0 (or alternating on two GPUs that reach each other), parameters between guards, a CPU store.
 struct World {
   const CoreConfig config;
@@ -169,7 +174,7 @@ struct World {
           ->run([&] {
             for (const Param& shape : config.params) {
               uint16_t* block = nullptr;
-              const auto count = static_cast<size_t>(shape.rows * shape.cols) + 2 * kGuard;
+              const size_t count = halves_of(shape) + 2 * kGuard;
               check(cudaMalloc(reinterpret_cast<void**>(&block), count * 2), "cudaMalloc");
               const std::vector<uint16_t> poison(count, kPoison);
               check(cudaMemcpy(block, poison.data(), count * 2, cudaMemcpyHostToDevice), "cudaMemcpy");
@@ -193,7 +198,7 @@ struct World {
 
   std::vector<uint16_t> on_gpu(size_t i, bool with_guards = false) const {
     const Param& shape = config.params[i % config.params.size()];
-    std::vector<uint16_t> got(static_cast<size_t>(shape.rows * shape.cols) + 2 * kGuard);
+    std::vector<uint16_t> got(halves_of(shape) + 2 * kGuard);
     check(cudaMemcpy(got.data(), blocks[i], got.size() * 2, cudaMemcpyDeviceToHost), "cudaMemcpy");
     if (with_guards) return got;
     return {got.begin() + kGuard, got.end() - kGuard};
