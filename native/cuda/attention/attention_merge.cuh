@@ -10,6 +10,7 @@ constexpr int kMergeAhead = 16;
 // blockIdx.x: the merge, blockIdx.y: the query head.
 __global__ void __launch_bounds__(kAttentionThreads)
     attention_merge_kernel(const __grid_constant__ AttentionArgs a, const AttentionMerge* merges) {
+  let_next_kernel_begin();
   const AttentionMerge merge = merges[blockIdx.x];
   const int head = blockIdx.y, pairs = a.head_dim / 2;
   const int64_t pitch = static_cast<int64_t>(a.heads) * (a.head_dim + 2), stride = merge.tokens * pitch;

@@ -50,6 +50,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 3)
     attention_narrow_kernel(const __grid_constant__ AttentionArgs a) {
   using Shape = NarrowShape<D>;
   extern __shared__ __align__(16) uint8_t shared[];
+  let_next_kernel_begin();
 
   const AttentionItem item = a.items[blockIdx.x / a.kv_heads];
   const int kv_head = blockIdx.x % a.kv_heads;

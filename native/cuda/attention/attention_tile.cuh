@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "cuda/attention/attention.h"
+#include "cuda/device/early_launch.cuh"
 #include "cuda/device/types.h"
 #include "cuda/gemm/gemm_mma.cuh"
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "cuda/device/check.h"
+#include "cuda/device/early_launch.cuh"
 #include "cuda/forward/elementwise.h"
 #include "cuda/forward/elementwise_host.h"
 #include "cuda/forward/elementwise_math.cuh"
@@ -35,6 +36,7 @@ struct NormArgs {
 // The row stays in registers: at most V vectors of 8 a thread. kPost: x += norm(delta + bias), and `out` is not used.
 template <int V, bool kPost>
 __global__ void __launch_bounds__(kMaxThreads) norm_kernel(NormArgs a) {
+  let_next_kernel_begin();
   __shared__ float shared[32];
   const int64_t row = blockIdx.x;
   bf16* x = a.x + (a.rows != nullptr ? a.rows[row] : row) * a.hidden;
@@ -89,6 +91,7 @@ __global__ void __launch_bounds__(kMaxThreads) norm_kernel(NormArgs a) {
 // Any width and alignment: the row is read twice, each element by the thread that wrote it.
 template <bool kPost>
 __global__ void __launch_bounds__(kMaxThreads) norm_kernel_any(NormArgs a) {
+  let_next_kernel_begin();
   __shared__ float shared[32];
   const int64_t row = blockIdx.x;
   bf16* x = a.x + (a.rows != nullptr ? a.rows[row] : row) * a.hidden;

@@ -129,7 +129,7 @@ void Forward::step(const StepBatch& batch, StepResult& result) {
     return;
   }
   const AttentionPlan plan = plan_attention(batch, layout_.group, layout_.kv_heads);
-  const StepBlock block(batch, plan, page_size_, layout_.recipe.vocab);
+  const StepBlock block(batch, plan, page_size_, layout_.recipe.vocab, shape_->rows);
   if (plan.part_rows > shape_->part_rows)
     throw std::logic_error("attention needs " + std::to_string(plan.part_rows) + " rows of partial results, but " +
                            std::to_string(shape_->part_rows) + " are there");

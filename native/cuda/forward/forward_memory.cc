@@ -4,6 +4,7 @@
 #include <limits>
 #include <stdexcept>
 
+#include "cuda/adapters/adapter_pass.h"
 #include "cuda/attention/attention.h"
 #include "cuda/device/check.h"
 #include "cuda/exchange/all_reduce.h"
@@ -84,6 +85,7 @@ ForwardShape::ForwardShape(const CoreConfig& config, const Layout& layout) : den
   const int64_t squares = recipe.qk_norm == QkNorm::kProjection ? int64_t{kSquarePieces} * layout.ranks : 0;
   exchange = std::max(tokens * std::max<int64_t>(recipe.hidden, squares) + 8 * layout.ranks,
                       2 * (layout.ranks - 1) * layout.vocab_rows);
+  adapter_columns = cuda::adapter_columns(layout);
   for (const LayerParams& layer : layout.layers) {
     int64_t& inter = layer.sparse() ? sparse_inter : dense_inter;
     inter = std::max(inter, layer.inter);
@@ -96,7 +98,8 @@ MoeShape moe_shape(const Layout& layout, int64_t inter) {
           layout.recipe.norm_topk_prob,
           layout.recipe.hidden,
           inter,
-          layout.recipe.activation};
+          layout.recipe.activation,
+          layout.adapters.rank};
 }
 
 RankBuffers carve_buffers(const Layout& layout, const ForwardShape& shape, void* scratch, void* peer,
@@ -109,6 +112,7 @@ RankBuffers carve_buffers(const Layout& layout, const ForwardShape& shape, void*
   b.delta = carver.take<bf16>(tokens, hidden);
   b.selected = carver.take<bf16>(shape.rows, hidden);
   b.logits = carver.take<float>(shape.rows, shape.logits_ld);
+  if (shape.adapter_columns > 0) b.shrunk = carver.take<bf16>(std::max(tokens, shape.rows), shape.adapter_columns);
   b.gemm_bytes = kGemmBytes;
   b.gemm = carver.take<uint8_t>(kGemmBytes);
   b.sampler = carver.take<uint8_t>(sampler_scratch_bytes(shape.rows, layout.recipe.vocab));

@@ -23,6 +23,7 @@ struct ForwardShape {
   int64_t logits_ld;                  // floats per row of logits: all ranks' shards of the vocabulary, side by side
   int64_t part_rows;                  // for attention
   int64_t exchange;                   // elements of one exchange buffer
+  int64_t adapter_columns;            // of the products with A; 0: no adapters
   int64_t dense_inter, sparse_inter;  // the widest of all layers, for one rank; 0 for none
 };
 
@@ -40,6 +41,7 @@ struct RankBuffers {
   bf16 *gate_up, *act;  // [T, 2 I], [T, I]; in the place of qkv to parts
   bf16* selected;       // [rows, H]
   float* logits;        // [rows, logits_ld]; all ranks that reach rank 0's write to it
+  bf16* shrunk;         // [T or rows, adapter_columns]; null without adapters
   void* moe;
   size_t moe_bytes;
   void* gemm;

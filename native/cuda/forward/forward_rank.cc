@@ -21,7 +21,8 @@ RankForward::RankForward(const CoreConfig& config, const Layout& layout, const F
       page_size_(config.page_size),
       own_(own),
       exchange_(std::move(exchange)),
-      gemm_(own_.gemm, own_.gemm_bytes) {
+      gemm_(own_.gemm, own_.gemm_bytes),
+      adapters_(layout, params_, own_.shrunk, rank.stream) {
   if (exchange_) gemm_.require_loaded();
   for (const LayerParams& layer : layout.layers) {
     if (layer.sparse()) moe_.try_emplace(layer.inter, moe_shape(layout, layer.inter), gemm_, own_.moe, own_.moe_bytes);
@@ -79,10 +80,11 @@ void RankForward::run(const StepJob& job) {
         "copy in");
   StepView view = job.block.view(block_.data());
   view.attention.parts = own_.parts;
+  adapters_.begin(view.adapters, job.tokens);
   embed_tokens(view, job.tokens);
   for (int layer = 0; layer < layout_.recipe.layers; ++layer) {
     attend(view, layer, job.tokens);
-    mlp(layer, job);
+    mlp(view, layer, job);
   }
   head(view, job);
   if (rank_.index == 0 && job.results.bytes() > 0) {
@@ -149,6 +151,7 @@ void RankForward::embed_tokens(const StepView& view, int count) {
   rank_.begin_op("embed");
   embed(view.tokens, count, param(layout_.embed), rank_.index * layout_.vocab_rows, layout_.vocab_rows, hidden, out,
         rank_.stream);
+  adapters_.embed(view.tokens, rank_.index * layout_.vocab_rows, layout_.vocab_rows, out);
   sum(-1, int64_t{count} * hidden, own_.hidden);
   if (layout_.recipe.norm_placement == NormPlacement::kPost) return;
   rank_.begin_op("ln1", 0);
@@ -193,7 +196,9 @@ void RankForward::attend(const StepView& view, int layer, int count) {
   const KvLayer kv = kv_layer(layer);
   const cudaStream_t stream = rank_.stream;
   rank_.begin_op("qkv", layer);
+  adapters_.start(adapters_.qkv(layer), linear_input());
   gemm_.run(qkv(layer, count), stream);
+  adapters_.finish(adapters_.qkv(layer), own_.qkv, layout_.qkv_cols());
   const HeadNorms norms = head_norms(layer, count);
   rank_.begin_op("rope", layer);
   rope_and_cache(own_.qkv, norms, own_.rope, view.positions, view.slots, count, layout_.heads, kv, stream,
@@ -201,13 +206,15 @@ void RankForward::attend(const StepView& view, int layer, int count) {
   rank_.begin_op("attention", layer);
   attention(own_.qkv, layout_.qkv_cols(), view.attention, kv, layout_.heads, own_.attended, stream);
   rank_.begin_op("o", layer);
+  adapters_.start(adapters_.o(layer), own_.attended);
   gemm_.run(o(layer, count), stream);
+  adapters_.finish(adapters_.o(layer), part(), layout_.recipe.hidden);
   sum(layer, int64_t{count} * layout_.recipe.hidden, own_.delta);
   rank_.begin_op("norm after attention", layer);
   add_delta(p.o_bias, p.ln1, p.ln2, count);
 }
 
-void RankForward::mlp(int layer, const StepJob& job) {
+void RankForward::mlp(const StepView& view, int layer, const StepJob& job) {
   const LayerParams& p = layout_.layers[layer];
   const int count = job.tokens;
   const cudaStream_t stream = rank_.stream;
@@ -220,14 +227,17 @@ void RankForward::mlp(int layer, const StepJob& job) {
                 layout_.recorded};
     }
     moe_.at(p.inter).run(linear_input(), param(p.router), param(p.w13), param(p.w2), part(), count, layout_.ranks > 1,
-                         stream, record);
+                         stream, record, adapters_.experts(layer, view.token_slots));
   } else {
     rank_.begin_op("gate_up", layer);
+    adapters_.start(adapters_.gate_up(layer), linear_input());
     gemm_.run(gate_up(layer, count), stream);
     rank_.begin_op("activation", layer);
-    activate_mul(layout_.recipe.activation, own_.gate_up, own_.act, count, p.inter, stream);
+    adapters_.finish_activated(adapters_.gate_up(layer), own_.gate_up, own_.act, count);
     rank_.begin_op("down", layer);
+    adapters_.start(adapters_.down(layer), own_.act);
     gemm_.run(down(layer, count), stream);
+    adapters_.finish(adapters_.down(layer), part(), layout_.recipe.hidden);
   }
   sum(layer, int64_t{count} * layout_.recipe.hidden, own_.delta);
   // The next layer's norm; the final one is computed only for the rows that are sampled.
@@ -246,7 +256,11 @@ void RankForward::head(const StepView& view, const StepJob& job) {
     norm_rows(own_.hidden, view.row_tokens + begin, count, param(layout_.norm), layout_.recipe.rms_eps,
               layout_.recipe.hidden, own_.selected, stream, layout_.recipe.round_once);
     rank_.begin_op("lm_head");
-    gemm_.run(lm_head(count), stream);
+    adapters_.begin(job.block.head_adapters(block_.data(), begin), count);
+    adapters_.start(adapters_.lm_head(), own_.selected);
+    const Product logits = lm_head(count);
+    gemm_.run(logits, stream);
+    adapters_.finish(adapters_.lm_head(), static_cast<float*>(logits.y), shape_.logits_ld);
     if (exchange_) exchange_->gather_logits(count);
     if (rank_.index != 0) continue;
     rank_.begin_op("sample");

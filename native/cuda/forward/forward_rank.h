@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/layout.h"
+#include "cuda/adapters/adapter_pass.h"
 #include "cuda/exchange/exchange.h"
 #include "cuda/forward/elementwise.h"
 #include "cuda/forward/forward.h"
@@ -51,7 +52,7 @@ class RankForward {
  private:
   void embed_tokens(const StepView& view, int count);
   void attend(const StepView& view, int layer, int count);
-  void mlp(int layer, const StepJob& job);
+  void mlp(const StepView& view, int layer, const StepJob& job);
   void head(const StepView& view, const StepJob& job);
   // The statistics of q's and k's norms, where they cover all ranks' heads.
   HeadNorms head_norms(int layer, int count);
@@ -86,6 +87,7 @@ class RankForward {
   const std::unique_ptr<Exchange> exchange_;
   int side_ = 1;  // of the exchange, for the next sum
   Gemm gemm_;
+  AdapterPass adapters_;
   std::map<int64_t, Moe> moe_;  // by columns of an expert
   Growing block_{Growing::Where::kGpu}, results_{Growing::Where::kGpu};
 };

@@ -33,8 +33,8 @@ size_t StepBlock::place(size_t count) {
   return offset;
 }
 
-StepBlock::StepBlock(const StepBatch& batch, const AttentionPlan& plan, int page_size, int vocab)
-    : batch_(batch), plan_(plan), kept_offsets_(kept_offsets(batch, vocab)) {
+StepBlock::StepBlock(const StepBatch& batch, const AttentionPlan& plan, int page_size, int vocab, int64_t head_rows)
+    : batch_(batch), plan_(plan), head_rows_(head_rows), kept_offsets_(kept_offsets(batch, vocab)) {
   const size_t tokens = batch.tokens.size(), rows = static_cast<size_t>(batch.rows());
   positions_.resize(tokens);
   slots_.resize(tokens);
@@ -55,6 +55,7 @@ StepBlock::StepBlock(const StepBatch& batch, const AttentionPlan& plan, int page
     row_positions_[r] = positions_[ints[0]] + 1;
     top_offsets_[r + 1] = top_offsets_[r] + ints[3];
   }
+  cut_adapters();
 
   tokens_ = place<int32_t>(tokens);
   positions_at_ = place<int32_t>(tokens);
@@ -64,6 +65,9 @@ StepBlock::StepBlock(const StepBatch& batch, const AttentionPlan& plan, int page
   items_ = place<AttentionItem>(plan.items.size());
   merges_ = place<AttentionMerge>(plan.merges.size());
   row_tokens_at_ = place<int32_t>(rows);
+  token_slots_at_ = place<int32_t>(token_slots_.size());
+  segments_at_ = place<AdapterSegment>(segments_.list.size());
+  for (const SegmentList& block : head_segments_) head_segments_at_.push_back(place<AdapterSegment>(block.list.size()));
   shared_bytes_ = gpu_bytes_;
 
   row_ints_ = place<int32_t>(batch.row_ints.size());
@@ -86,6 +90,25 @@ StepBlock::StepBlock(const StepBatch& batch, const AttentionPlan& plan, int page
   saved_bias_ = place<float>(batch.bias_tokens.size());
 }
 
+void StepBlock::cut_adapters() {
+  if (!uses_adapters(batch_)) return;
+  token_slots_ = token_slots(batch_);
+  segments_ = cut_segments(token_slots_);
+  std::vector<int32_t> row_slots;
+  for (const int32_t token : row_tokens_) row_slots.push_back(token_slots_[token]);
+  const std::span<const int32_t> slots(row_slots);
+  for (size_t row = 0; row < slots.size(); row += static_cast<size_t>(head_rows_)) {
+    head_segments_.push_back(
+        cut_segments(slots.subspan(row, std::min(static_cast<size_t>(head_rows_), slots.size() - row))));
+  }
+}
+
+AdapterSegments StepBlock::head_adapters(const uint8_t* base, int64_t row) const {
+  if (head_segments_.empty()) return {};
+  const auto block = static_cast<size_t>(row / head_rows_);
+  return head_segments_[block].at(at<AdapterSegment>(base, head_segments_at_[block]));
+}
+
 template <class T>
 void StepBlock::put(uint8_t* host, size_t offset, const T& from) {
   if (from.size() > 0) std::memcpy(host + offset, from.data(), from.size() * sizeof(from[0]));
@@ -100,6 +123,9 @@ void StepBlock::write(uint8_t* host) const {
   put(host, items_, plan_.items);
   put(host, merges_, plan_.merges);
   put(host, row_tokens_at_, row_tokens_);
+  put(host, token_slots_at_, token_slots_);
+  put(host, segments_at_, segments_.list);
+  for (size_t i = 0; i < head_segments_.size(); ++i) put(host, head_segments_at_[i], head_segments_[i].list);
   put(host, row_ints_, batch_.row_ints);
   put(host, row_floats_, batch_.row_floats);
   put(host, row_seeds_, batch_.row_seeds);
@@ -130,6 +156,8 @@ StepView StepBlock::view(uint8_t* base) const {
   view.attention.parts = nullptr;
   view.attention.wide_items = plan_.wide_items;
   view.row_tokens = at<int32_t>(base, row_tokens_at_);
+  view.adapters = segments_.at(at<AdapterSegment>(base, segments_at_));
+  view.token_slots = token_slots_.empty() ? nullptr : at<int32_t>(base, token_slots_at_);
   view.rows.row_ints = at<int32_t>(base, row_ints_);
   view.rows.row_floats = at<float>(base, row_floats_);
   view.rows.row_seeds = at<uint64_t>(base, row_seeds_);

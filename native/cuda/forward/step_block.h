@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/step.h"
+#include "cuda/adapters/adapter_segments.h"
 #include "cuda/attention/attention.h"
 #include "cuda/sampler/sampler.h"
 
@@ -20,12 +21,16 @@ struct StepView {
   AttentionInput attention;   // without `parts`
   const int32_t* row_tokens;  // [R] index of the token whose logits a row uses
   SampleRows rows;            // only on the rank that samples
+  // Without adapters in the step: no segments, and null.
+  AdapterSegments adapters;    // of the tokens
+  const int32_t* token_slots;  // [T]
 };
 
 class StepBlock {
  public:
-  // The batch has been checked. It and the plan must stay until the last call of write.
-  StepBlock(const StepBatch& batch, const AttentionPlan& plan, int page_size, int vocab);
+  // The batch has been checked. It and the plan must stay until the last call of write. head_rows: the rows that the
+  // head computes at a time.
+  StepBlock(const StepBatch& batch, const AttentionPlan& plan, int page_size, int vocab, int64_t head_rows);
 
   size_t shared_bytes() const { return shared_bytes_; }  // for every rank
   size_t bytes() const { return bytes_; }                // for the sampling rank
@@ -35,10 +40,13 @@ class StepBlock {
   void write(uint8_t* host) const;
   // base: the block on a GPU, aligned to 16.
   StepView view(uint8_t* base) const;
+  // The segments of the head's block of rows that begins at `row`; their first rows count from there.
+  AdapterSegments head_adapters(const uint8_t* base, int64_t row) const;
   // Largest absolute position.
   int32_t furthest() const { return furthest_; }
 
  private:
+  void cut_adapters();
   template <class T>
   size_t place(size_t count);
   template <class T>
@@ -46,11 +54,18 @@ class StepBlock {
 
   const StepBatch& batch_;
   const AttentionPlan& plan_;
+  const int64_t head_rows_;
+  // Empty without adapters in the step.
+  std::vector<int32_t> token_slots_;
+  SegmentList segments_;
+  std::vector<SegmentList> head_segments_;
   std::vector<int32_t> positions_, slots_, row_tokens_, row_positions_, top_offsets_, kept_offsets_;
   int32_t furthest_ = 0;
   size_t gpu_bytes_ = 0, shared_bytes_ = 0, bytes_ = 0;
   // Offsets in the block.
   size_t tokens_, positions_at_, slots_at_, page_offsets_, pages_, items_, merges_, row_tokens_at_;
+  size_t token_slots_at_, segments_at_;
+  std::vector<size_t> head_segments_at_;
   size_t row_ints_, row_floats_, row_seeds_, row_positions_at_, history_offsets_, history_, bias_offsets_, bias_tokens_,
       bias_values_, id_offsets_, ids_, masks_, top_offsets_at_, kept_offsets_at_, saved_history_, saved_bias_;
 };

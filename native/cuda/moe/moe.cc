@@ -50,7 +50,10 @@ MoeScratch carve_moe_scratch(const MoeShape& s, int64_t tokens, void* base) {
   scratch.tiles = static_cast<RowTile*>(carve(max_row_tiles(pairs, s.experts, 8), sizeof(RowTile)));  // 8: most tiles
   scratch.tile_count = static_cast<int32_t*>(carve(1, sizeof(int32_t)));
   scratch.act = static_cast<bf16*>(carve(pairs * s.inter, sizeof(bf16)));
-  scratch.out = carve(pairs * s.hidden, sizeof(float));
+  const bool adapts = s.adapter_rank > 0;
+  scratch.out = carve(pairs * (adapts ? std::max(s.hidden, 2 * s.inter) : s.hidden), sizeof(float));
+  scratch.delta = static_cast<float*>(scratch.out);
+  scratch.shrunk = adapts ? static_cast<bf16*>(carve(pairs * 2 * s.adapter_rank, sizeof(bf16))) : nullptr;
   scratch.bytes = used;
   return scratch;
 }
@@ -74,6 +77,7 @@ Moe::Moe(const MoeShape& shape, Gemm& gemm, void* scratch, size_t scratch_bytes)
   }
   prepare_moe_route();
   prepare_moe_gemm();
+  if (shape.adapter_rank > 0) prepare_moe_adapters();
 }
 
 template <class F>
@@ -86,11 +90,13 @@ void Moe::in_turns(int64_t count, F&& fn) const {
 }
 
 void Moe::run(const bf16* x, const bf16* router, const bf16* w13, const bf16* w2, bf16* y, int64_t count, bool partial,
-              cudaStream_t stream, RouteRecord record) {
+              cudaStream_t stream, RouteRecord record, const MoeAdapters& adapters) {
   in_turns(count, [&](int64_t begin, int64_t tokens) {
     RouteRecord part = record;
     if (record.to != nullptr) part.to += begin * record.stride;
-    run_turn(x + begin * shape_.hidden, router, w13, w2, y + begin * shape_.hidden, tokens, partial, stream, part);
+    MoeAdapters own = adapters;
+    if (own.token_slots != nullptr) own.token_slots += begin;
+    run_turn(x + begin * shape_.hidden, router, w13, w2, y + begin * shape_.hidden, tokens, partial, stream, part, own);
   });
 }
 
@@ -106,15 +112,18 @@ Product Moe::routing(const bf16* x, const bf16* router, int64_t count) const {
 }
 
 void Moe::run_turn(const bf16* x, const bf16* router, const bf16* w13, const bf16* w2, bf16* y, int64_t count,
-                   bool partial, cudaStream_t stream, RouteRecord record) {
+                   bool partial, cudaStream_t stream, RouteRecord record, const MoeAdapters& adapters) {
   const MoeScratch scratch = carve_moe_scratch(shape_, count, scratch_);
   int tile_rows = forced_rows_ != 0 ? forced_rows_ : choose_tile_rows(shape_, count);
   if (!moe_rows_aligned(shape_, x, w13, w2)) tile_rows = 64;
   gemm_.run(routing(x, router, count), stream);
   choose_experts(shape_, scratch, count, stream, record);
   sort_by_expert(shape_, scratch, count, tile_rows, stream);
-  expert_gate_up(shape_, scratch, x, w13, count, tile_rows, stream);
+  const bool adapts = adapters.token_slots != nullptr, gate_up = adapts && adapters.a13 != nullptr;
+  if (gate_up) adapt_gate_up(shape_, scratch, adapters, x, count, tile_rows, stream);
+  expert_gate_up(shape_, scratch, x, w13, count, tile_rows, stream, gate_up);
   expert_down(shape_, scratch, w2, count, partial, tile_rows, stream);
+  if (adapts && adapters.a2 != nullptr) adapt_down(shape_, scratch, adapters, count, partial, tile_rows, stream);
   combine_experts(shape_, scratch, y, count, partial, stream);
 }
 

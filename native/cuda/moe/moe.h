@@ -16,6 +16,15 @@ struct MoeShape {
   bool norm_topk_prob;
   int64_t hidden, inter;  // inter: of one expert on this rank
   Activation activation = Activation::kSilu;
+  int adapter_rank = 0;  // of the slots; 0: the layer takes no adapters
+};
+
+// The adapters of one layer's experts (core/adapters.h), on the GPU. a13 or a2 null: that product takes none.
+struct MoeAdapters {
+  const bf16 *a13 = nullptr, *b13 = nullptr, *a2 = nullptr, *b2 = nullptr;
+  const float* table = nullptr;          // the row of gate in slot 0; up and down follow
+  int64_t slot_floats = 0;               // of the table, from slot to slot
+  const int32_t* token_slots = nullptr;  // [T]; null: the step uses no adapters
 };
 
 // A copy of the choice: the experts of token t at to[t * stride ...], best first. On the GPU.
@@ -36,9 +45,10 @@ class Moe {
   // x [T, hidden]; router [E, hidden]; w13 [E * 2 inter, hidden]; w2 [E * hidden, inter]. With one rank, y [T, hidden]
   // is the finished sum. With several (partial true) an expert's output is a partial sum over the ranks' parts of
   // inter, and rounding must wait: y is then the bf16 rounding of this rank's weighted fp32 sum, for the all-reduce. y
-  // must not be x. The host never waits for the GPU, and grids depend on count only.
+  // must not be x. The host never waits for the GPU, and grids depend on count only. Adapters add their part to the
+  // products of w13 and w2 in fp32, before their results are rounded; of w2 with one rank, after that.
   void run(const bf16* x, const bf16* router, const bf16* w13, const bf16* w2, bf16* y, int64_t count, bool partial,
-           cudaStream_t stream, RouteRecord record = {});
+           cudaStream_t stream, RouteRecord record = {}, const MoeAdapters& adapters = {});
   // The counterpart of Gemm::load.
   void load(const bf16* x, const bf16* router, int64_t count, cudaStream_t stream);
 
@@ -52,7 +62,7 @@ class Moe {
   void in_turns(int64_t count, F&& fn) const;
   Product routing(const bf16* x, const bf16* router, int64_t count) const;
   void run_turn(const bf16* x, const bf16* router, const bf16* w13, const bf16* w2, bf16* y, int64_t count,
-                bool partial, cudaStream_t stream, RouteRecord record);
+                bool partial, cudaStream_t stream, RouteRecord record, const MoeAdapters& adapters);
 
   MoeShape shape_;
   Gemm& gemm_;

@@ -16,6 +16,7 @@ struct Experts {
   const bf16* w;
   int N, K;  // of one expert: number of columns, and of products for each
   Activation activation;
+  const float* delta = nullptr;  // [slots, 2 N]: the adapters' part of gate and up; only AdaptedGateUp reads it
 };
 
 // g * sigmoid(t) for t of g's sign: g / (1 + e^-t), for g < 0 as g e^t / (1 + e^t), which cannot overflow.
@@ -32,6 +33,7 @@ __device__ __forceinline__ float activated(float g, Activation activation) {
 struct GateUp {
   using Out = bf16;
   static constexpr int kRowsPerColumn = 2;
+  static constexpr bool kDelta = false;
   static __device__ __forceinline__ int64_t w_row(int64_t expert, int n0, int r, int N) {
     const int n = min(n0 + r / 16 * 8 + r % 8, N - 1);
     return (expert * 2 + r / 8 % 2) * N + n;
@@ -40,6 +42,21 @@ struct GateUp {
     return rounded(activated(rounded(gate), activation)) * rounded(up);
   }
 };
+
+// The same with the adapters' part added to both sums.
+struct AdaptedGateUp : GateUp {
+  static constexpr bool kDelta = true;
+};
+
+template <class Kind>
+__device__ __forceinline__ float finished(const Experts& e, int64_t slot, int n, float gate, float up) {
+  if constexpr (Kind::kDelta) {
+    const float* const delta = e.delta + slot * 2 * e.N + n;
+    gate += delta[0];
+    up += delta[e.N];
+  }
+  return Kind::finish(gate, up, e.activation);
+}
 
 // Down projection: N rows of w, y [slots, N].
 template <class Result>
@@ -78,7 +95,8 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_experts(Experts e, t
     const int m = i / kColumns, n = i % kColumns;
     if (n0 + n >= e.N) continue;
     float value = sums.total(m, n);
-    if constexpr (Kind::kRowsPerColumn == 2) value = Kind::finish(value, sums.total(m, n + 8), e.activation);
+    if constexpr (Kind::kRowsPerColumn == 2)
+      value = finished<Kind>(e, tile.first + m, n0 + n, value, sums.total(m, n + 8));
     put(y + static_cast<int64_t>(tile.first + m) * e.N + n0 + n, value);
   }
 }
@@ -114,8 +132,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
         if (m >= tile.rows || n >= e.N) continue;
         float a = acc[i][j][2 * h], b = acc[i][j][2 * h + 1];
         if constexpr (Kind::kRowsPerColumn == 2) {
-          a = Kind::finish(a, acc[i][j + 1][2 * h], e.activation);
-          b = Kind::finish(b, acc[i][j + 1][2 * h + 1], e.activation);
+          a = finished<Kind>(e, tile.first + m, n, a, acc[i][j + 1][2 * h]);
+          b = finished<Kind>(e, tile.first + m, min(n + 1, e.N - 1), b, acc[i][j + 1][2 * h + 1]);
         }
         typename Kind::Out* to = y + static_cast<int64_t>(tile.first + m) * e.N + n;
         if (pairs) {
@@ -184,7 +202,7 @@ bool moe_rows_aligned(const MoeShape& shape, const bf16* x, const bf16* w13, con
 }
 
 void expert_gate_up(const MoeShape& shape, const MoeScratch& scratch, const bf16* x, const bf16* w13, int64_t count,
-                    int tile_rows, cudaStream_t stream) {
+                    int tile_rows, cudaStream_t stream, bool adapted) {
   const Experts e{scratch.tiles,
                   scratch.tile_count,
                   x,
@@ -192,8 +210,14 @@ void expert_gate_up(const MoeShape& shape, const MoeScratch& scratch, const bf16
                   w13,
                   static_cast<int>(shape.inter),
                   static_cast<int>(shape.hidden),
-                  shape.activation};
-  launch<GateUp>(e, scratch.act, max_row_tiles(count * shape.per_token, shape.experts, tile_rows), tile_rows, stream);
+                  shape.activation,
+                  scratch.delta};
+  const int64_t row_tiles = max_row_tiles(count * shape.per_token, shape.experts, tile_rows);
+  if (adapted) {
+    launch<AdaptedGateUp>(e, scratch.act, row_tiles, tile_rows, stream);
+  } else {
+    launch<GateUp>(e, scratch.act, row_tiles, tile_rows, stream);
+  }
 }
 
 void expert_down(const MoeShape& shape, const MoeScratch& scratch, const bf16* w2, int64_t count, bool partial,
@@ -216,6 +240,7 @@ void expert_down(const MoeShape& shape, const MoeScratch& scratch, const bf16* w
 
 void prepare_moe_gemm() {
   prepare<GateUp>();
+  prepare<AdaptedGateUp>();
   prepare<Down<bf16>>();
   prepare<Down<float>>();
 }

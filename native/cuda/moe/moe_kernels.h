@@ -30,6 +30,9 @@ struct MoeScratch {
   int32_t* tile_count;  // one
   bf16* act;            // [P, inter], by slot
   void* out;            // [P, hidden], by slot: bf16, or float where sums are partial
+  // With MoeShape::adapter_rank:
+  bf16* shrunk;  // [P, 2 rank], by slot: the products with A
+  float* delta;  // [P, 2 inter], by slot: the adapters' part of gate and up; in the place of `out`
   size_t bytes;
 };
 // Divides `base` among the arrays for `tokens` tokens; `bytes` is the size that this takes.
@@ -43,11 +46,18 @@ void sort_by_expert(const MoeShape& shape, const MoeScratch& scratch, int64_t co
                     cudaStream_t stream);
 // x, w13 -> act = activation(gate) * up. tile_rows as given to sort_by_expert: 8, 16 (only if rows begin at multiples
 // of 16 bytes), 64 or 128 (the same condition).
+// adapted: act = activation(gate + delta) * (up + delta).
 void expert_gate_up(const MoeShape& shape, const MoeScratch& scratch, const bf16* x, const bf16* w13, int64_t count,
-                    int tile_rows, cudaStream_t stream);
+                    int tile_rows, cudaStream_t stream, bool adapted = false);
 // act, w2 -> out.
 void expert_down(const MoeShape& shape, const MoeScratch& scratch, const bf16* w2, int64_t count, bool partial,
                  int tile_rows, cudaStream_t stream);
+// x, a13, b13 -> delta. tile_rows as given to sort_by_expert, here and below.
+void adapt_gate_up(const MoeShape& shape, const MoeScratch& scratch, const MoeAdapters& adapters, const bf16* x,
+                   int64_t count, int tile_rows, cudaStream_t stream);
+// act, a2, b2 -> added to out.
+void adapt_down(const MoeShape& shape, const MoeScratch& scratch, const MoeAdapters& adapters, int64_t count,
+                bool partial, int tile_rows, cudaStream_t stream);
 // out, slots, weights -> y [T, hidden].
 void combine_experts(const MoeShape& shape, const MoeScratch& scratch, bf16* y, int64_t count, bool partial,
                      cudaStream_t stream);
@@ -58,5 +68,6 @@ bool moe_rows_aligned(const MoeShape& shape, const bf16* x, const bf16* w13, con
 // Loads the kernels onto the current GPU and sets their shared memory; call it before the first launch.
 void prepare_moe_gemm();
 void prepare_moe_route();
+void prepare_moe_adapters();
 
 }  // namespace refit::cuda

@@ -11,6 +11,7 @@
 #include "cuda/forward/forward.h"
 #include "test/check.h"
 #include "test/forward_reference.h"
+#include "test/gpu/adapters/adapters_model.h"
 
 using namespace refit;
 using namespace refit::test;
@@ -66,10 +67,12 @@ bool all_reach(const std::vector<int>& gpus) {
 // A test model on GPUs, in plain allocations. With `nccl` no rank touches another's memory.
 class Gpus {
  public:
-  Gpus(const TestModel& model, const std::vector<int>& gpus, const cuda::NcclApi* nccl = nullptr) {
+  Gpus(const TestModel& model, const std::vector<int>& gpus, const cuda::NcclApi* nccl = nullptr,
+       const SlotAdapters* adapters = nullptr) {
     const int count = static_cast<int>(gpus.size());
     CoreConfig config = model.config(count, 1, "", kPages, kPageSize);
     config.max_step_tokens = kMaxTokens, config.max_context = kMaxContext;
+    if (adapters != nullptr) adapters->extend(config);
     const cuda::ForwardSizes sizes = cuda::forward_sizes(config);
     std::vector<cuda::ForwardMemory> memory(count);
     for (int r = 0; r < count; ++r) {
@@ -78,12 +81,10 @@ class Gpus {
       scratch_.push_back(add(sizes.scratch));
       memory[r].scratch = scratch_.back()->data();
       for (const Param& p : config.params) {
-        const Matrix m = model.shard(p.name, r, count);
-        std::vector<uint16_t> bits(m.x.size());
-        for (size_t i = 0; i < bits.size(); ++i) bits[i] = float_to_bf16(m.x[i]);
-        uint8_t* to = add(bits.size() * 2)->data();
-        check(cudaMemcpy(to, bits.data(), bits.size() * 2, cudaMemcpyHostToDevice), "upload");
-        memory[r].params.push_back(reinterpret_cast<const cuda::bf16*>(to));
+        const bool adapter = !is_weight(p);
+        const std::vector<float> values =
+            adapter ? adapters->values(p.name, r, count) : model.shard(p.name, r, count).x;
+        memory[r].params.push_back(upload(values, p.dtype));
       }
       check(cudaDeviceSynchronize(), "upload");
       ranks_.push_back(std::make_unique<cuda::Rank>(r, gpus[r]));
@@ -102,15 +103,18 @@ class Gpus {
   Gpus(const Gpus&) = delete;
   Gpus& operator=(const Gpus&) = delete;
 
-  StepResult step(const BatchBuilder& b, bool poison = true) {
+  // slots: the adapter of each sequence; empty: the base model.
+  StepResult step(const BatchBuilder& b, bool poison = true, const std::vector<int32_t>& slots = {}) {
     for (size_t r = 0; poison && r < ranks_.size(); ++r) {
       // Nothing in scratch may outlive a step.
       check(cudaSetDevice(ranks_[r]->device), "cudaSetDevice");
       scratch_[r]->poison();
       check(cudaDeviceSynchronize(), "poison");
     }
+    StepBatch batch = b.view();
+    batch.adapters = slots;
     StepResult result;
-    forward_->step(b.view(), result);
+    forward_->step(batch, result);
     return result;
   }
   void check_guards(const char* where) const {
@@ -122,6 +126,18 @@ class Gpus {
   Region* add(size_t bytes) {
     regions_.push_back(std::make_unique<Region>(bytes));
     return regions_.back().get();
+  }
+
+  const cuda::bf16* upload(const std::vector<float>& values, DType dtype) {
+    std::vector<uint16_t> bits(values.size() * size_of(dtype) / 2);
+    if (dtype == DType::kFloat32) {
+      std::memcpy(bits.data(), values.data(), values.size() * sizeof(float));
+    } else {
+      for (size_t i = 0; i < bits.size(); ++i) bits[i] = float_to_bf16(values[i]);
+    }
+    uint8_t* const to = add(bits.size() * 2)->data();
+    check(cudaMemcpy(to, bits.data(), bits.size() * 2, cudaMemcpyHostToDevice), "upload");
+    return reinterpret_cast<const cuda::bf16*>(to);
   }
 
   std::vector<std::unique_ptr<Region>> regions_;

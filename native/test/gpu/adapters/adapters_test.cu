@@ -1,0 +1,289 @@
+// adapters_test [--quick] [--bench] [--seed N]: the products of adapters against double on the host; the same bits for
+// a row alone and among others; nothing written beside them.
+#include "cuda/forward/elementwise.h"
+#include "test/gpu/adapters/adapters_world.cuh"
+
+namespace refit::test {
+namespace {
+
+// Runs both kernels for rows with these slots. y has `ldy` columns.
+template <class Out>
+struct Run {
+  Run(Adapters& adapters, const std::vector<int32_t>& slots, const std::vector<bf16>& x, const std::vector<Out>& y,
+      int64_t ldy, const std::string& what)
+      : t(slots.size() * static_cast<size_t>(adapters.slices * adapters.rank)) {
+    Segments segments(slots);
+    Buffer<bf16> gpu_x(x.size()), gpu_t(t.size());
+    Buffer<Out> gpu_y(y.size());
+    gpu_x.put(x), gpu_y.put(y);
+    cuda::adapter_shrink(adapters.weights(), segments.get(), gpu_x.data(), adapters.K, gpu_t.data(), nullptr);
+    cuda::adapter_expand(adapters.weights(), segments.get(), gpu_t.data(), gpu_y.data(), ldy, nullptr);
+    synchronize(what.c_str());
+    gpu_t.check_guards("t", what), gpu_y.check_guards("y", what);
+    t = gpu_t.get(), this->y = gpu_y.get();
+  }
+  std::vector<bf16> t;
+  std::vector<Out> y;
+};
+
+float host_value(bf16 v) { return value_of(v); }
+float host_value(float v) { return v; }
+template <class T>
+bool same_bits(const T& a, const T& b) {
+  return std::memcmp(&a, &b, sizeof a) == 0;
+}
+
+void check_shrink(const Adapters& m, const std::vector<int32_t>& slots, const std::vector<bf16>& x,
+                  const std::vector<bf16>& t, const std::string& what) {
+  const int columns = m.slices * m.rank;
+  for (size_t row = 0; row < slots.size(); row++) {
+    for (int c = 0; c < columns; c++) {
+      const float got = value_of(t[row * columns + c]);
+      const int slot = slots[row], slice = c / m.rank, r = c % m.rank;
+      if (slot < 0 || r >= padded_rank(m.rank_of(slot, slice))) {
+        if (!CHECKF(std::isnan(got), "%s: t[%zu][%d] was written", what.c_str(), row, c)) return;
+        continue;
+      }
+      Sum sum;
+      for (int64_t k = 0; k < m.K; k++)
+        sum.add(value_of(x[row * m.K + k]), value_of(m.a[(int64_t{slot} * columns + c) * m.K + k]));
+      const double most = std::abs(sum.value) * kBf16Error + sum.size * kSumError;
+      if (!CHECKF(std::abs(got - sum.value) <= most, "%s: t[%zu][%d] is %g, expected %g", what.c_str(), row, c, got,
+                  sum.value))
+        return;
+    }
+  }
+}
+
+template <class Out>
+void check_expand(const Adapters& m, const std::vector<int32_t>& slots, const std::vector<bf16>& t,
+                  const std::vector<Out>& before, const std::vector<Out>& after, int64_t ldy, const std::string& what) {
+  for (size_t row = 0; row < slots.size(); row++) {
+    int64_t first = 0;
+    for (int64_t n = 0, slice = 0; n < ldy; n++) {
+      while (slice < m.slices && n - first == m.columns[static_cast<size_t>(slice)])
+        first += m.columns[static_cast<size_t>(slice++)];
+      const Out was = before[row * ldy + n], got = after[row * ldy + n];
+      const int slot = slots[row], own = slot < 0 || slice == m.slices ? 0 : m.rank_of(slot, static_cast<int>(slice));
+      if (own == 0) {
+        if (!CHECKF(same_bits(was, got), "%s: y[%zu][%ld] was written", what.c_str(), row, static_cast<long>(n)))
+          return;
+        continue;
+      }
+      Sum sum;
+      const float scale = m.entry(slot, static_cast<int>(slice))[0];
+      for (int r = 0; r < own; r++) {
+        sum.add(value_of(t[(row * m.slices + slice) * m.rank + r]),
+                double{scale} * value_of(m.b[(slot * m.all + n) * m.rank + r]));
+      }
+      const double want = host_value(was) + sum.value, size = std::abs(host_value(was)) + sum.size;
+      const double most = (sizeof(Out) == 2 ? std::abs(want) * kBf16Error : 0.0) + size * kSumError;
+      if (!CHECKF(std::abs(host_value(got) - want) <= most, "%s: y[%zu][%ld] is %g, expected %g", what.c_str(), row,
+                  static_cast<long>(n), host_value(got), want))
+        return;
+    }
+  }
+}
+
+std::vector<bf16> random_numbers(Random& random, size_t count) {
+  std::vector<bf16> out(count);
+  for (bf16& v : out) v = __float2bfloat16(static_cast<float>(random.below(2001) - 1000) / 500);
+  return out;
+}
+
+template <class Out>
+void run_case(Random& random, int slots, int rank, int64_t K, const std::vector<int64_t>& columns, int64_t rows,
+              int64_t longest) {
+  Adapters adapters(random, slots, rank, K, columns);
+  const std::vector<int32_t> of_rows = random_slots(random, rows, slots, longest);
+  const int64_t ldy = adapters.all + (columns[0] % 8 == 0 ? 8 : 3);
+  const std::string what = adapters.text() + ": " + std::to_string(rows) + " rows" + (sizeof(Out) == 4 ? ", fp32" : "");
+  const std::vector<bf16> x = random_numbers(random, static_cast<size_t>(rows * K));
+  std::vector<Out> y;
+  for (const bf16 v : random_numbers(random, static_cast<size_t>(rows * ldy))) y.push_back(Out(value_of(v)));
+  const Run<Out> run(adapters, of_rows, x, y, ldy, what);
+  check_shrink(adapters, of_rows, x, run.t, what);
+  check_expand(adapters, of_rows, run.t, y, run.y, ldy, what);
+  // A few rows alone.
+  for (int i = 0; i < 3; i++) {
+    const int64_t row = random.below(rows);
+    const Run<Out> alone(adapters, {of_rows[row]}, {x.begin() + row * K, x.begin() + (row + 1) * K},
+                         {y.begin() + row * ldy, y.begin() + (row + 1) * ldy}, ldy, what);
+    const auto equal = [&](const auto& one, const auto& all, int64_t count) {
+      return std::memcmp(one.data(), all.data() + row * count, static_cast<size_t>(count) * sizeof(one[0])) == 0;
+    };
+    CHECKF(equal(alone.t, run.t, int64_t{adapters.slices} * rank) && equal(alone.y, run.y, ldy),
+           "%s: row %ld has other bits alone", what.c_str(), static_cast<long>(row));
+  }
+}
+
+void run_cases(const Options& options) {
+  Random random(options.seed);
+  const std::vector<int> ranks = options.quick ? std::vector<int>{16, 48} : std::vector<int>{16, 32, 48, 64, 128, 256};
+  const std::vector<int64_t> rows = options.quick ? std::vector<int64_t>{9, 530} : std::vector<int64_t>{1, 16, 65, 600};
+  for (const int rank : ranks) {
+    for (const int64_t count : rows) {
+      const int slots = 1 + static_cast<int>(random.below(8));
+      const int64_t longest = random.chance(2) ? 3 : 150;
+      run_case<bf16>(random, slots, rank, 136, {64, 16, 16}, count, longest);
+      run_case<bf16>(random, slots, rank, 1032, {96, 96}, count, longest);
+      run_case<float>(random, slots, rank, 64, {328}, count, longest);
+      // Rows that begin at no multiple of 16 bytes.
+      run_case<bf16>(random, slots, rank, 20, {20, 20}, count, longest);
+      run_case<float>(random, slots, rank, 33, {51}, count, longest);
+    }
+  }
+  if (options.quick) return;
+  // Shapes of one rank of two of an 8B model.
+  run_case<bf16>(random, 3, 32, 4096, {2048, 512, 512}, 70, 40);
+  run_case<bf16>(random, 2, 32, 6144, {4096}, 33, 40);
+  run_case<bf16>(random, 2, 8 * 16, 12288, {4096}, 5, 2);
+}
+
+// The same bits as expand and the activation one after the other, for rows of the base model, too.
+void check_activate(uint64_t seed, Activation activation, int64_t rows, int64_t longest) {
+  Random random(seed);
+  const int64_t inter = 328, K = 64;
+  Adapters adapters(random, 3, 48, K, {inter, inter});
+  const std::vector<int32_t> slots = random_slots(random, rows, 3, longest);
+  Segments segments(slots);
+  const AdapterSegments s = segments.get();
+  Buffer<bf16> x(rows * K), t(rows * 2 * 48), y(rows * 2 * inter), together(rows * inter), apart(rows * inter);
+  x.put(random_numbers(random, x.size())), y.put(random_numbers(random, y.size()));
+  const AdapterWeights w = adapters.weights();
+  cuda::adapter_shrink(w, s, x.data(), K, t.data(), nullptr);
+  CHECK(cuda::adapter_activates(w, y.data(), together.data()));
+  cuda::adapter_activate(activation, w, s, t.data(), y.data(), together.data(), nullptr);
+  cuda::adapter_expand(w, s, t.data(), y.data(), 2 * inter, nullptr);
+  cuda::activate_mul(activation, y.data(), apart.data(), rows, inter, nullptr);
+  synchronize("the activation");
+  const std::vector<bf16> got = together.get(), want = apart.get();
+  size_t wrong = 0;
+  for (size_t i = 0; i < got.size(); i++) wrong += !same_bits(got[i], want[i]);
+  CHECKF(wrong == 0, "activation of %ld rows: %zu elements differ", static_cast<long>(rows), wrong);
+  together.check_guards("act", "the activation");
+}
+
+void check_gather(const Options& options) {
+  Random random(options.seed + 1);
+  const int slots = 3, rank = 48;
+  const int64_t vocab = 50, first = 30, hidden = 64, rows = 77;
+  Adapters adapters(random, slots, rank, vocab, {hidden});  // a is read as [slots * vocab, rank]
+  const std::vector<int32_t> of_rows = random_slots(random, rows, slots, 9);
+  std::vector<int32_t> tokens;
+  for (int64_t i = 0; i < rows; i++) tokens.push_back(static_cast<int32_t>(random.below(100)));
+  Segments segments(of_rows);
+  Buffer<int32_t> gpu_tokens(tokens.size());
+  Buffer<bf16> t(static_cast<size_t>(rows * rank));
+  gpu_tokens.put(tokens);
+  cuda::adapter_gather(adapters.weights(), segments.get(), gpu_tokens.data(), first, vocab, t.data(), nullptr);
+  synchronize("gather");
+  const std::vector<bf16> got = t.get();
+  for (int64_t i = 0; i < rows * rank; i++) {
+    const int64_t slot = of_rows[i / rank], row = tokens[i / rank] - first;
+    const float value = value_of(got[i]);
+    if (slot < 0) {
+      CHECK(std::isnan(value));
+    } else if (row < 0 || row >= vocab) {
+      CHECK(value == 0.0f);
+    } else {
+      CHECK(value == value_of(adapters.a[(slot * vocab + row) * rank + i % rank]));
+    }
+  }
+  t.check_guards("t", "gather");
+}
+
+// Adjacent rows of one slot are one segment up to 64 rows; those of the base model come last.
+void check_segments() {
+  std::vector<int32_t> slots(3, 1);
+  slots.insert(slots.end(), 130, -1);
+  slots.insert(slots.end(), 70, 0);
+  const cuda::SegmentList out = cuda::cut_segments(slots);
+  const std::vector<std::vector<int32_t>> want = {{1, 0, 3},   {0, 133, 64}, {0, 197, 6},
+                                                  {-1, 3, 64}, {-1, 67, 64}, {-1, 131, 2}};
+  if (!CHECK(out.list.size() == want.size())) return;
+  for (size_t i = 0; i < want.size(); i++) {
+    CHECK(out.list[i].slot == want[i][0] && out.list[i].first == want[i][1] && out.list[i].rows == want[i][2]);
+  }
+  CHECK(out.counts.count == 3 && out.counts.base_count == 3 && out.counts.rows == 73 && out.counts.most_rows == 64);
+  CHECK(cuda::cut_segments({}).counts.count == 0);
+}
+
+// Times of both kernels for the linears of an 8B model, the adapters' bytes once each.
+void bench() {
+  struct Linear {
+    const char* name;
+    int64_t K;
+    std::vector<int64_t> columns;
+  };
+  const std::vector<Linear> linears = {{"qkv", 4096, {4096, 1024, 1024}},
+                                       {"o", 4096, {4096}},
+                                       {"gate_up", 4096, {12288, 12288}},
+                                       {"down", 12288, {4096}}};
+  const int rank = 32, most_slots = 32;
+  for (const Linear& linear : linears) {
+    int64_t all = 0;
+    for (const int64_t n : linear.columns) all += n;
+    const auto slices = static_cast<int>(linear.columns.size());
+    Buffer<bf16> a(most_slots * slices * rank * linear.K), b(most_slots * all * rank);
+    fill(a.data(), 1, static_cast<int64_t>(a.size()), 0, 0.1f, 1);
+    fill(b.data(), 1, static_cast<int64_t>(b.size()), 0, 0.1f, 2);
+    std::vector<float> table;
+    for (int i = 0; i < most_slots * slices; i++) table.insert(table.end(), {2.0f, static_cast<float>(rank)});
+    Buffer<float> gpu_table(table.size());
+    gpu_table.put(table);
+    AdapterWeights w{a.data(), b.data(), gpu_table.data(), 2 * int64_t{slices}, rank, slices, {}};
+    std::copy(linear.columns.begin(), linear.columns.end(), w.columns);
+    for (const int64_t rows : {1, 16, 64, 256, 4096}) {
+      Buffer<bf16> x(rows * linear.K), t(rows * slices * rank), y(rows * all);
+      fill(x.data(), rows, linear.K, linear.K, 1.0f, 3);
+      fill(y.data(), rows, all, all, 1.0f, 4);
+      for (const int slots : {1, 8, 32}) {
+        if (slots > rows) continue;
+        std::vector<int32_t> of_rows;
+        for (int64_t i = 0; i < rows; i++) of_rows.push_back(static_cast<int32_t>(i * slots / rows));
+        Segments segments(of_rows);
+        const AdapterSegments s = segments.get();
+        const double shrink =
+            microseconds(50, [&](int) { cuda::adapter_shrink(w, s, x.data(), linear.K, t.data(), nullptr); });
+        const double expand =
+            microseconds(50, [&](int) { cuda::adapter_expand(w, s, t.data(), y.data(), all, nullptr); });
+        const double bytes = static_cast<double>(slots) * rank * 2e-3;
+        std::printf("%-8s %5ld rows, %2d adapters: shrink %6.2f us (%5.0f GB/s), expand %6.2f us (%5.0f GB/s)\n",
+                    linear.name, static_cast<long>(rows), slots, shrink,
+                    bytes * static_cast<double>(slices * linear.K) / shrink, expand,
+                    bytes * static_cast<double>(all) / expand);
+      }
+    }
+  }
+}
+
+int run(int argc, char** argv) {
+  const Options options = parse(argc, argv);
+  cuda::prepare_adapters();
+  if (options.bench) {
+    bench();
+    return 0;
+  }
+  check_segments();
+  run_cases(options);
+  check_gather(options);
+  for (const int64_t rows : {5, 70, 600}) {
+    if (options.quick && rows > 100) continue;
+    check_activate(options.seed + rows, Activation::kSilu, rows, 40);
+    check_activate(options.seed + rows, Activation::kGeluTanh, rows, 700);
+  }
+  return finish("adapters_test");
+}
+
+}  // namespace
+}  // namespace refit::test
+
+int main(int argc, char** argv) {
+  try {
+    return refit::test::run(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "adapters_test: %s\n", error.what());
+    return 1;
+  }
+}
