@@ -39,7 +39,7 @@ export interface AdapterInfo {
 export interface LoadAdapterOptions {
   /** Keeps it in its slot. ADAPTERS_FULL if no slot would be left for others. */
   pinned?: boolean
-  /** What happens if the name is loaded already: the new version takes the name (default), or CONFLICT. */
+  /** If the name is loaded already, the new version takes it (`replace`, the default), or the call is a CONFLICT. */
   existing?: 'replace' | 'refuse'
   /** For replies: the folder or the kind of transport; default the source's path, else its transport's name. */
   path?: string

@@ -4,7 +4,7 @@ import { failureOf } from './replies.ts'
 import type { Outcome } from './replies.ts'
 import type { Worker } from './worker.ts'
 
-/** What a call does with a LoRA adapter, and the fields of its body. */
+/** The effect of a call on LoRA adapters, and the fields of its body. */
 export interface AdapterCall {
   kind: 'load' | 'unload'
   /** The field with the name. */

@@ -21,7 +21,7 @@ export interface AdapterModule {
   b: (slot: number, from: number, to: number) => Rect[]
 }
 
-/** Where a linear's A and B lie: parameter ids, and the first row of A in a slot. */
+/** The places of a linear's A and B: parameter ids, and the first row of A in a slot. */
 interface Pair {
   a: number
   b: number

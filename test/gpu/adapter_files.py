@@ -28,7 +28,8 @@ def adapter(shapes, rank, seed, size=0.5, device="cpu", dtype=torch.float32):
     generator = torch.Generator(device).manual_seed(seed)
     tensors = {}
     for module, (out, inner) in shapes.items():
-        for end, shape, scale in (("A", (rank, inner), 1 / math.sqrt(inner)), ("B", (out, rank), size / math.sqrt(rank))):
+        halves = (("A", (rank, inner), 1 / math.sqrt(inner)), ("B", (out, rank), size / math.sqrt(rank)))
+        for end, shape, scale in halves:
             noise = torch.randn(shape, generator=generator, device=device, dtype=torch.float32) * scale
             # Values that bfloat16 holds, so that only the arithmetic differs from the reference.
             tensors[f"base_model.model.{module}.lora_{end}.weight"] = noise.to(torch.bfloat16).to(dtype)
@@ -59,7 +60,8 @@ def merge(model, tensors, scale):
         weight = parameters.get(module + ".weight")
         if weight is None:
             layer, expert, part = module.split(".mlp.experts.")[0], *module.split(".mlp.experts.")[1].split(".")
-            fused = parameters[f"{layer}.mlp.experts.{'down_proj' if part == 'down_proj' else 'gate_up_proj'}"][int(expert)]
+            stacked = "down_proj" if part == "down_proj" else "gate_up_proj"
+            fused = parameters[f"{layer}.mlp.experts.{stacked}"][int(expert)]
             half = fused.shape[0] // 2
             weight = fused if part == "down_proj" else fused[:half] if part == "gate_proj" else fused[half:]
         change = scale * (b.to(weight.device, torch.float32) @ a.to(weight.device, torch.float32))

@@ -52,7 +52,10 @@ def numerics(name):
                 made[f"a{seed}"] = (tensors, adapter_files.write(place / f"a{seed}", tensors, rank, 2 * rank))
             expected, theirs = {}, {}
             for adapter, (tensors, _) in made.items():
-                with Reference(source, torch.float32, device) as exact, Reference(source, torch.bfloat16, device) as half:
+                with (
+                    Reference(source, torch.float32, device) as exact,
+                    Reference(source, torch.bfloat16, device) as half,
+                ):
                     for reference in (exact, half):
                         adapter_files.merge(reference.model, tensors, 2)
                     expected[adapter] = [exact.distribution(sequence) for sequence in sequences]
