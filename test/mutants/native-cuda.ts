@@ -73,6 +73,20 @@ export const nativeCuda: readonly Mutant[] = [
     tests: ['native/test/gpu/attention/attention_test.cu']
   },
   {
+    why: 'every adapter is expanded with the matrix of the first slot',
+    file: 'native/cuda/adapters/adapters_expand.cu',
+    before: 'w.b + (segment.slot * all + before + begin) * w.rank',
+    after: 'w.b + (before + begin) * w.rank',
+    tests: ['native/test/gpu/adapters/adapters_test.cu']
+  },
+  {
+    why: "what a slot holds beyond an adapter's own rank counts",
+    file: 'native/cuda/adapters/adapters_device.cuh',
+    before: 'return {entry.x, min((static_cast<int>(entry.y) + 15) / 16 * 16, w.rank)};',
+    after: 'return {entry.x, w.rank};',
+    tests: ['native/test/gpu/adapters/adapters_test.cu']
+  },
+  {
     why: 'k is turned by the position of the first token',
     file: 'native/cuda/forward/elementwise_rope.cu',
     before: 'a.rope + static_cast<int64_t>(a.positions[token]) * dim + i;',
