@@ -1,10 +1,10 @@
 import { eachRoute, REFUSED } from '../../src/dialects/refused.ts'
 import { RefitError } from '../../src/errors.ts'
-import type { Routes } from '../../src/http/context.ts'
+import type { Routes, ServerContext } from '../../src/http/context.ts'
 import { refusals } from '../../src/http/schemas.ts'
 
 /** Routes of vLLM and SGLang that refit does not serve: each says why, and what to use instead. */
-const refused: Routes = async app => {
+const refused: Routes<ServerContext> = async app => {
   for (const entry of REFUSED) {
     for (const { method, path } of eachRoute(entry)) {
       const refuse = async (): Promise<never> => {

@@ -1,11 +1,11 @@
 import { Type } from 'typebox'
 import { vllmSleepOf } from '../../src/dialects/vllm/sleep-of.ts'
 import { RefitError } from '../../src/errors.ts'
-import type { Routes } from '../../src/http/context.ts'
+import type { Routes, ServerContext } from '../../src/http/context.ts'
 import { refusals, WeightsRefusal } from '../../src/http/schemas.ts'
 
 /** vLLM's release of the KV cache alone, for a trainer that needs the memory while generation is paused. */
-const releaseKv: Routes = async (app, { context: { engine } }) => {
+const releaseKv: Routes<ServerContext> = async (app, { context: { engine } }) => {
   app.post('/release_kv_cache_memory', {
     config: { auth: 'admin', errors: 'weights' },
     schema: {
