@@ -38,6 +38,12 @@ console.log(`seed ${seed}, ${minutes === 0 ? 'one round' : `${minutes} minutes`}
 const began = performance.now()
 const report = new Report()
 const world = await World.start(report, minutes > 0)
+// No server outlives a suite that is stopped.
+for (const signal of ['SIGINT', 'SIGTERM'] as const) {
+  process.once(signal, () => {
+    void world.stop().then(() => process.exit(1))
+  })
+}
 const endPolling = pollHealth(world.targets.map(({ url }) => url))
 try {
   let round = 0

@@ -44,7 +44,9 @@ t.test('a string that ends with backslashes ends there, whatever follows it', as
   for (const slashes of [1, 2, 3]) {
     const end = '\\'.repeat(slashes)
     for (
-      const value of [[end, numbers, 'x'], ['x'.repeat(20_000) + end, numbers, end], { [end]: [numbers, end + '"'] }]
+      const value of [[end, numbers, 'x'], [end, 'y', numbers, 'x'], ['x'.repeat(20_000) + end, numbers, end], {
+        [end]: [numbers, end + '"']
+      }]
     ) {
       t.same(parseJsonText(JSON.stringify(value)), value)
     }

@@ -6,8 +6,11 @@ import { zmtpGreeting, zmtpMessage, zmtpPong, zmtpReady, ZmtpReader } from '../.
 
 /** libzmq retries at this interval, and peers that bind a moment later rely on it. */
 const RETRY_MS = 100
-/** The socket is not bound yet, or its backlog is full. */
-const NOT_YET = ['ECONNREFUSED', 'ENOENT', 'EAGAIN']
+/**
+ * The socket is not bound yet, its backlog is full, or the path is that of another file. All get the same reply: it
+ * must not tell which paths exist.
+ */
+const NOT_YET = ['ECONNREFUSED', 'ENOENT', 'EAGAIN', 'ENOTDIR', 'EPROTOTYPE', 'ELOOP', 'ENAMETOOLONG']
 /** A ZMTP peer sends its greeting at once. */
 const GREETING_MS = 5000
 /** Heartbeats between two requests: at libzmq's shortest interval, more than come while a bucket is made. */
@@ -84,7 +87,7 @@ export class Replier {
           throw unreachable(
             `${name}: the socket was not bound within ${
               connectMs / 1000
-            } s (${code}). It is bound on this machine, in the same network namespace (containers: --network=host)?`,
+            } s. It is bound on this machine, in the same network namespace (containers: --network=host)?`,
             error
           )
         }

@@ -62,10 +62,7 @@ export class PathJail {
     try {
       handle = await open(real, O_RDONLY | O_NOFOLLOW | O_NONBLOCK)
     } catch (error) {
-      throw new RefitError('CHECKPOINT_PATH', `${label} cannot be opened (${(error as NodeJS.ErrnoException).code})`, {
-        param: 'model_path',
-        cause: error
-      })
+      throw unopened(label, error as NodeJS.ErrnoException)
     }
     try {
       if (!(await handle.stat()).isFile()) throw notAFile(label)
@@ -78,6 +75,15 @@ export class PathJail {
     }
     return handle
   }
+}
+
+function unopened (label: string, cause: NodeJS.ErrnoException): RefitError {
+  if (cause.code === 'EMFILE' || cause.code === 'ENFILE') {
+    const message =
+      `${label} cannot be opened: this process has as many files and connections open as it may (ulimit -n)`
+    return new RefitError('NO_MEMORY', message, { cause })
+  }
+  return new RefitError('CHECKPOINT_PATH', `${label} cannot be opened (${cause.code})`, { param: 'model_path', cause })
 }
 
 function notAFile (label: string): RefitError {
