@@ -5,6 +5,8 @@ import type { Deadline } from '../rendezvous/deadline.ts'
 import type { GroupLink, StaleKeys } from './link.ts'
 
 const PIECE_BYTES = 64 << 20
+/** How long ranks of a group with another name get to connect with ours. */
+const RELEASE_MS = 5000
 
 export interface GlooLinkOptions {
   name: string
@@ -46,6 +48,9 @@ export class GlooLink implements GroupLink {
         size,
         ranks,
         addresses: this.#addresses,
+        release: async peers => {
+          await this.#native.glooConnect(this.handle, peers, Math.min(RELEASE_MS, Math.max(1, deadline.timeoutMs)))
+        },
         ...stale.addresses === undefined ? {} : { stale: stale.addresses }
       },
       deadline

@@ -1,6 +1,7 @@
 import { RefitError } from '../errors.ts'
 import type { WriteJob } from '../native/write-job.ts'
 import type { StoreClient } from '../rendezvous/client.ts'
+import { lookForOtherGroup } from '../rendezvous/other-group.ts'
 import { UNIQUE_ID_FORMS } from '../rendezvous/unique-id-forms.ts'
 import { Deadline } from '../rendezvous/deadline.ts'
 import { describeGroup, groupError, namePart } from './group-messages.ts'
@@ -29,6 +30,10 @@ const ALONE = 1 << 30
  */
 const STORE_GRACE_MS = 5000
 const GATE_MS = 30 * 60_000
+/** How long a join waits for gloo's connections once all ranks have come to the store. */
+const MEET_MS = 1000
+/** How long it waits if the other ranks seem to be in a group of another name. */
+const DOUBT_MS = 15_000
 
 /**
  * One process group that our ranks are in. After a failure its native part ends by itself, and a new group may use its
@@ -107,7 +112,8 @@ export class WeightGroup {
 
   /**
    * Resolves once the store has counted our ranks; the rest continues in the background. If the form makes its
-   * communicator at once, resolves when the communicator is made.
+   * communicator at once, resolves when the communicator is made. If our ranks are the last to come and gloo connects,
+   * waits a moment for that, and for the refusal if the other ranks are in a group of another name.
    */
   async join (): Promise<void> {
     const { early, late, openStore, timeoutMs } = this.#options
@@ -130,8 +136,9 @@ export class WeightGroup {
     }
     if (!this.#link!.isEager && !this.spec.barrier) return
     const connecting = this.#connectEarly(timeoutMs)
-    if (UNIQUE_ID_FORMS[this.spec.form].atOnce) await connecting
-    else connecting.catch(() => {})
+    if (UNIQUE_ID_FORMS[this.spec.form].atOnce) return await connecting
+    connecting.catch(() => {})
+    if (this.spec.backend === 'gloo' && !this.spec.hosts) await Promise.race([connecting, this.#gaveTimeToMeet()])
   }
 
   /**
@@ -297,6 +304,22 @@ export class WeightGroup {
       await this.#link!.connect(deadline.timeoutMs)
     })
     this.#state = 'connected'
+  }
+
+  /** Resolves when a join should not wait for gloo's connections any longer. */
+  async #gaveTimeToMeet (): Promise<void> {
+    const { name, worldSize } = this.spec
+    const { client } = this.#store!
+    const { signal } = this.#control
+    const deadline = new Deadline({ signal }, DOUBT_MS)
+    try {
+      if (await client.countWorkers(0, deadline) < worldSize) return
+      await deadline.sleep(MEET_MS)
+      const other = await lookForOtherGroup(client, { group: name, size: worldSize }, deadline)
+      if (other !== undefined && other !== null) await deadline.sleep(DOUBT_MS)
+    } catch {
+      // The store is gone, or the group has failed: its connection fails too.
+    }
   }
 
   /** Connects before the first broadcast, and meets in the barrier if the spec has one. */

@@ -56,6 +56,28 @@ def test_another_rank_that_never_joins_is_a_timeout(party):
     heals(party, "qwen3", "tat", "third", free_port(), 1)
 
 
+def test_another_name_than_the_trainer_s_ends_the_wait_of_both(party):
+    """Both would wait for minutes, each in its own part of the store."""
+    patient = "--group-timeout", 600
+    group = party.group("qwen3", "ta", *patient, name="theirs", timeout_s=600)
+    arguments = dict(group="theirs", address=group.address, port=group.port, world=2, backend="gloo", timeout_s=600)
+    group.begin_trainers("join", **arguments)
+    with Watch(group.engines["a"]), pytest.raises(Refused) as refused:
+        group.engines["a"].post(INIT, group.place("a") | dict(group_name="ours"), timeout=300)
+        # A trainer that is slow to publish its address: the refusal comes with the next request.
+        group.engines["a"].post(UPDATE, group.body(list(group.shapes), "each", {}) | dict(group_name="ours"))
+    assert refused.value.status == 400
+    words_of(refused.value, '"ours"', "rank 0 of 2", 'a group "theirs"', "group_name must be the same")
+    # torch has connected, and its first broadcast finds that the engine has left.
+    (joined,) = group.end_trainers()
+    assert not isinstance(joined, Exception), joined
+    group.prepare(1)
+    group.begin_send()
+    (sent,) = group.end_trainers()
+    assert isinstance(sent, SenderFailed), sent
+    heals(party, "qwen3", "ta", "theirs", free_port(), 1, *patient)
+
+
 LIES = {
     "fewer bytes than announced": dict(instead=-1),
     "more bytes than announced": dict(instead=1),
