@@ -4,6 +4,8 @@ import { createEngine, createServer } from '../src/index.ts'
 import { packageRoot } from '../src/root.ts'
 import { loadTokenizer } from '../src/text/tokenizer.ts'
 import { median } from './lib/baseline.ts'
+import { measure, ratioOf, spread } from './lib/measure.ts'
+import type { Cost, Turn } from './lib/measure.ts'
 import { randomModel } from './lib/random-model.ts'
 import { report } from './lib/table.ts'
 
@@ -46,37 +48,40 @@ const url = await app.listen({ port: 0, host: '127.0.0.1' })
 const { vocabSize } = engine.info
 
 let begun = 0
-const rounds = []
+const rounds: Turn[] = []
 await load(plain, 1)
 await load(agent, 1)
-for (let i = 0; i < ROUNDS; i++) rounds.push({ plain: await load(plain), agents: await load(agent) })
+for (let i = 0; i < ROUNDS; i++) rounds.push({ other: await load(plain), ours: await load(agent) })
 await app.close()
 await engine.close()
 
 const generated = CONVERSATIONS * TURNS * GENERATED
-const [plainMs, agentsMs] = [median(rounds.map(round => round.plain)), median(rounds.map(round => round.agents))]
+const [plainMs, agentsMs] = [median(rounds.map(round => round.other.ms)), median(rounds.map(round => round.ours.ms))]
 const rate = (ms: number): string => `${(generated / ms * 1000).toFixed(0)} tokens/s`
 report('agents', [{
   figure: `${CONVERSATIONS} conversations of ${TURNS} turns and ${GENERATED} tokens a turn, with tools, masks, scores`,
-  ours: `${agentsMs.toFixed(0)} ms (${rate(agentsMs)})`,
+  ours: `${agentsMs.toFixed(0)} ms (${rate(agentsMs)}); ${spread(rounds)}`,
   other: `${plainMs.toFixed(0)} ms (${rate(plainMs)}) for plain generation`,
-  ratio: median(rounds.map(round => round.plain / round.agents)),
+  ratio: ratioOf(rounds),
   goal: 0.9
 }])
 
-/** Milliseconds of all conversations at once. */
-async function load (turn: (ids: number[]) => Promise<number[]>, turns = TURNS): Promise<number> {
-  const start = performance.now()
-  await Promise.all(Array.from({ length: CONVERSATIONS }, async () => {
-    const salt = begun++
-    let ids = Array.from({ length: PROMPT }, (_, i) => 2 + (salt * 131 + i * 17) % (vocabSize - 2))
-    for (let i = 0; i < turns; i++) {
-      const output = await turn(ids)
-      if (output.length !== GENERATED) throw new Error(`a turn has ${output.length} tokens, not ${GENERATED}`)
-      ids = [...ids, ...output, ...Array.from({ length: RESULT }, (_, j) => 2 + (salt + i * 7 + j) % (vocabSize - 2))]
-    }
-  }))
-  return performance.now() - start
+/** The cost of all conversations at once. */
+async function load (turn: (ids: number[]) => Promise<number[]>, turns = TURNS): Promise<Cost> {
+  return await measure(async () => {
+    await Promise.all(Array.from({ length: CONVERSATIONS }, async () => {
+      await converse(begun++, turn, turns)
+    }))
+  })
+}
+
+async function converse (salt: number, turn: (ids: number[]) => Promise<number[]>, turns: number): Promise<void> {
+  let ids = Array.from({ length: PROMPT }, (_, i) => 2 + (salt * 131 + i * 17) % (vocabSize - 2))
+  for (let i = 0; i < turns; i++) {
+    const output = await turn(ids)
+    if (output.length !== GENERATED) throw new Error(`a turn has ${output.length} tokens, not ${GENERATED}`)
+    ids = [...ids, ...output, ...Array.from({ length: RESULT }, (_, j) => 2 + (salt + i * 7 + j) % (vocabSize - 2))]
+  }
 }
 
 async function plain (ids: number[]): Promise<number[]> {

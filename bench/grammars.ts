@@ -6,6 +6,8 @@ import type { LocalEngine } from '../src/engine/local-engine.ts'
 import { loadTokenizer } from '../src/text/tokenizer.ts'
 import { makeVocabulary } from '../src/text/vocabulary.ts'
 import { median } from './lib/baseline.ts'
+import { ratioOf, spread } from './lib/measure.ts'
+import type { Cost, Turn } from './lib/measure.ts'
 import { randomModel } from './lib/random-model.ts'
 import { report } from './lib/table.ts'
 import { PLAIN_SAMPLING } from '../src/http/generation/plain-sampling.ts'
@@ -16,7 +18,7 @@ import { PLAIN_SAMPLING } from '../src/http/generation/plain-sampling.ts'
 const THREADS = Number(process.env.REFIT_THREADS ?? 2)
 const TOKENS = 48
 const VOCABULARY = 32000
-const TURNS = 5
+const TURNS = Number(process.env.REFIT_TURNS ?? 5)
 
 const GRAMMARS: [name: string, grammar: Grammar][] = [
   ['a JSON string', { kind: 'json_schema', schema: '{"type":"string","minLength":2000}' }],
@@ -44,26 +46,33 @@ await decode(engine)
 for (const [name, grammar] of GRAMMARS) {
   // The first turn fills the caches of the grammar, as the first requests of a server do.
   const first = await decode(engine, grammar)
-  const turns = []
-  for (let i = 0; i < TURNS; i++) turns.push({ plain: await decode(engine), masked: await decode(engine, grammar) })
-  const plain = median(turns.map(turn => turn.plain))
-  const masked = median(turns.map(turn => turn.masked))
+  const turns: Turn[] = []
+  for (let i = 0; i < TURNS; i++) {
+    turns.push({ other: await decode(engine), ours: await decode(engine, grammar) })
+  }
+  const plain = median(turns.map(turn => turn.other.ms))
+  const masked = median(turns.map(turn => turn.ours.ms))
   figures.push({
     figure: `decode, batch 16, ${name}`,
-    ours: `${masked.toFixed(1)} ms/step (${first.toFixed(1)} for the first requests)`,
+    ours: `${masked.toFixed(1)} ms/step (${first.ms.toFixed(1)} for the first requests); ${spread(turns)}`,
     other: `${plain.toFixed(1)} ms/step without a grammar`,
-    ratio: plain / masked,
+    ratio: ratioOf(turns),
     goal: 0.9
   })
 }
 await engine.close()
 report('grammars', figures)
 
-/** Milliseconds of a decode step of 16 requests. */
-async function decode (engine: LocalEngine, grammar?: Grammar): Promise<number> {
+/** The cost of a decode step of 16 requests; the processor time of a step has a part of the prefill. */
+async function decode (engine: LocalEngine, grammar?: Grammar): Promise<Cost> {
+  const before = process.cpuUsage()
   const ends = await Promise.all(Array.from({ length: 16 }, async (_, i) => await one(engine, i, grammar)))
   const begin = Math.max(...ends.map(end => end.first))
-  return (Math.max(...ends.map(end => end.last)) - begin) / (TOKENS - 1)
+  const { user, system } = process.cpuUsage(before)
+  return {
+    ms: (Math.max(...ends.map(end => end.last)) - begin) / (TOKENS - 1),
+    cpuMs: (user + system) / 1000 / TOKENS
+  }
 }
 
 async function one (engine: LocalEngine, i: number, grammar?: Grammar): Promise<{ first: number, last: number }> {

@@ -1,6 +1,8 @@
 import { request } from 'undici'
 import { createEngine, createServer } from '../src/index.ts'
 import { median } from './lib/baseline.ts'
+import { measure, ratioOf, spread } from './lib/measure.ts'
+import type { Cost, Turn } from './lib/measure.ts'
 import { randomModel } from './lib/random-model.ts'
 import { report } from './lib/table.ts'
 
@@ -23,25 +25,25 @@ const url = await app.listen({ port: 0, host: '127.0.0.1' })
 const { vocabSize } = engine.info
 
 let prompts = 0
-const turns = []
+const turns: Turn[] = []
 await batch(false)
-for (let i = 0; i < TURNS; i++) turns.push({ plain: await batch(false), scored: await batch(true) })
+for (let i = 0; i < TURNS; i++) turns.push({ other: await batch(false), ours: await batch(true) })
 await app.close()
 await engine.close()
 
-const plain = median(turns.map(turn => turn.plain))
-const scored = median(turns.map(turn => turn.scored))
+const plain = median(turns.map(turn => turn.other.ms))
+const scored = median(turns.map(turn => turn.ours.ms))
 const rate = (ms: number): string => `${(SAMPLES * TOKENS / ms * 1000).toFixed(0)} tokens/s`
 report('scoring', [{
   figure: `scores of ${IDS} ids a position, ${SAMPLES} prompts of ${TOKENS} tokens`,
-  ours: `${scored.toFixed(0)} ms (${rate(scored)})`,
+  ours: `${scored.toFixed(0)} ms (${rate(scored)}); ${spread(turns)}`,
   other: `${plain.toFixed(0)} ms (${rate(plain)}) for their prefill`,
-  ratio: plain / scored,
+  ratio: ratioOf(turns),
   goal: 0.8
 }])
 
-/** Milliseconds of prompts that no other batch has sent. */
-async function batch (scores: boolean): Promise<number> {
+/** The cost of prompts that no other batch has sent. */
+async function batch (scores: boolean): Promise<Cost> {
   const bodies = Array.from({ length: SAMPLES }, () => {
     const salt = prompts++
     return JSON.stringify({
@@ -61,18 +63,22 @@ async function batch (scores: boolean): Promise<number> {
       }
     })
   })
-  const start = performance.now()
-  await Promise.all(bodies.map(async body => {
-    const reply = await request(`${url}/inference/v1/generate`, {
-      method: 'POST',
-      headers: { 'content-type': 'application/json' },
-      body
-    })
-    const { prompt_token_id_logprobs: matrix } = await reply.body.json() as { prompt_token_id_logprobs: string | null }
-    const bytes = Buffer.from(matrix ?? '', 'base64').length
-    if (reply.statusCode !== 200 || bytes < (scores ? (TOKENS - 1) * IDS * 4 : 0)) {
-      throw new Error(`/inference/v1/generate answered ${reply.statusCode} and ${bytes} bytes of scores`)
-    }
-  }))
-  return performance.now() - start
+  return await measure(async () => {
+    await Promise.all(bodies.map(async body => {
+      await send(body, scores)
+    }))
+  })
+}
+
+async function send (body: string, scores: boolean): Promise<void> {
+  const reply = await request(`${url}/inference/v1/generate`, {
+    method: 'POST',
+    headers: { 'content-type': 'application/json' },
+    body
+  })
+  const { prompt_token_id_logprobs: matrix } = await reply.body.json() as { prompt_token_id_logprobs: string | null }
+  const bytes = Buffer.from(matrix ?? '', 'base64').length
+  if (reply.statusCode !== 200 || bytes < (scores ? (TOKENS - 1) * IDS * 4 : 0)) {
+    throw new Error(`/inference/v1/generate answered ${reply.statusCode} and ${bytes} bytes of scores`)
+  }
 }

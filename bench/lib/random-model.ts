@@ -2,12 +2,16 @@ import { closeSync, existsSync, mkdirSync, openSync, renameSync, rmSync, writeFi
 import { join } from 'node:path'
 import { tmpdir } from 'node:os'
 
+/** REFIT_LAYERS makes a smaller model, for a machine whose cores are shared. */
+const LAYERS = Number(process.env.REFIT_LAYERS ?? 10)
+
 /**
  * Writes a Qwen3-shaped checkpoint of random bf16 weights, about 1.14e9 bytes, once; returns its folder. `seed` makes
  * another one.
  */
 export function randomModel (seed = 1): string {
-  const folder = join(process.env.REFIT_BENCH_DIR ?? tmpdir(), `refit-bench-qwen3-${seed}`)
+  const name = `refit-bench-qwen3-${seed}${LAYERS === 10 ? '' : `-${LAYERS}-layers`}`
+  const folder = join(process.env.REFIT_BENCH_DIR ?? tmpdir(), name)
   if (existsSync(folder)) return folder
   const making = `${folder}.making`
   rmSync(making, { recursive: true, force: true })
@@ -23,7 +27,7 @@ const CONFIG = {
   architectures: ['Qwen3ForCausalLM'],
   model_type: 'qwen3',
   hidden_size: 2048,
-  num_hidden_layers: 10,
+  num_hidden_layers: LAYERS,
   num_attention_heads: 16,
   num_key_value_heads: 8,
   head_dim: 128,
