@@ -103,7 +103,7 @@ class Gpus {
   Gpus(const Gpus&) = delete;
   Gpus& operator=(const Gpus&) = delete;
 
-  // slots: the adapter of each sequence; empty: the base model.
+  // slots: the adapter of each sequence; empty: as the batch has it.
   StepResult step(const BatchBuilder& b, bool poison = true, const std::vector<int32_t>& slots = {}) {
     for (size_t r = 0; poison && r < ranks_.size(); ++r) {
       // Nothing in scratch may outlive a step.
@@ -112,7 +112,7 @@ class Gpus {
       check(cudaDeviceSynchronize(), "poison");
     }
     StepBatch batch = b.view();
-    batch.adapters = slots;
+    if (!slots.empty()) batch.adapters = slots;
     StepResult result;
     forward_->step(batch, result);
     return result;
