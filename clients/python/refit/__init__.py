@@ -11,6 +11,7 @@ It needs the standard library alone; torch is imported where tensors are used. P
 folder above is the manual.
 """
 
+from .adapter_digest import AdapterDigest
 from .bodies import FormBody, PathBody, SafetensorsBody
 from .client import Client, Clients, Engines
 from .errors import EnginesFailed, RefitError
@@ -24,6 +25,7 @@ __version__ = "0.1.0"
 __all__ = [
     "MOST_KEPT",
     "MOST_TENSORS",
+    "AdapterDigest",
     "Client",
     "Clients",
     "Engines",

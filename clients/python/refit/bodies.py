@@ -26,9 +26,8 @@ class SafetensorsBody:
     """Tensors as a safetensors file: the header's length in eight bytes (little endian), the header as JSON, then the
     tensors' bytes (row-major)."""
 
-    name = "model.safetensors"
-
-    def __init__(self, named):
+    def __init__(self, named, name="model.safetensors"):
+        self.name = name
         header, at, self.tensors = {}, 0, []
         for name, tensor in named:
             dtype = dtype_name(tensor.dtype)
@@ -54,13 +53,25 @@ class SafetensorsBody:
                 yield memoryview((ctypes.c_char * size).from_address(tensor.data_ptr())).cast("B")
 
 
-class FormBody:
-    """multipart/form-data (RFC 7578); fields stand before files."""
+class JsonBody:
+    def __init__(self, content, name):
+        self.text, self.name = json.dumps(content).encode(), name
+        self.length = len(self.text)
 
-    def __init__(self, fields, files):
+    def parts(self):
+        yield self.text
+
+
+class FormBody:
+    """multipart/form-data (RFC 7578); fields stand before files. `numbered`: the files' names begin with their
+    positions, so that all differ."""
+
+    def __init__(self, fields, files, numbered=True):
         self.boundary = uuid.uuid4().hex
         self.pieces = [(self.head(name) + str(value).encode(), None) for name, value in fields.items()]
-        self.pieces += [(self.head(f"file{i}", f"{i}-{file.name}"), file) for i, file in enumerate(files)]
+        self.pieces += [
+            (self.head(f"file{i}", f"{i}-{file.name}" if numbered else file.name), file) for i, file in enumerate(files)
+        ]
         sizes = [len(head) + (file.length if file else 0) + 2 for head, file in self.pieces]
         self.length = sum(sizes) + len(self.boundary) + 6
 

@@ -7,9 +7,10 @@ class Bucket:
     """The tensors of one request.
 
     entries: (name, dtype, shape, first byte, bytes), in order. tensors: the tensors themselves; or flat: one tensor of
-    all their bytes."""
+    all their bytes. capacity: the bytes that flat has at first."""
 
-    def __init__(self):
+    def __init__(self, capacity=64 * MIB):
+        self.capacity = capacity
         self.entries, self.tensors, self.flat, self.bytes = [], [], None, 0
 
     def note(self, name, tensor):
@@ -26,7 +27,7 @@ class Bucket:
 
         at, size = self.entries[-1][3:]
         if self.flat is None or self.flat.numel() < at + size:
-            least = 64 * MIB if self.flat is None else 2 * self.flat.numel()
+            least = self.capacity if self.flat is None else 2 * self.flat.numel()
             grown = torch.empty(max(at + size, least), dtype=torch.uint8, device=device)
             if at > 0:
                 grown[:at].copy_(self.flat[:at])

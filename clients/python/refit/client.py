@@ -8,6 +8,7 @@ import time
 import urllib.parse
 import uuid
 
+from .adapters import AdapterLoad, adapter_path
 from .bodies import FormBody, PathBody, SafetensorsBody
 from .connection import Connection
 from .errors import RefitError
@@ -26,6 +27,9 @@ class Engines:
     def update(self, version=None, **options):
         """A context in which tensors are added; see Update for the options."""
         return Update(self, version, **options)
+
+    def _add_adapter(self, name, adapter, **options):
+        return AdapterLoad(self, name, adapter, **options).run()
 
     def group(self, **options):
         """A process group of this process and all ranks of the engines; see Group for the options."""
@@ -176,6 +180,32 @@ class Client(Engines, Connection):
         """Weights come back torn, unless the server keeps a copy: write them before anything generates."""
         return self.call("POST", "/resume_memory_occupation", dict(tags=tags), admin=True)
 
+    # LoRA adapters
+
+    def add_adapter(self, name, adapter, **options):
+        """Loads a LoRA adapter, or its next version under the same name, while the engine generates. Running requests
+        stay on the version that they began with. Requests choose it by name: generate(..., lora_path=name).
+
+        adapter: a PEFT model (adapter_name: which of its adapters; default: the active one), a folder that PEFT has
+        saved, or (config, tensors): the configuration as PEFT's object or a dict, and tensors by PEFT's names.
+        transport: "handles", "upload", "group", "file", or "auto", as for updates; a folder is uploaded by default, and
+        with "file" the server reads it itself. group, folder, process_group, dtype: as for updates.
+        replace: whether a name that is loaded already gets the new version; otherwise RefitError CONFLICT.
+        pinned: keep it in its slot. verify: compute the engine's digest here too, and compare.
+
+        Returns the report: {"name", "version", "digest", "rank", "missing", "is_zero", "warnings", ...}. After an error
+        the old version stays, except for BAD_REPLY: the engine then has loaded something else than was sent."""
+        return self._add_adapter(name, adapter, **options)[self]
+
+    def unload_adapter(self, name, in_use="finish"):
+        """in_use: while requests use it, they finish and this returns at once ("finish"), this returns when they have
+        finished ("wait"), or it is refused ("refuse")."""
+        return self.json("DELETE", f"{adapter_path(name)}?in_use={in_use}", admin=True)
+
+    def adapters(self):
+        """The versions that names of adapters stand for: [{"name", "version", "digest", "requests", ...}]."""
+        return self.json("GET", "/adapters")["adapters"]
+
     # whole updates of one request
 
     def update_from_disk(self, path, version=None, **fields):
@@ -225,6 +255,12 @@ class Clients(Engines):
             raise ValueError("urls: expected at least one, got none")
 
 
+    def add_adapter(self, name, adapter, **options):
+        """Client.add_adapter on all engines: {engine: report}. Raises EnginesFailed; engines that did not fail have the
+        new version."""
+        return self._add_adapter(name, adapter, **options)
+
+
 def _on_all(name):
     def method(self, *args, **options):
         return self.each(lambda engine: getattr(engine, name)(*args, **options))
@@ -235,7 +271,8 @@ def _on_all(name):
 
 
 for _name in """health ready wait_ready server_info version set_version weights checksums check_weights abort pause
-        resume flush release_memory resume_memory update_from_disk upload release_kept""".split():
+        resume flush release_memory resume_memory update_from_disk upload release_kept unload_adapter
+        adapters""".split():
     setattr(Clients, _name, _on_all(_name))
 
 

@@ -76,7 +76,9 @@ def weights_of(model):
         name = WRAPPERS.sub("", name)
         name = name[7:] if name.startswith("module.") else name
         if "lora_" in name:
-            raise ValueError(f"{name}: refit applies no adapters; send the model after merge_and_unload()")
+            raise ValueError(
+                f"{name}: it belongs to an adapter; send that by add_adapter(), or the model after merge_and_unload()"
+            )
         if not (tied and name == "lm_head.weight"):
             yield name, tensor
 

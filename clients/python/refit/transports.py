@@ -111,6 +111,10 @@ class Handles(Transport):
     def placed(self, flat):
         self.flat = flat
 
+    @property
+    def retries(self):
+        return self.engines.engines[0].retries
+
     def load_format(self):
         return None if self.update.in_place else "flattened_bucket"
 
@@ -144,7 +148,7 @@ class Handles(Transport):
 
     def offer(self, bucket, **fields):
         fields = dict(fields, load_format=self.load_format())
-        retries = self.engines.engines[0].retries
+        retries = self.retries
         for attempt in range(retries + 1):
             texts = dict(zip(self.engines.engines, self.entries(bucket)))
             try:

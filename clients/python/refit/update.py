@@ -94,7 +94,7 @@ class Update:
 
     def _begin(self):
         def first():
-            wanted = self.transport if self.transport != "auto" else self._choose()
+            wanted = self.transport if self.transport != "auto" else choose(self.engines, self.group, self.folder)
             infos = self.engines.each(lambda engine: engine.server_info())
             self.engines.each(self._open)
             return wanted, [(ranks_behind(info), info.get("device", "cuda")) for info in infos.values()]
@@ -107,13 +107,6 @@ class Update:
         # A repeated call under the same owner replaces the transaction whose reply was lost.
         reply = engine.json("POST", "/weight_transactions", dict(body, owner=engine.owner), admin=True, retry=True)
         self._ids[engine] = reply["id"]
-
-    def _choose(self):
-        if self.group is not None:
-            return "group"
-        if self.folder is not None:
-            return "file"
-        return "handles" if all(is_local(engine.host) for engine in self.engines.engines) else "upload"
 
     def __enter__(self):
         return self
@@ -161,6 +154,15 @@ class Update:
         left = [engine for engine in self._ids if self.outcome.get(engine.url) != "new"]
         if left and self.ranks.rank == 0:
             results(submit(left, abort))
+
+
+def choose(engines, group, folder):
+    """The transport that "auto" stands for."""
+    if group is not None:
+        return "group"
+    if folder is not None:
+        return "file"
+    return "handles" if all(is_local(engine.host) for engine in engines.engines) else "upload"
 
 
 def ranks_behind(info):
