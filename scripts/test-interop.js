@@ -15,6 +15,7 @@ const FOLDERS = [join('test', 'interop'), join('test', 'contract')]
 const LIBRARIES = [
   'torch',
   'transformers',
+  'peft',
   'safetensors',
   'openai',
   'ray',
