@@ -1,8 +1,10 @@
+import { rmSync } from 'node:fs'
 import t from 'tap'
 import { ClientError } from '../src/client/client-error.ts'
 import { RefitClient } from '../src/client/client.ts'
 import type { GenerateOutput } from '../src/client/client.ts'
 import { sseData } from '../src/client/sse-reader.ts'
+import { adapterBytes, adapterFolder, CONFIG } from './helpers/fakes/adapter-files.ts'
 import { FakeEngine } from './helpers/fake-engine.ts'
 import { routeApp, until } from './helpers/route-app.ts'
 
@@ -142,4 +144,34 @@ t.test('events are read from pieces of any size', async t => {
     for await (const data of sseData(pieces())) seen.push(data)
     t.same(seen, ['{"a":"€"}', '{"b":1}'], `pieces of ${size}`)
   }
+})
+
+t.test('the client loads, replaces, lists and unloads LoRA adapters', async t => {
+  const engine = new FakeEngine({ adapters: true })
+  const { root, folder } = adapterFolder()
+  t.teardown(() => {
+    rmSync(root, { recursive: true })
+  })
+  const { url } = await routeApp(t, { engine, modelRoots: [root], apiKey: 'a', adminApiKey: 'b' })
+  const client = new RefitClient(url, { apiKey: 'a', adminApiKey: 'b' })
+  t.teardown(async () => await client.close())
+  t.match(await client.loadAdapter({ name: 'team/ü', path: folder }), { name: 'team/ü', version: 1, path: folder })
+  const weights = new Uint8Array(adapterBytes(3))
+  t.match(await client.uploadAdapter({ name: 'team/ü', config: CONFIG, weights, pinned: true }), {
+    name: 'team/ü',
+    version: 2,
+    replaced: 1,
+    pinned: true
+  })
+  for (
+    const load of [
+      client.loadAdapter({ name: 'team/ü', path: folder, replace: false }),
+      client.uploadAdapter({ name: 'team/ü', config: CONFIG, weights, replace: false })
+    ]
+  ) await t.rejects(load, { name: 'ClientError', code: 'CONFLICT' })
+  t.match(await client.adapters(), [{ name: 'team/ü', version: 2 }])
+  t.match(await client.unloadAdapter('team/ü', { inUse: 'wait' }), { version: 2 })
+  t.same(engine.adapters!.unloads, ['team/ü wait'])
+  await t.rejects(client.unloadAdapter('team/ü'), { status: 404, code: 'ADAPTER_UNKNOWN' })
+  t.same(await client.adapters(), [])
 })

@@ -1,7 +1,9 @@
-import { Pool } from 'undici'
+import { FormData, Pool } from 'undici'
 import { ClientError } from './client-error.ts'
 import { sseData } from './sse-reader.ts'
+import type { UnloadMode } from '../contract/adapters.ts'
 import type { MemoryTag, PauseMode, ReleasedMemory } from '../contract/rollout-engine.ts'
+import type { Adapter, AdapterFiles, AdapterReport, LoadAdapterRequest } from './adapters.ts'
 import type { DiskUpdateRequest, GenerateRequestBody } from './requests.ts'
 
 /** [logprob, token id, text]; null if there is none. */
@@ -56,7 +58,7 @@ export interface ClientOptions {
 }
 
 interface CallOptions {
-  method?: 'GET' | 'POST'
+  method?: 'DELETE' | 'GET' | 'POST'
   body?: unknown
   admin?: boolean
   signal?: AbortSignal | undefined
@@ -120,6 +122,44 @@ export class RefitClient {
     signal?: AbortSignal
   ): Promise<{ success: true, message: string, num_paused_requests: number, report: UpdateReport }> {
     return await this.#json('/update_weights_from_disk', { method: 'POST', body: update, admin: true, signal }) as never
+  }
+
+  /**
+   * Loads a LoRA adapter from a folder that the server sees. A name that is loaded already gets a new version, and
+   * requests that run stay on theirs. Requests choose it by `lora_path: name`.
+   */
+  async loadAdapter (
+    { name, path, replace = true, pinned = false }: LoadAdapterRequest,
+    signal?: AbortSignal
+  ): Promise<AdapterReport> {
+    const body = { lora_name: name, lora_path: path, load_inplace: replace, pinned }
+    const reply = await this.#json('/load_lora_adapter', { method: 'POST', body, admin: true, signal })
+    return (reply as { adapter: AdapterReport }).adapter
+  }
+
+  /** The same with the files' contents in the request. */
+  async uploadAdapter (
+    { name, config, weights, replace = true, pinned = false }: AdapterFiles,
+    signal?: AbortSignal
+  ): Promise<AdapterReport> {
+    const body = new FormData()
+    body.append('file', new Blob([JSON.stringify(config)]), 'adapter_config.json')
+    body.append('file', new Blob([weights]), 'adapter_model.safetensors')
+    const path = `${adapterPath(name)}?existing=${replace ? 'replace' : 'refuse'}&pinned=${pinned}`
+    return await this.#json(path, { method: 'POST', body, admin: true, signal }) as AdapterReport
+  }
+
+  /**
+   * Forgets an adapter. While requests use it, they finish and this returns at once (`finish`, the default), this
+   * returns when they have finished (`wait`), or it is refused (`refuse`).
+   */
+  async unloadAdapter (name: string, { inUse = 'finish' }: { inUse?: UnloadMode } = {}): Promise<Adapter> {
+    return await this.#json(`${adapterPath(name)}?in_use=${inUse}`, { method: 'DELETE', admin: true }) as Adapter
+  }
+
+  /** The versions that names of LoRA adapters stand for. */
+  async adapters (): Promise<Adapter[]> {
+    return (await this.#json('/adapters') as { adapters: Adapter[] }).adapters
   }
 
   async updateWeightVersion (version: string, { abortAllRequests = true } = {}): Promise<void> {
@@ -228,10 +268,10 @@ export class RefitClient {
         method,
         path: this.#prefix + path,
         headers: {
-          ...body === undefined ? {} : { 'content-type': 'application/json' },
+          ...body === undefined || body instanceof FormData ? {} : { 'content-type': 'application/json' },
           ...key === undefined ? {} : { authorization: `Bearer ${key}` }
         },
-        body: body === undefined ? null : JSON.stringify(body),
+        body: body === undefined ? null : body instanceof FormData ? body : JSON.stringify(body),
         ...signal === undefined ? {} : { signal }
       })
       .catch(error => {
@@ -242,6 +282,10 @@ export class RefitClient {
     if (reply.statusCode >= 400) throw ClientError.of(reply.statusCode, await reply.body.text())
     return reply
   }
+}
+
+function adapterPath (name: string): string {
+  return `/adapters/${encodeURIComponent(name)}`
 }
 
 function brokenOff (cause?: Error): ClientError {
