@@ -1,4 +1,4 @@
-"""What an adapter is in a trainer: its configuration and its tensors by PEFT's names."""
+"""Adapters as trainers hold them: a configuration, and tensors by PEFT's names."""
 
 import enum
 import json
