@@ -98,7 +98,9 @@ export class AdapterStore implements Adapters {
     const started = performance.now()
     const deadlineMs = options.deadlineMs ?? this.#deadlineMs
     checkName(name)
-    const plan = planAdapter(this.#weights.table, parseAdapterConfig(config), source.tensors, this.limits.maxRank)
+    const { table } = this.#weights
+    const parsed = parseAdapterConfig(config, table.adapters!.modules.keys())
+    const plan = planAdapter(table, parsed, source.tensors, this.limits.maxRank)
     const planned = performance.now()
     const leave = await this.#changes.enter(deadlineMs)
     try {

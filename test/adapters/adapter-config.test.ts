@@ -104,6 +104,25 @@ t.test('a pattern that backtracks without end is refused within its time', async
   t.throws(() => parseAdapterConfig({ ...PLAIN, target_modules: 'a'.repeat(2000) }), { code: 'ADAPTER_REFUSED' })
 })
 
+t.test('a pattern tests all modules of a large model at once, with the same outcome', async t => {
+  const names = Array.from({ length: 48 * 128 * 3 }, (_, i) =>
+    `model.layers.${Math.floor(i / 384)}.mlp.experts.${Math.floor(i / 3) % 128}.${['gate', 'up', 'down'][i % 3]}_proj`)
+  const fields = {
+    ...PLAIN,
+    target_modules: String.raw`.*\.layers\.(1|12)\..*\.(up|down)_proj`,
+    rank_pattern: { [String.raw`layers\.12\..*up_proj`]: 3 }
+  }
+  const [all, single] = [parseAdapterConfig(fields, names), parseAdapterConfig(fields)]
+  t.equal(names.filter(name => all.targets!(name)).length, 2 * 128 * 2)
+  for (const name of [...names.slice(12 * 384, 12 * 384 + 6), names[0]!, 'model.layers.12.mlp.up_proj', 'lm_head']) {
+    t.equal(all.targets!(name), single.targets!(name), name)
+    t.same(all.shapeOf(name), single.shapeOf(name), name)
+  }
+  t.equal(all.shapeOf(names[12 * 384 + 1]!).rank, 3)
+  const slow = parseAdapterConfig({ ...PLAIN, target_modules: '(.*)*(.*)*(.*)*x' }, names)
+  t.throws(() => slow.targets!(names[0]!), { code: 'ADAPTER_REFUSED', message: /takes too long/ })
+})
+
 t.test('any JSON is read or refused with a code', async t => {
   const fields = ['peft_type', 'r', 'lora_alpha', 'use_rslora', 'rank_pattern', 'alpha_pattern', 'target_modules',
     'exclude_modules', 'layers_to_transform', 'bias', 'init_lora_weights', 'modules_to_save', 'target_parameters']
