@@ -343,9 +343,9 @@ struct BatchBuilder {
     id_offsets.push_back(static_cast<int32_t>(ids.size()));
   }
   StepBatch view() const {
-    return {tokens,          seq_offsets, start_pos,    page_offsets, pages,       row_ints,   row_floats, row_seeds,
-            history_offsets, history,     bias_offsets, bias_tokens,  bias_values, id_offsets, ids,        masks,
-            adapters};
+    return {tokens,    seq_offsets,     start_pos, page_offsets, pages,       row_ints,    row_floats,
+            row_seeds, history_offsets, history,   bias_offsets, bias_tokens, bias_values, id_offsets,
+            ids,       masks,           adapters};
   }
   StepResult run(Device& device) const {
     StepResult result;

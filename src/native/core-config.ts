@@ -48,7 +48,8 @@ export interface CoreConfig {
   /** Steps return the experts of each token (`StepResult.experts`); default false. */
   recordExperts?: boolean
   /**
-   * LoRA adapters in memory at once, and the most rank of each, a multiple of 16 (native/core/adapters.h); default none.
+   * LoRA adapters in memory at once, and the most rank of each, a multiple of 16 (native/core/adapters.h); default
+   * none.
    */
   adapters?: { slots: number, rank: number }
 }

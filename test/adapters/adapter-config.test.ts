@@ -105,8 +105,11 @@ t.test('a pattern that backtracks without end is refused within its time', async
 })
 
 t.test('a pattern tests all modules of a large model at once, with the same outcome', async t => {
-  const names = Array.from({ length: 48 * 128 * 3 }, (_, i) =>
-    `model.layers.${Math.floor(i / 384)}.mlp.experts.${Math.floor(i / 3) % 128}.${['gate', 'up', 'down'][i % 3]}_proj`)
+  const names = Array.from(
+    { length: 48 * 128 * 3 },
+    (_, i) =>
+      `model.layers.${Math.floor(i / 384)}.mlp.experts.${Math.floor(i / 3) % 128}.${['gate', 'up', 'down'][i % 3]}_proj`
+  )
   const fields = {
     ...PLAIN,
     target_modules: String.raw`.*\.layers\.(1|12)\..*\.(up|down)_proj`,
@@ -124,20 +127,39 @@ t.test('a pattern tests all modules of a large model at once, with the same outc
 })
 
 t.test('any JSON is read or refused with a code', async t => {
-  const fields = ['peft_type', 'r', 'lora_alpha', 'use_rslora', 'rank_pattern', 'alpha_pattern', 'target_modules',
-    'exclude_modules', 'layers_to_transform', 'bias', 'init_lora_weights', 'modules_to_save', 'target_parameters']
-  const config = fc.dictionary(fc.constantFrom(...fields), fc.oneof(
-    fc.jsonValue({ maxDepth: 2 }),
-    fc.constantFrom('LORA', 8, 16, true, 'all-linear', 'none', ['q_proj'], { q_proj: 4 })
-  ))
-  fc.assert(fc.property(config, json => {
-    try {
-      const { shapeOf, targets } = parseAdapterConfig(json)
-      const { rank, scale } = shapeOf(Q)
-      targets?.(Q)
-      return Number.isInteger(rank) && rank > 0 && Number.isFinite(scale) && scale > 0
-    } catch (error) {
-      return error instanceof RefitError && error.code === 'ADAPTER_REFUSED'
-    }
-  }), { numRuns: 2000, seed: 7 })
+  const fields = [
+    'peft_type',
+    'r',
+    'lora_alpha',
+    'use_rslora',
+    'rank_pattern',
+    'alpha_pattern',
+    'target_modules',
+    'exclude_modules',
+    'layers_to_transform',
+    'bias',
+    'init_lora_weights',
+    'modules_to_save',
+    'target_parameters'
+  ]
+  const config = fc.dictionary(
+    fc.constantFrom(...fields),
+    fc.oneof(
+      fc.jsonValue({ maxDepth: 2 }),
+      fc.constantFrom('LORA', 8, 16, true, 'all-linear', 'none', ['q_proj'], { q_proj: 4 })
+    )
+  )
+  fc.assert(
+    fc.property(config, json => {
+      try {
+        const { shapeOf, targets } = parseAdapterConfig(json)
+        const { rank, scale } = shapeOf(Q)
+        targets?.(Q)
+        return Number.isInteger(rank) && rank > 0 && Number.isFinite(scale) && scale > 0
+      } catch (error) {
+        return error instanceof RefitError && error.code === 'ADAPTER_REFUSED'
+      }
+    }),
+    { numRuns: 2000, seed: 7 }
+  )
 })

@@ -37,17 +37,26 @@ t.test('what does not fit is refused with the name of the tensor', async t => {
   const wrong: Array<[string, readonly AnnouncedTensor[], RegExp, object?]> = [
     ['no tensors', [], /no tensors/],
     ['a missing half', tensors.slice(1), /A is missing|B of .* and A/],
-    ['a tensor of no adapter', [...tensors, { ...first, name: 'model.layers.0.mlp.up_proj.lora_magnitude_vector' }],
-      /lora_magnitude_vector": no half/],
+    [
+      'a tensor of no adapter',
+      [...tensors, { ...first, name: 'model.layers.0.mlp.up_proj.lora_magnitude_vector' }],
+      /lora_magnitude_vector": no half/
+    ],
     ['an unknown layer', renamed(/layers\.1\./, 'layers.9.'), /layers\.9\..*no half of an adapter of this model/],
     ['an unknown module', renamed(/q_proj/, 'qkv_proj'), /qkv_proj.*no half/],
     ['a norm', renamed(/self_attn\.q_proj/, 'input_layernorm'), /input_layernorm takes no adapters here/],
     ['a half twice', [...tensors, { ...first, name: first.name.replace('base_model.model.', '') }], /the same half/],
-    ['another shape', tensors.map((tensor, i) => i === 2 ? { ...tensor, shape: [8, 65] } : tensor),
-      /has shape \[8, 65\], expected \[8, 64\]/],
+    [
+      'another shape',
+      tensors.map((tensor, i) => i === 2 ? { ...tensor, shape: [8, 65] } : tensor),
+      /has shape \[8, 65\], expected \[8, 64\]/
+    ],
     ['another rank than the config says', tensors, /expected \[4, 320\]/, { r: 4 }],
-    ['three dimensions', tensors.map((tensor, i) => i === 3 ? { ...tensor, shape: [1, 64, 8] } : tensor),
-      /expected two dimensions/]
+    [
+      'three dimensions',
+      tensors.map((tensor, i) => i === 3 ? { ...tensor, shape: [1, 64, 8] } : tensor),
+      /expected two dimensions/
+    ]
   ]
   for (const [what, changed, message, fields] of wrong) {
     t.throws(() => plan(changed, fields), { code: 'ADAPTER_REFUSED', message }, what)
@@ -103,15 +112,18 @@ t.test('fused experts are the experts one by one', async t => {
   const find = (name: string) => modules.find(({ module }) => module.name === `model.layers.0.mlp.experts.${name}`)!
   t.match(find('3.gate_proj'), {
     a: { shape: [rank, 64], offset: 3 * rank * 64 * 4 },
-    b: { parts: [{ rows: width, cols: rank, offset: 10_000 + 3 * 4, rowBytes: rank * experts * 4, colBytes: experts * 4 }] }
+    b: {
+      parts: [{ rows: width, cols: rank, offset: 10_000 + 12, rowBytes: rank * experts * 4, colBytes: experts * 4 }]
+    }
   })
   t.match(find('3.up_proj'), {
     a: { offset: 3 * rank * 64 * 4 },
     b: { parts: [{ offset: 10_000 + width * rank * experts * 4 + 3 * 4 }] }
   })
   t.match(find('5.down_proj'), { a: { shape: [rank, width], offset: 20_000 + 5 * rank * width * 4 } })
+  const misfits = [tensor('lora_A.weight', [16, 63], 0), tensor('lora_B.weight', [64, 16], 0)]
   t.throws(
-    () => planAdapter(moeTable, config, [tensor('lora_A.weight', [16, 63], 0), tensor('lora_B.weight', [64, 16], 0)], 16),
+    () => planAdapter(moeTable, config, misfits, 16),
     { code: 'ADAPTER_REFUSED', message: /fit neither gate_up_proj nor down_proj/ }
   )
 })
@@ -124,9 +136,9 @@ t.test('experts of a layer that differ in rank are refused', async t => {
       ? { ...tensor, shape: tensor.shape.map(size => size === 8 ? 4 : size) }
       : tensor
   )
+  const patterned = parseAdapterConfig({ ...config, rank_pattern: { 'experts.2.down_proj': 4 } })
   t.throws(
-    () => planAdapter(adapterTable(moe, 1, 16), parseAdapterConfig({ ...config, rank_pattern: { 'experts.2.down_proj': 4 } }),
-      changed, 16),
+    () => planAdapter(adapterTable(moe, 1, 16), patterned, changed, 16),
     { code: 'ADAPTER_REFUSED', message: /experts of a layer must have the same/ }
   )
 })

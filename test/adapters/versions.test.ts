@@ -4,7 +4,7 @@ import { open } from 'node:fs/promises'
 import { join } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { TokenEvent } from '../../src/contract/rollout-engine.ts'
-import { adapterEngine, PROMPT } from '../helpers/adapter-engine.ts'
+import { adapterEngine, PROMPT } from './adapter-engine.ts'
 import { rolloutRequest } from '../helpers/rollout.ts'
 import { memorySource } from '../helpers/memory-source.ts'
 import { peftTensors, tensorSource } from '../helpers/adapters.ts'
@@ -24,10 +24,10 @@ t.test('every answer amid 200 replacements is that of the version it claims', as
   t.notOk(expected.includes(base))
 
   const variantOf = new Map<number, number>()
-  let isDone = false
+  const control = new AbortController()
   let answers = 0
   const client = async (): Promise<void> => {
-    while (!isDone) {
+    while (!control.signal.aborted) {
       const { tokens, last } = await generate('policy')
       const variant = variantOf.get(last.adapterVersion!)
       // The load's own reply may come after the first answers of its version.
@@ -43,7 +43,7 @@ t.test('every answer amid 200 replacements is that of the version it claims', as
     variantOf.set(report.version, i % 3)
     if (i % 10 === 0) await sleep(5)
   }
-  isDone = true
+  control.abort()
   await Promise.all(clients)
   t.ok(answers > 5, `${answers} answers`)
   t.equal((await generate()).tokens.join(), base, 'the base model is as before')
@@ -74,7 +74,8 @@ t.test('adapters beyond the slots wait in host memory and come back the same', a
     await load(name, adapter(i, 1 + 3 * i))
     expected.set(name, (await generate(name)).tokens.join())
   }
-  t.equal(engine.adapters!.list().filter(({ resident }) => resident).length, 3, 'two slots and one for the next version')
+  const residents = engine.adapters!.list().filter(({ resident }) => resident)
+  t.equal(residents.length, 3, 'two slots and one for the next version')
   for (let turn = 0; turn < 3; turn++) {
     const answers = await Promise.all(names.map(async name => (await generate(name)).tokens.join()))
     t.same(answers, names.map(name => expected.get(name)))
@@ -168,7 +169,8 @@ t.test('adapters survive updates of the base, a sleep and a scramble', async t =
     await t.rejects(load('policy', adapter(2)), { code: 'CONFLICT' })
     await engine.resumeMemory()
     if (!keepWeights) await update(1)
-    t.same((await generate('policy')).logprobs, changed.logprobs, `after a sleep, weights ${keepWeights ? '' : 'not '}kept`)
+    const after = await generate('policy')
+    t.same(after.logprobs, changed.logprobs, `after a sleep, weights ${keepWeights ? '' : 'not '}kept`)
   }
   t.equal((await load('again', adapter(1))).digest, digest, 'equal adapters have equal digests')
   t.not((await load('again', adapter(2))).digest, digest)
@@ -194,7 +196,12 @@ t.test('a load that fails at any tensor leaves the old version and its answers',
     await file.close()
   }
   let looks = 0
-  const changing = { ...tensorSource(tensors), verify: async () => { if (++looks > 1) throw new Error('changed') } }
+  const changing = {
+    ...tensorSource(tensors),
+    verify: async () => {
+      if (++looks > 1) throw new Error('changed')
+    }
+  }
   await t.rejects(engine.adapters!.load('policy', adapter(2).config, changing), { message: 'changed' })
   t.match(engine.adapters!.get('policy'), { version: first.version, digest: first.digest })
   t.same((await generate('policy')).tokens, before.tokens)

@@ -8,12 +8,12 @@ import type { LocalEngine } from '../../src/engine/local-engine.ts'
 import type { Architecture } from '../../src/model/architecture.ts'
 import type { ArchitectureName } from '../../src/model/families.ts'
 import { parseModelConfig } from '../../src/model/parse-config.ts'
-import { peftTensors, tensorSource, testAdapter } from './adapters.ts'
-import type { TestAdapter } from './adapters.ts'
-import { checkpointTensors, writeTensors } from './make-checkpoint.ts'
-import { rollout, rolloutRequest } from './rollout.ts'
-import type { Rollout } from './rollout.ts'
-import { tinyConfig } from './tiny-config.ts'
+import { peftTensors, tensorSource, testAdapter } from '../helpers/adapters.ts'
+import type { TestAdapter } from '../helpers/adapters.ts'
+import { checkpointTensors, writeTensors } from '../helpers/make-checkpoint.ts'
+import { rollout, rolloutRequest } from '../helpers/rollout.ts'
+import type { Rollout } from '../helpers/rollout.ts'
+import { tinyConfig } from '../helpers/tiny-config.ts'
 
 export const PROMPT = Array.from({ length: 40 }, (_, i) => (7 + i * 13) % 320)
 
