@@ -1,6 +1,6 @@
 import { median } from './baseline.ts'
 
-/** What one run took. */
+/** The time of one run. */
 export interface Cost {
   /** Milliseconds of the clock. */
   ms: number
