@@ -16,9 +16,10 @@ import pathlib
 import statistics
 import sys
 import time
+from multiprocessing.reduction import ForkingPickler
 
 import torch
-from torch.multiprocessing.reductions import ForkingPickler
+import torch.multiprocessing  # noqa: F401 - it registers how tensors are pickled
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "test/gpu"))

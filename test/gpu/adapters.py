@@ -159,7 +159,9 @@ def under_load(options):
 @test("adapters/handles", gpu=True)
 def handles(options):
     """Tensors on the card by CUDA handles give the same digest as the folder."""
-    from torch.multiprocessing.reductions import ForkingPickler
+    from multiprocessing.reduction import ForkingPickler
+
+    import torch.multiprocessing  # noqa: F401 - it registers how tensors are pickled
 
     source = GOLDENS / "qwen3"
     shapes = adapter_files.linears(source)
