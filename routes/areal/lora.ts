@@ -5,7 +5,7 @@ import { AdapterName, adapterPath } from '../../src/http/updates/adapter-body.ts
 import { logAdapter, SGLANG_STATUSES } from '../../src/http/updates/adapter-reply.ts'
 import { weightsRoute } from '../../src/http/updates/update-route.ts'
 import type { UpdateRoutes } from '../../src/http/updates/update-route.ts'
-import { requireAdapters } from '../../src/updates/adapter-load.ts'
+import { ofAdapter, requireAdapters } from '../../src/updates/adapter-load.ts'
 import { done, schema } from './reply.ts'
 
 const DiskBody = Type.Object({
@@ -41,7 +41,7 @@ const arealLora: UpdateRoutes = async (app, { context }) => {
       requireAdapters(engine)
       adapters.announce(body)
     } catch (error) {
-      throw await adapters.refuse(body, error as Error)
+      throw await adapters.refuse(body, ofAdapter(body.lora_name, error) as Error)
     }
     return done(engine.info.ranks)
   })

@@ -1,3 +1,4 @@
+import type { Adapters } from '../contract/adapters.ts'
 import type {
   EngineInfo,
   EngineStats,
@@ -20,6 +21,7 @@ import { Connection, messageOf, readAll } from './connection.ts'
 import type { ConnectionOptions, JsonReply } from './connection.ts'
 import { readFacts } from './engine-kind.ts'
 import type { EngineFacts } from './engine-kind.ts'
+import { RemoteAdapters } from './remote-adapters.ts'
 import { infoOf, refusal, RemoteState } from './remote-state.ts'
 import { RemoteTransactions } from './remote-transactions.ts'
 import { RemoteUpdate } from './remote-update.ts'
@@ -76,6 +78,7 @@ export class RemoteEngine implements RolloutEngine {
   readonly coverage: WeightCoverage | null = null
   readonly #connection: Connection
   readonly #state: RemoteState
+  readonly #adapters: RemoteAdapters
   readonly #live = new Map<string, AbortController>()
   #closed = false
 
@@ -83,6 +86,10 @@ export class RemoteEngine implements RolloutEngine {
     this.#connection = connection
     this.info = { ...infoOf(facts, connection.url), ...options.info }
     this.#state = new RemoteState(connection, facts, this.info, options.pollMs ?? 1000)
+    this.#adapters = new RemoteAdapters(
+      this.#state,
+      async (method, path, body) => await this.#call(method, path, body)
+    )
     this.transactions = new RemoteTransactions(
       this.#state,
       async (method, path, body) => await this.#call(method, path, body)
@@ -122,6 +129,10 @@ export class RemoteEngine implements RolloutEngine {
   }
   get releasedMemory (): ReleasedMemory {
     return this.#state.releasedMemory
+  }
+  /** Only a refit that was started with them. */
+  get adapters (): Adapters | undefined {
+    return this.#state.adapters === null ? undefined : this.#adapters
   }
   get closed (): boolean {
     return this.#closed

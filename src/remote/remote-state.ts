@@ -28,6 +28,8 @@ export class RemoteState {
   releasedMemory: ReleasedMemory = {}
   /** The open transaction, if any, as in /server_info. */
   transaction: Fields | null = null
+  /** The reply of /adapters; null if it takes none. */
+  adapters: Fields | null = null
   isReachable = true
   readonly #connection: Connection
   readonly #info: EngineInfo
@@ -56,9 +58,12 @@ export class RemoteState {
     const [health, loads] = kind === 'vllm'
       ? [{}, {}]
       : await Promise.all([this.#optional('/health', signal), this.#optional('/v1/loads', signal)])
+    const takes = kind === 'refit' && facts.details['enable_lora'] === true
+    const adapters = takes ? await this.#optional('/adapters', signal) : null
     const before = JSON.stringify([this.facts.version, this.weights])
     this.isReachable = true
     this.facts = facts
+    this.adapters = adapters !== null && 'limits' in adapters ? adapters : null
     this.#load = ((loads['loads'] as Fields[] | undefined)?.[0]) ?? {}
     if (kind === 'refit') {
       this.weights = weightState(health['weights'])

@@ -81,7 +81,10 @@ export async function* generateVllm (
   }
 }
 
-function bodyOf ({ rid, inputIds, sampling, logprobs, cacheSalt, grammar }: GenerateRequest, model: string): object {
+function bodyOf (
+  { rid, inputIds, sampling, logprobs, cacheSalt, grammar, adapter }: GenerateRequest,
+  model: string
+): object {
   if (logprobs !== null && (logprobs.startLen !== null || logprobs.ids.length > 0)) {
     throw new RefitError(
       'UNSUPPORTED',
@@ -93,7 +96,7 @@ function bodyOf ({ rid, inputIds, sampling, logprobs, cacheSalt, grammar }: Gene
   }
   return {
     request_id: rid,
-    model,
+    model: adapter ?? model,
     token_ids: Array.from(inputIds),
     sampling_params: {
       max_tokens: sampling.maxNewTokens,

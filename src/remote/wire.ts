@@ -21,6 +21,7 @@ interface Meta {
   weight_version?: string
   weight_versions?: { version: string, start: number, end: number }[]
   seed?: string | null
+  lora?: { version: number }
   input_token_logprobs?: WireScored[]
   input_top_logprobs?: Rows
   input_token_ids_logprobs?: Rows
@@ -32,7 +33,7 @@ interface Meta {
 
 /** The body of SGLang's /generate for a request. `refit`: with refit's own fields. */
 export function generateBody (
-  { rid, inputIds, sampling, logprobs, cacheSalt, expertsFrom, grammar }: GenerateRequest,
+  { rid, inputIds, sampling, logprobs, cacheSalt, expertsFrom, grammar, adapter }: GenerateRequest,
   refit: boolean
 ): object {
   if (sampling.allowedTokenIds !== undefined || sampling.badWords !== undefined) {
@@ -71,7 +72,8 @@ export function generateBody (
       },
     ...expertsFrom === undefined ? {} : { return_routed_experts: true, routed_experts_start_len: expertsFrom },
     ...refit ? { stream_deltas: true } : {},
-    ...cacheSalt === undefined ? {} : { extra_key: cacheSalt }
+    ...cacheSalt === undefined ? {} : { extra_key: cacheSalt },
+    ...adapter === undefined ? {} : { lora_path: adapter }
   }
 }
 
@@ -163,6 +165,7 @@ export class EventReader {
         ids: wanted.slice(a, b),
         input: i === 0 ? input : null,
         weightVersion: version,
+        ...meta.lora === undefined ? {} : { adapterVersion: meta.lora.version },
         promptTokens: meta.prompt_tokens ?? this.#request.inputIds.length,
         cachedTokens: meta.cached_tokens ?? 0,
         completionTokens: this.#tokens,

@@ -65,6 +65,8 @@ export interface GroupAdapter extends AdapterFields {
 const FROM_TENSORS = '__tensor__'
 const FROM_UPLOAD = '__upload__'
 const MAX_NAME = 256
+/** Characters of a name in messages. */
+const MAX_SHOWN = 128
 // No control characters: names go into logs, headers of metrics and paths of routes.
 const NAME = /^[^\p{Cc}]+$/u
 
@@ -100,7 +102,7 @@ export async function loadAdapterFromTensors (
   } catch (error) {
     if (!borrowed) await host.tensors.discard(entries)
     host.metrics.observeFailedAdapter()
-    throw error
+    throw ofAdapter(fields.name, error)
   }
   return await load(host, fields, FROM_TENSORS, async () => {
     const source = await host.tensors.openAdapter({ entries, loadFormat, borrowed })
@@ -128,7 +130,10 @@ async function receive (
     checkLoad(host.engine, fields)
   } catch (error) {
     host.metrics.observeFailedAdapter()
-    throw withNote(error, await host.distributed.refuse({ ...request, group_name: groupName }, groupName))
+    throw withNote(
+      ofAdapter(fields.name, error),
+      await host.distributed.refuse({ ...request, group_name: groupName }, groupName)
+    )
   }
   return await load(
     host,
@@ -162,7 +167,16 @@ export async function unloadAdapter (
   name: string,
   mode: UnloadMode = 'finish'
 ): Promise<AdapterInfo> {
-  return await requireAdapters(engine).unload(name, mode)
+  try {
+    return await requireAdapters(engine).unload(name, mode)
+  } catch (error) {
+    throw ofAdapter(name, error)
+  }
+}
+
+/** The error with the adapter's name in front. */
+export function ofAdapter (name: string, error: unknown): unknown {
+  return withPrefix(`LoRA adapter ${JSON.stringify(name.slice(0, MAX_SHOWN))}: `, error)
 }
 
 interface OpenAdapter {
@@ -185,7 +199,7 @@ async function load (
     return report
   } catch (error) {
     metrics.observeFailedAdapter()
-    throw withPrefix(`LoRA adapter ${JSON.stringify(fields.name.slice(0, MAX_NAME))}: `, error)
+    throw ofAdapter(fields.name, error)
   }
 }
 

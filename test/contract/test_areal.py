@@ -9,7 +9,9 @@ import pytest
 import torch
 from areal_trainer import NAME, Trainer, buckets
 from distributed_group import trainer
-from engines import GOLDENS, Beside, refusal, settled
+from engines import GOLDENS, Beside, Refused, refusal, settled
+from peft_replies import FLAGS as LORA_FLAGS
+from peft_replies import adapted, check
 from tensors import coded
 
 SGLANG = pytest.mark.row(17, "AReaL / SGLang NCCL")
@@ -165,15 +167,28 @@ def test_a_checkpoint_that_is_requested_again_is_loaded_again(engines, tmp_path_
     engine.holds(2)
 
 
-@pytest.mark.refused("LoRA adapters (400)")
 @pytest.mark.parametrize(
     "path",
     [pytest.param("/load_lora_adapter", marks=SGLANG_DISK), pytest.param("/v1/load_lora_adapter", marks=VLLM_DISK)],
 )
-def test_adapters_on_disk_are_refused_with_the_reason(engines, path):
-    with refusal(400) as found:
-        engines("qwen3").post(path, dict(lora_name="policy-v3", lora_path="/data/policy-v3"))
-    assert "policy-v3" in found["body"] and "erge" in found["body"]
+def test_adapters_on_disk_have_a_name_for_every_version(engines, shared_root, path):
+    """SGLang: the version before the kept ones is unloaded, whether or not it was loaded. vLLM: never unloaded."""
+    engine = engines("qwen3", 1, "cpu", *LORA_FLAGS, "--model-root", shared_root)
+    prefix = f"policy{path.count('/')}"
+    for version in (1, 2, 3):
+        model = adapted("qwen3", version)
+        folder = shared_root / f"{prefix}-v{version}"
+        model.save_pretrained(folder)
+        engine.post(path, dict(lora_name=f"{prefix}-v{version}", lora_path=str(folder)))
+        if path == "/load_lora_adapter":
+            try:
+                engine.post("/unload_lora_adapter", dict(lora_name=f"{prefix}-v{version - 2}"))
+            except Refused as error:
+                assert error.status == 400 and version < 3
+        check(engine, f"{prefix}-v{version}", model)
+    names = {entry["id"] for entry in engine.get("/v1/models")["data"] if entry["id"].startswith(prefix)}
+    kept = [2, 3] if path == "/load_lora_adapter" else [1, 2, 3]
+    assert names == {f"{prefix}-v{version}" for version in kept}
 
 
 @VLLM
@@ -237,7 +252,7 @@ def test_vllm_completions_wait_while_paused_and_return_token_ids(engines, proces
 
 
 @VLLM
-@pytest.mark.refused("LoRA adapters (400)")
+@pytest.mark.refused("LoRA adapters on a server without --enable-lora")
 def test_vllm_adapters_are_received_dropped_and_refused(engines, process):
     engine = served(engines, "gloo")
     trained = Trainer(engine, process, "gloo", mode="vllm")

@@ -8,6 +8,8 @@ import pytest
 
 from distributed_group import free_port
 from engines import Beside, Refused, refusal, settled
+from peft_replies import FLAGS as LORA_FLAGS
+from peft_replies import adapted, check
 from tensor_process import Process, SenderFailed
 
 NCCL = pytest.mark.row(22, "prime-rl / NCCL")
@@ -328,12 +330,37 @@ def test_a_checkpoint_is_loaded_from_its_folder(engines, tmp_path_factory):
 
 
 @LORA
-@pytest.mark.refused("LoRA adapters (400, which is not tried again)")
+@pytest.mark.brings("files")
+@pytest.mark.parametrize("generation", ["own name", "model's name"])
+def test_each_step_is_a_folder_that_replaces_the_adapter(engines, shared_root, generation):
+    """Its own name by /load_lora_adapter; since #3358 the model's name by /update_weights, which finds the config."""
+    engine = engines("qwen3", 1, "cpu", *LORA_FLAGS, "--model-root", shared_root)
+    name = "r8-a16.0" if generation == "own name" else engine.get("/v1/models")["data"][0]["id"]
+    for step in (1, 2):
+        model = adapted("qwen3", step)
+        folder = shared_root / generation.replace("'", "") / f"step_{step}"
+        model.save_pretrained(folder)
+        if generation == "own name":
+            reply = engine.post("/load_lora_adapter", dict(lora_name=name, lora_path=str(folder)))
+        else:
+            reply = engine.post("/update_weights", dict(weight_dir=str(folder)))
+        assert reply["status"] == "ok"
+        check(engine, name, model)
+        body = dict(model=name, prompt=[5, 6], max_tokens=1, cache_salt=str(step))
+        assert engine.post("/v1/completions", body)["model"] == name
+    if generation == "own name":
+        engine.post("/v1/unload_lora_adapter", dict(lora_name=name))
+        with refusal(404):
+            engine.post("/v1/completions", dict(model=name, prompt=[5], max_tokens=1))
+
+
+@LORA
+@pytest.mark.refused("on a server without --enable-lora")
 def test_adapters_are_refused_with_a_status_that_causes_no_retry(engines):
     """The client retries 404 and 500 for two minutes."""
     engine = engines("qwen3")
     with refusal(400) as found:
         engine.post("/load_lora_adapter", dict(lora_name="policy", lora_path="/data/broadcasts/step_1"))
-    assert "merge" in json.loads(found["body"])["error"]["message"].lower()
+    assert "--enable-lora" in json.loads(found["body"])["error"]["message"]
     with refusal(400):
         engine.post("/v1/unload_lora_adapter", dict(lora_name="policy"))

@@ -9,6 +9,8 @@ import pytest
 
 from conftest import card_count
 from engines import Beside, refusal, settled
+from peft_replies import FLAGS as LORA_FLAGS
+from peft_replies import adapted, check
 from tensor_process import Process
 from vllm_wire import HERE, WIRES, Sending, Session, on_cards
 
@@ -308,14 +310,28 @@ def test_handles_for_an_engine_without_gpus_are_refused_with_the_reason(engines)
 
 
 @LORA
-@pytest.mark.refused("LoRA adapters (400)")
-def test_adapters_are_refused_with_the_reason(engines):
-    client = Client(engines("qwen3", 1, "cpu"))
-    for path, body in [
-        ("/skyrl/v1/load_lora_adapter", dict(lora_name="policy", lora_path="/data/policy")),
-        ("/v1/unload_lora_adapter", dict(lora_name="policy")),
-    ]:
-        with refusal(400) as found:
-            client.call(path, body)
-        error = json.loads(found["body"])["error"]["message"]
-        assert "policy" in error and "merge" in error.lower()
+@pytest.mark.brings("files")
+def test_the_adapter_is_saved_to_the_same_folder_and_replaced_in_place(engines, shared_root):
+    """One name and one folder for all steps; nothing is paused (RemoteInferenceClient.load_lora_adapter)."""
+    engine = engines("qwen3", 1, "cpu", *LORA_FLAGS, "--model-root", shared_root)
+    client = Client(engine)
+    folder = shared_root / "lora_sync_path"
+    versions = []
+    for seed in (1, 2):
+        model = adapted("qwen3", seed)
+        model.save_pretrained(folder)
+        reply = client.call("/skyrl/v1/load_lora_adapter", dict(lora_name="skyrl-lora", lora_path=str(folder)))
+        assert reply["status"] == "ok" and reply["lora_name"] == "skyrl-lora"
+        versions.append(reply["lora_int_id"])
+        check(engine, "skyrl-lora", model)
+        made = client.call(
+            "/inference/v1/generate",
+            dict(model="skyrl-lora", token_ids=[5, 6], sampling_params=dict(max_tokens=1), request_id=f"r{seed}"),
+        )
+        assert made["model"] == "skyrl-lora"
+    assert versions[1] > versions[0]
+    engine.post("/v1/unload_lora_adapter", dict(lora_name="skyrl-lora"))
+    with refusal(404):
+        client.call("/inference/v1/generate", dict(model="skyrl-lora", token_ids=[5]))
+    with refusal(400):
+        client.call("/skyrl/v1/load_lora_adapter", dict(lora_name="skyrl-lora"))

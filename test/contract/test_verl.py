@@ -11,10 +11,13 @@ import time
 import urllib.error
 import urllib.request
 
+import peft
 import pytest
 import torch
 
 from engines import DEVICES, Beside
+from peft_replies import FLAGS as LORA_FLAGS
+from peft_replies import adapted, check
 from tensor_process import shared_files
 from tensors import LocalSerializedTensor, dumps, serialize
 
@@ -194,21 +197,53 @@ def test_a_wrong_request_is_an_error_status(engines):
 
 
 @LORA
-@pytest.mark.refused("adapters (400): with `lora.merge=True` it is row 7")
-def test_adapters_are_refused_with_the_reason(engines):
-    """The base weights are kept. The message suggests merged weights."""
+@pytest.mark.brings("memory")
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_base_is_sent_once_and_then_only_adapters(engines, ranks):
+    """The worker asks for the list of models, unloads, and loads one pickle for each rank (engine_workers.py)."""
+    name = "verl_actor_lora_name"
+    engine = engines("qwen3", ranks, "cpu", *LORA_FLAGS, "--max-loras-per-batch", 2)
+    worker = ServerAdapter(engine, "cpu")
+    models = [adapted("qwen3", seed) for seed in (1, 2)]
+    whole = models[0].get_base_model().state_dict()
+    # The SGLang path strips what PEFT adds to names of the base, and the head is tied.
+    worker.update(
+        [(key.replace(".base_layer.", "."), value) for key, value in whole.items() if "lora_" not in key],
+        limit=1 << 20,
+    )
+    with pytest.raises(RuntimeError, match="400: .*never been loaded.*verl_actor_lora_name"):
+        worker.http.request("generate", dict(input_ids=[5], lora_path=name))
+    for model in models:
+        if any(entry["id"] == name for entry in worker.http.request("v1/models", method="GET")["data"]):
+            worker.http.request("unload_lora_adapter", dict(lora_name=name))
+        tensors = {key: value.clone() for key, value in peft.get_peft_model_state_dict(model).items()}
+        config = {
+            key: sorted(value) if isinstance(value, set) else value
+            for key, value in model.peft_config["default"].to_dict().items()
+        }
+        payload = base64.b64encode(dumps(tensors)).decode()
+        reply = worker.http.request(
+            "load_lora_adapter_from_tensors",
+            dict(lora_name=name, config_dict=config, serialized_named_tensors=[payload] * ranks),
+        )
+        assert reply["success"] and reply["loaded_adapters"] == {name: "__tensor__"}
+        del tensors
+        assert "Cache flushed" in worker.http.flush_cache()
+        check(engine, name, model)
+
+
+@LORA
+@pytest.mark.refused("on a server without --enable-lora")
+def test_adapters_are_refused_by_a_server_without_them(engines):
     engine = served(engines, 1, "cpu")
     worker = ServerAdapter(engine, "cpu")
     worker.update(engine.tensors(1))
-    assert all(
-        entry["id"] != "verl_actor_lora_name" for entry in worker.http.request("v1/models", method="GET")["data"]
-    )
     payload = base64.b64encode(dumps({"base_model.model.model.norm.lora_A.weight": torch.zeros(2, 2)})).decode()
     for body in [dict(serialized_named_tensors=[payload]), dict(serialized_tensors=payload)]:
-        with pytest.raises(RuntimeError, match="4..: .*(?i:merge)"):
+        with pytest.raises(RuntimeError, match="400: .*--enable-lora"):
             worker.http.request(
                 "load_lora_adapter_from_tensors", dict(lora_name="verl_actor_lora_name", config_dict=dict(r=2), **body)
             )
-    with pytest.raises(RuntimeError, match="4..:"):
+    with pytest.raises(RuntimeError, match="400:"):
         worker.http.request("unload_lora_adapter", dict(lora_name="verl_actor_lora_name"))
     engine.holds(1)

@@ -47,7 +47,7 @@ export type FormParts =
 /** A server over the adder's base, which an upload of the adder changes. */
 export async function uploadServer (
   t: Test,
-  { tp = 1, ...options }: Partial<ServerOptions> & { tp?: number } = {}
+  { tp = 1, enableLora = false, ...options }: Partial<ServerOptions> & { tp?: number, enableLora?: boolean } = {}
 ): Promise<UploadServer> {
   const folder = mkdtempSync(join(tmpdir(), 'refit-upload-test-'))
   const spool = options.uploadFolder ?? join(folder, 'spool')
@@ -55,7 +55,12 @@ export async function uploadServer (
   for (const model of ['adder', 'adder-base']) {
     cpSync(join(packageRoot, 'models', model), join(folder, model), { recursive: true })
   }
-  const engine = await createEngine(join(folder, 'adder-base'), { threads: 1, tp, maxTotalTokens: 8192 })
+  const engine = await createEngine(join(folder, 'adder-base'), {
+    threads: 1,
+    tp,
+    maxTotalTokens: 8192,
+    enableLora
+  })
   const app = await createServer({ engine, modelRoots: [folder], closeGraceMs: 500, uploadFolder: spool, ...options })
   const url = await app.listen({ host: '127.0.0.1', port: 0 })
   t.teardown(async () => {
