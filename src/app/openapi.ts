@@ -12,6 +12,7 @@ const TAGS = [
   { name: 'openai', description: 'Endpoints of the OpenAI API.' },
   { name: 'text', description: 'Text to token ids and back.' },
   { name: 'weights', description: 'Reading, checking and replacing weights. Admin key, if there is one.' },
+  { name: 'adapters', description: 'Loading, listing and unloading LoRA adapters. Admin key for changes.' },
   { name: 'control', description: 'Cache, pause and abort. Admin key, if there is one.' },
   { name: 'health', description: 'Is it alive, is it ready, does it generate.' },
   { name: 'info', description: 'What the server is and how busy it is.' }
