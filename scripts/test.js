@@ -91,9 +91,9 @@ async function runHere () {
 /** The packages that stay apart are loaded by few files, or find their own files by their paths. */
 async function joinTests () {
   rmSync(JOINED, { recursive: true, force: true })
-  const workers = readdirSync(join(OUT, 'test', 'helpers')).filter(name => name.endsWith('-worker.js'))
+  const workers = readdirSync(join(OUT, 'test'), { recursive: true }).filter(name => /-(worker|poller)\.js$/.test(name))
   await joinModules(OUT, JOINED, {
-    entries: [...compiled.map(file => relative(OUT, file)), ...workers.map(name => join('test', 'helpers', name))],
+    entries: [...compiled.map(file => relative(OUT, file)), ...workers.map(name => join('test', name))],
     external: ['tap', 'eslint', 'typescript']
   })
 }
