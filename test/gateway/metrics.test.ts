@@ -27,8 +27,8 @@ t.test("the gateway serves its engines' metrics, each with the engine's address"
   for (const [i, { url }] of engines.entries()) {
     const labels = `${name},engine="${i}",worker_addr="${url}"`
     t.match(metrics, `vllm:request_success_total{finished_reason="length",${labels}} ${i + 1}\n`)
-    const labels = `is_streaming="false",${name},engine_type="unified",worker_addr="${url}"`
-    t.match(metrics, `sglang:num_requests_total{${labels}} ${i + 1}\n`)
+    const unified = `is_streaming="false",${name},engine_type="unified",worker_addr="${url}"`
+    t.match(metrics, `sglang:num_requests_total{${unified}} ${i + 1}\n`)
     t.match(metrics, `vllm:e2e_request_latency_seconds_bucket{le="+Inf",${labels}} ${i + 1}\n`)
   }
   t.equal(metrics.match(/^# TYPE vllm:request_success_total counter$/gm)?.length, 1)

@@ -62,10 +62,11 @@ function readOperations (levels: Map<string, Level>): Operation[] {
   return Object.entries(paths).flatMap(([path, methods]) =>
     Object.keys(methods).map(name => {
       const method = name.toUpperCase()
-      const route = path.replace(/(?<=.)\/$/, '').replace('/v1/models/{name}', '/v1/models/*').replace(
-        /\{(\w+)\}/g,
-        ':$1'
-      )
+      // Names of models and adapters may hold slashes.
+      const route = path
+        .replace(/(?<=.)\/$/, '')
+        .replace(/^(\/v1\/models|\/adapters)\/\{name\}$/, '$1/*')
+        .replace(/\{(\w+)\}/g, ':$1')
       return { method, path: path.replace(/\{\w+\}/g, 'x'), level: levels.get(`${method} ${route}`)! }
     })
   )
