@@ -80,6 +80,11 @@ function withUploads (schema: FastifySchema): FastifySchema {
     items: bytes,
     description: 'Safetensors files, and their index if there is one; each is a part of the form.'
   }
+  // An adapter comes only as a form, and its route has a query of its own.
+  if (schema.body === undefined) {
+    const own = { file: { ...file, description: 'adapter_config.json and adapter_model.safetensors, each a part.' } }
+    return { ...schema, body: { content: { [FORM]: { schema: { type: 'object', properties: own } } } } }
+  }
   const content = {
     'application/json': { schema: schema.body },
     [FORM]: { schema: { type: 'object', properties: { ...properties, file } } },
