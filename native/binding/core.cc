@@ -32,7 +32,8 @@ Registry& registry() {
 Core::Core(CoreConfig config)
     : config_(std::move(config)),
       device_(config_.device == "cuda" ? make_cuda_device(config_) : make_cpu_device(config_)),
-      writer_("refit-writer") {}
+      writer_("refit-writer"),
+      beside_("refit-beside") {}
 
 Core::~Core() { close(); }
 
@@ -41,15 +42,26 @@ void Core::with_device(const std::function<void(Device&)>& fn) {
   fn(*device_);
 }
 
-void Core::post(std::function<void()> job) {
+void Core::with_access(Access access, const std::function<void(Device&)>& fn) {
+  if (access == Access::kBeside) {
+    fn(*device_);
+  } else {
+    with_device(fn);
+  }
+}
+
+void Core::post(std::function<void()> job, Access access) {
   try {
-    writer_.post(std::move(job));
+    (access == Access::kBeside ? beside_ : writer_).post(std::move(job));
   } catch (const std::runtime_error&) {
     throw std::runtime_error("the core is being closed");
   }
 }
 
-void Core::close() { writer_.join(); }
+void Core::close() {
+  beside_.join();
+  writer_.join();
+}
 
 int register_core(std::shared_ptr<Core> core) {
   Registry& all = registry();

@@ -1,4 +1,4 @@
-// A core is one device and the thread that its weight operations run on. Cores belong to the process, not to a
+// A core is one device and the threads that its weight operations run on. Cores belong to the process, not to a
 // JavaScript environment: the scheduler's worker creates one, and the main thread finds it by its handle.
 #pragma once
 #include <functional>
@@ -29,8 +29,11 @@ class Core {
   // from memory that is being written.
   Device& shared_device() { return *device_; }
 
-  // Queues a job for the writer thread; jobs run in order and must not throw. Throws std::runtime_error after close().
-  void post(std::function<void()> job);
+  // Queues a job for the writer thread, or for the thread of operations beside steps; jobs run in order and must not
+  // throw. Throws std::runtime_error after close().
+  void post(std::function<void()> job, Access access = Access::kGated);
+  // Runs fn for an operation on parameters: with exclusive use of the device unless it runs beside steps.
+  void with_access(Access access, const std::function<void(Device&)>& fn);
   // Refuses further jobs and returns when all posted jobs have run.
   void close();
 
@@ -38,7 +41,7 @@ class Core {
   const CoreConfig config_;
   std::unique_ptr<Device> device_;
   std::mutex device_mutex_;
-  JobThread writer_;
+  JobThread writer_, beside_;
 };
 
 // The registry. Any thread. `find` and `remove` throw std::invalid_argument for an unknown or closed handle.

@@ -26,10 +26,12 @@ Napi::Promise EnvState::submit(Napi::Env env, const std::shared_ptr<Core>& core,
   Core* const raw = core.get();  // the core's destructor joins its thread
   Task* const running = task.get();
   const auto work = [raw, running, port = port_] {
-    raw->with_device([&](Device& device) { running->run(device, port->cancel); });
+    raw->with_access(running->access, [&](Device& device) { running->run(device, port->cancel); });
   };
+  const Access access = task->access;
   return submit_to(
-      env, [raw](Job job) { raw->post(std::move(job)); }, std::move(task), work, std::move(held), nullptr);
+      env, [raw, access](Job job) { raw->post(std::move(job), access); }, std::move(task), work, std::move(held),
+      nullptr);
 }
 
 Napi::Promise EnvState::submit_to(Napi::Env env, const std::function<void(Job)>& post,

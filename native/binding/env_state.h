@@ -28,11 +28,13 @@ class Operation {
   std::string error, error_code;
 };
 
-// One operation on a core's writer thread.
+// One operation on a core's writer thread, or on its thread of operations beside steps.
 class Task : public Operation {
  public:
-  // Writer thread: no N-API. An exception rejects the promise. `cancel` is set when the environment ends.
+  // That thread: no N-API. An exception rejects the promise. `cancel` is set when the environment ends.
   virtual void run(Device& device, const std::atomic<bool>& cancel) = 0;
+
+  Access access = Access::kGated;
 };
 
 class EnvState {

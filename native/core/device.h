@@ -2,7 +2,8 @@
 // for CUDA. The binding and everything above it use only this interface.
 //
 // Threads: `step` is called by the scheduler's thread. `write`, `read`, `checksum` and `scramble` are called by the
-// core's writer thread while the scheduler is stopped between two steps (the gate). The two never overlap.
+// core's writer thread while the scheduler is stopped between two steps (the gate). The two never overlap. A second
+// thread calls `write`, `read` and `checksum` with Access::kBeside while steps and writes of the first thread go on.
 #pragma once
 #include <memory>
 #include <stdexcept>
@@ -18,6 +19,10 @@ namespace refit {
 
 // Kinds of memory that can be released separately; the names are SGLang's.
 enum MemoryTag : uint32_t { kTagWeights = 1, kTagKvCache = 2, kTagCudaGraph = 4 };
+
+// How an operation on parameters runs. kBeside: beside steps and gated operations, on threads and streams of its own.
+// The caller makes sure that nothing else uses the bytes meanwhile and that their memory is not released.
+enum class Access : uint8_t { kGated, kBeside };
 
 struct DeviceInfo {
   std::string isa;
@@ -41,11 +46,20 @@ class Device {
   // Throws std::invalid_argument on a malformed batch.
   virtual void step(const StepBatch& batch, StepResult& result) = 0;
   // The job's bounds have been checked. Never throws for an I/O fault: the outcome reports it.
-  virtual WriteOutcome write(const WriteJob& job) = 0;
+  virtual WriteOutcome write(const WriteJob& job, Access access) = 0;
+  WriteOutcome write(const WriteJob& job) { return write(job, Access::kGated); }
   // Row-major stored bytes of [row, row + rows) x [col, col + cols).
-  virtual void read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out) = 0;
+  virtual void read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out,
+                    Access access) = 0;
+  void read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out) {
+    read(rank, param, row, col, rows, cols, out, Access::kGated);
+  }
   // Partial checksum of each rectangle; tensor_cols[rect.tensor] gives the checkpoint tensor's columns.
-  virtual std::vector<uint64_t> checksum(const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols) = 0;
+  virtual std::vector<uint64_t> checksum(const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols,
+                                         Access access) = 0;
+  std::vector<uint64_t> checksum(const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols) {
+    return checksum(rects, tensor_cols, Access::kGated);
+  }
   virtual void scramble(uint64_t seed) = 0;
   // Gives physical memory of the tags (MemoryTag bits) back to the system; addresses stay. With `keep_weights` the
   // bytes of weights are kept in host memory first (std::bad_alloc changes nothing). Tags that are released already are

@@ -45,19 +45,20 @@ void CpuDevice::step(const StepBatch& batch, StepResult& result) {
   forward_.step(batch, result);
 }
 
-WriteOutcome CpuDevice::write(const WriteJob& job) {
+WriteOutcome CpuDevice::write(const WriteJob& job, Access access) {
   require_available(kTagWeights);
-  return store_.write(job, pool_);
+  return store_.write(job, pool_of(access));
 }
 
-void CpuDevice::read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out) {
+void CpuDevice::read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out, Access) {
   require_available(kTagWeights);
   store_.read(rank, param, row, col, rows, cols, out);
 }
 
-std::vector<uint64_t> CpuDevice::checksum(const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols) {
+std::vector<uint64_t> CpuDevice::checksum(const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols,
+                                          Access access) {
   require_available(kTagWeights);
-  return store_.checksum(rects, tensor_cols, pool_);
+  return store_.checksum(rects, tensor_cols, pool_of(access));
 }
 
 void CpuDevice::scramble(uint64_t seed) {

@@ -17,18 +17,23 @@ class CpuDevice : public Device {
   // While memory is released, a function that would touch it throws std::runtime_error, because it would take zeros
   // for weights.
   void step(const StepBatch& batch, StepResult& result) override;
-  WriteOutcome write(const WriteJob& job) override;
-  void read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out) override;
-  std::vector<uint64_t> checksum(const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols) override;
+  using Device::checksum, Device::read, Device::write;
+  WriteOutcome write(const WriteJob& job, Access access) override;
+  void read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out,
+            Access access) override;
+  std::vector<uint64_t> checksum(const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols,
+                                 Access access) override;
   void scramble(uint64_t seed) override;
   uint64_t release_memory(uint32_t tags, bool keep_weights) override;
   bool resume_memory(uint32_t tags) override;
 
  private:
   void require_available(uint32_t tags) const;
+  Pool& pool_of(Access access) { return access == Access::kBeside ? beside_ : pool_; }
 
   const Kernels& kernels_;
   Pool pool_;
+  Pool beside_{1};  // the caller of an operation beside steps does all of its work
   Store store_;
   Forward forward_;
   uint32_t released_ = 0;  // MemoryTag bits

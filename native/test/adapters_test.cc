@@ -1,6 +1,8 @@
 // Steps with LoRA adapters on the CPU against models in double precision with the adapters merged into their weights;
 // the same bits for a sequence alone and among others.
+#include <atomic>
 #include <string>
+#include <thread>
 
 #include "test/check.h"
 #include "test/gpu/adapters/adapters_model.h"
@@ -131,6 +133,61 @@ void test_slots() {
   }
 }
 
+// The parts of one slot in all parameters of adapters, on all ranks.
+struct SlotWrite {
+  SlotWrite(const SlotAdapters& adapters, const CoreConfig& config, int slot) {
+    size_t count = 0;
+    for (const Param& param : config.params) count += is_weight(param) ? 0 : config.ranks;
+    values.reserve(count);
+    for (size_t p = 0; p < config.params.size(); ++p) {
+      const Param& param = config.params[p];
+      if (is_weight(param)) continue;
+      for (int rank = 0; rank < config.ranks; ++rank) {
+        values.push_back(adapters.values(param.name, rank, config.ranks));
+        const int64_t rows = param.rows / kSlots;
+        const int index = static_cast<int>(job.tensors.size());
+        const auto pitch = static_cast<uint64_t>(param.cols) * sizeof(float);
+        job.sources.push_back({.data = reinterpret_cast<const uint8_t*>(values.back().data()),
+                               .bytes = values.back().size() * sizeof(float)});
+        job.tensors.push_back({index, static_cast<uint64_t>(slot * rows) * pitch, DType::kFloat32, rows, param.cols,
+                               pitch, sizeof(float)});
+        job.rects.push_back({index, rank, static_cast<int>(p), 0, 0, rows, param.cols, slot * rows, 0});
+      }
+    }
+  }
+
+  std::vector<std::vector<float>> values;
+  WriteJob job;
+};
+
+// A slot that no sequence uses is written and read beside steps, which give the same bits; then it is used.
+void test_beside_steps(int ranks) {
+  const TestModel model(kVariants[3], DType::kFloat32, 3);
+  const SlotAdapters adapters(model, kSlots, 16, 17), others(model, kSlots, 16, 18);
+  const auto device = device_of(model, adapters, ranks);
+  CoreConfig config = model.config(ranks, 2, "", 64, kPageSize);
+  others.extend(config);
+  const std::vector<Sequence> sequences = {{{1, 2, 3, 4, 5, 6, 7}, 0}, {{8, 9, 1}, -1}, {{7, 7, 3, 2, 60}, 1}};
+  const auto before = logprobs(*device, sequences, kVariants[3].vocab);
+  const SlotWrite write(others, config, 2);
+  std::vector<int64_t> cols;
+  for (const Tensor& tensor : write.job.tensors) cols.push_back(tensor.cols);
+  std::atomic<bool> stop = false;
+  std::thread writer([&] {
+    do {
+      const WriteOutcome outcome = device->write(write.job, Access::kBeside);
+      CHECKF(outcome.error.empty(), "%s", outcome.error.c_str());
+      CHECK(device->checksum(write.job.rects, cols, Access::kBeside).size() == write.job.rects.size());
+    } while (!stop);
+  });
+  for (int i = 0; i < 5; ++i) CHECK(logprobs(*device, sequences, kVariants[3].vocab) == before);
+  stop = true;
+  writer.join();
+  const std::vector<Sequence> last = {{{1, 2, 3, 4, 5, 6, 7}, 2}};
+  const auto fresh = device_of(model, others, ranks);
+  CHECK(logprobs(*device, last, kVariants[3].vocab) == logprobs(*fresh, last, kVariants[3].vocab));
+}
+
 }  // namespace
 
 int main() {
@@ -138,5 +195,6 @@ int main() {
     for (const int ranks : {1, 2, 4}) test_variant(v, ranks);
   }
   test_slots();
+  for (const int ranks : {1, 2}) test_beside_steps(ranks);
   return finish("adapters");
 }

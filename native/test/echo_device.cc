@@ -44,7 +44,7 @@ class EchoDevice : public Device {
     for (const uint64_t seed : batch.row_seeds) result.id_logprobs.push_back(static_cast<float>(seed));
     if (config_.record_experts) result.experts = {7, 65535};
   }
-  WriteOutcome write(const WriteJob& job) override {
+  WriteOutcome write(const WriteJob& job, Access) override {
     WriteOutcome out;
     for (const Tensor& tensor : job.tensors) {
       out.states.push_back(static_cast<uint8_t>(tensor.dtype));
@@ -63,10 +63,11 @@ class EchoDevice : public Device {
     out.error_tensor = job.rects.back().tensor;
     return out;
   }
-  void read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out) override {
+  void read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out, Access) override {
     std::iota(out, out + rows * cols * 2, static_cast<uint8_t>(rank * 100 + param * 10 + row + col));
   }
-  std::vector<uint64_t> checksum(const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols) override {
+  std::vector<uint64_t> checksum(const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols,
+                                 Access) override {
     std::vector<uint64_t> out;
     for (const Rect& rect : rects) {
       out.push_back((uint64_t{1} << 63) + static_cast<uint64_t>(rect.rank * 1000 + tensor_cols[rect.tensor]));

@@ -203,17 +203,21 @@ class StandIn : public Device {
   }
   const void* address(int rank, int param) const override { return cpu_->address(rank, param); }
   void step(const StepBatch& batch, StepResult& result) override { cpu_->step(batch, result); }
-  WriteOutcome write(const WriteJob& job) override {
+  WriteOutcome write(const WriteJob& job, Access access) override {
     for (const Source& source : job.sources) {
       if (!source.rank_data.empty()) return write_staged(*cpu_, job, ranks_);
     }
-    return job.segments.empty() ? cpu_->write(job) : SharedWrite(*cpu_, mappings_, job).run(ranks_);
+    if (job.segments.empty()) return cpu_->write(job, access);
+    const std::lock_guard lock(shared_);  // an operation beside steps may come meanwhile
+    return SharedWrite(*cpu_, mappings_, job).run(ranks_);
   }
-  void read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out) override {
-    cpu_->read(rank, param, row, col, rows, cols, out);
+  void read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out,
+            Access access) override {
+    cpu_->read(rank, param, row, col, rows, cols, out, access);
   }
-  std::vector<uint64_t> checksum(const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols) override {
-    return cpu_->checksum(rects, tensor_cols);
+  std::vector<uint64_t> checksum(const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols,
+                                 Access access) override {
+    return cpu_->checksum(rects, tensor_cols, access);
   }
   void scramble(uint64_t seed) override { cpu_->scramble(seed); }
   uint64_t release_memory(uint32_t tags, bool keep_weights) override {
@@ -225,7 +229,10 @@ class StandIn : public Device {
     if ((tags & kTagWeights) != 0) released_ = false;
     return kept;
   }
-  uint64_t close_mappings(const std::string& name) override { return mappings_.close(name); }
+  uint64_t close_mappings(const std::string& name) override {
+    const std::lock_guard lock(shared_);
+    return mappings_.close(name);
+  }
   void fetch(const Segment& segment, uint64_t offset, uint64_t bytes, int timeout_ms, uint8_t* out) override {
     ipc::await_events(driver_, 0, segment, timeout_ms);
     const ipc::FetchMapping mapping(driver_, 0, segment, offset, bytes);
@@ -257,6 +264,7 @@ class StandIn : public Device {
  private:
   const CoreConfig config_;
   std::unique_ptr<Device> cpu_;
+  std::mutex shared_;
   Pool pool_;
   FileDriver driver_;
   ipc::Mappings mappings_;

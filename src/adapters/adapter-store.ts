@@ -12,9 +12,8 @@ import type { WeightSource } from '../contract/weight-source.ts'
 import { ExclusiveSection } from '../weights/exclusive-section.ts'
 import type { WeightStore } from '../weights/weight-store.ts'
 import { asleep } from '../weights/weight-store.ts'
-import { parseAdapterConfig } from './adapter-config.ts'
+import { AdapterPlanner } from './adapter-planner.ts'
 import { AdapterVersion } from './adapter-version.ts'
-import { planAdapter } from './plan-adapter.ts'
 import type { AdapterPlan } from './plan-adapter.ts'
 import { SlotMemory } from './slot-memory.ts'
 import { SlotPool } from './slot-pool.ts'
@@ -32,19 +31,23 @@ export interface AdapterStoreOptions {
   /** Released weights keep their bytes unless the release says otherwise (default false). */
   keepWeights?: boolean
   deadlineMs?: number
+  /** Resolves when no step under way has requests that were aborted before. */
+  settle: () => Promise<void>
 }
 
 /** A request's hold on a version. */
 export interface AdapterLease {
   slot: number
   version: number
-  release: () => void
+  /** `ended`: the scheduler has ended the request; otherwise a step under way may still have it. */
+  release: (ended: boolean) => void
 }
 
 /** The adapters of an engine: names, versions, and the slots that they live in. Lives on the main thread. */
 export class AdapterStore implements Adapters {
   readonly limits: AdapterLimits
   readonly #weights: WeightStore
+  readonly #planner: AdapterPlanner
   readonly #memory: SlotMemory
   readonly #pool: SlotPool
   readonly #deadlineMs: number
@@ -56,22 +59,25 @@ export class AdapterStore implements Adapters {
   readonly #byName = new Map<string, AdapterVersion>()
   #versions = 0
 
-  constructor ({ weights, limits, keepWeights = false, deadlineMs = DEADLINE_MS }: AdapterStoreOptions) {
+  constructor ({ weights, limits, settle, keepWeights = false, deadlineMs = DEADLINE_MS }: AdapterStoreOptions) {
     const { addon, core, table, dtype } = weights
     this.limits = limits
     this.#weights = weights
     this.#deadlineMs = deadlineMs
     this.#keepWeights = keepWeights
+    this.#planner = new AdapterPlanner(table, limits.maxRank)
     this.#memory = new SlotMemory({
       addon,
       core,
       table,
       dtype,
+      besideSteps: async run => await weights.runBesideSteps(run),
       betweenSteps: async (run, ms) => await weights.runBetweenSteps(run, ms)
     })
     this.#pool = new SlotPool(this.#memory, {
       slots: table.adapters!.slots,
       limit: limits.slots,
+      settle,
       deadlineMs
     })
   }
@@ -98,9 +104,7 @@ export class AdapterStore implements Adapters {
     const started = performance.now()
     const deadlineMs = options.deadlineMs ?? this.#deadlineMs
     checkName(name)
-    const { table } = this.#weights
-    const parsed = parseAdapterConfig(config, table.adapters!.modules.keys())
-    const plan = planAdapter(table, parsed, source.tensors, this.limits.maxRank)
+    const plan = this.#planner.plan(config, source.tensors)
     const planned = performance.now()
     const leave = await this.#changes.enter(deadlineMs)
     try {
@@ -145,10 +149,10 @@ export class AdapterStore implements Adapters {
     return {
       slot,
       version: version.version,
-      release: () => {
+      release: ended => {
         if (!isHeld) return
         isHeld = false
-        this.#pool.leave(version)
+        this.#pool.leave(version, ended)
       }
     }
   }
@@ -163,7 +167,7 @@ export class AdapterStore implements Adapters {
       const isLost = !(keepWeights ?? this.#keepWeights) && !this.#weights.ledger.isReleased('weights')
       if (isLost) {
         for (const version of this.#pool.residents) {
-          version.image ??= await this.#memory.read(version.slot!, version, this.#deadlineMs)
+          version.image ??= await this.#memory.read(version.slot!, version)
         }
       }
       const report = await release()
@@ -181,7 +185,7 @@ export class AdapterStore implements Adapters {
     try {
       this.#memory.forget()
       for (const version of this.#pool.residents) {
-        await this.#memory.restore(version.slot!, version, version.image!, this.#deadlineMs)
+        await this.#memory.restore(version.slot!, version, version.image!)
       }
       this.#isLost = false
     } finally {

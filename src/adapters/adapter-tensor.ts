@@ -9,15 +9,21 @@ import { bytesOf } from '../native/dtypes.ts'
 //   fused experts: ....mlp.experts.base_layer.lora_A.weight for gate_up_proj, ....mlp.experts.lora_A.weight for
 //   down_proj, or for the only one: A [E r, in], expert slow; B [out, r E], expert fast
 
-/** One half of one module's adapter, as a source announces it. */
-export interface AdapterHalf {
+/** What the name of a tensor says: one half of one module's adapter. */
+export interface HalfName {
   /** The module's checkpoint name without `.weight`; of fused experts the name that ends in `.experts`. */
   module: string
   half: 'a' | 'b'
   kind: 'linear' | 'embedding' | 'experts'
   /** Fused experts: named with `base_layer`. */
   isInner: boolean
+}
+
+/** One half as a source announces it. */
+export interface AdapterHalf extends HalfName {
   tensor: AnnouncedTensor
+  /** Its place in the list of tensors. */
+  index: number
 }
 
 const LINEAR = /^(.+)\.lora_([AB])(?:\.[^.]+)?\.weight$/
@@ -25,10 +31,15 @@ const EMBEDDING = /^(.+)\.lora_embedding_([AB])(?:\.[^.]+)?$/
 const EMBEDDING_COPY = /^(.+\.embed_tokens|(?:.+\.)?lm_head)\.base_layer\.weight$/
 const EXPERTS = /^(.+\.experts)(\.base_layer)?$/
 
-/** Reads a tensor's name; null if it is no half of an adapter of this model. */
-export function adapterHalf (tensor: AnnouncedTensor, table: ModelTable): AdapterHalf | null {
-  const linear = LINEAR.exec(tensor.name)
-  const match = linear ?? EMBEDDING.exec(tensor.name)
+/** The half that a tensor is; null if it is no half of an adapter of this model. */
+export function adapterHalf (tensor: AnnouncedTensor, index: number, table: ModelTable): AdapterHalf | null {
+  const name = readName(tensor.name, table)
+  return name === null ? null : { ...name, tensor, index }
+}
+
+function readName (tensor: string, table: ModelTable): HalfName | null {
+  const linear = LINEAR.exec(tensor)
+  const match = linear ?? EMBEDDING.exec(tensor)
   if (match === null) return null
   const [, path, letter] = match as unknown as [string, string, 'A' | 'B']
   const half = letter === 'A' ? 'a' : 'b'
@@ -40,8 +51,7 @@ export function adapterHalf (tensor: AnnouncedTensor, table: ModelTable): Adapte
       module: name.slice(0, -'.gate_up_proj'.length),
       half,
       kind: 'experts',
-      isInner: inner !== undefined,
-      tensor
+      isInner: inner !== undefined
     }
   }
   const weight = canonical(`${path}.weight`, table)
@@ -49,7 +59,7 @@ export function adapterHalf (tensor: AnnouncedTensor, table: ModelTable): Adapte
   const module = weight.slice(0, -'.weight'.length)
   const isEmbedding = module.endsWith('embed_tokens')
   if (isEmbedding !== (linear === null)) return null
-  return { module, half, kind: isEmbedding ? 'embedding' : 'linear', isInner: false, tensor }
+  return { module, half, kind: isEmbedding ? 'embedding' : 'linear', isInner: false }
 }
 
 /**

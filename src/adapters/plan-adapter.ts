@@ -14,6 +14,8 @@ export interface PlannedModule {
   /** [r, in] and [out, r]; an embedding's A is [vocabulary, r], a transposed view. */
   a: AnnouncedTensor
   b: AnnouncedTensor
+  /** The places of A's and B's tensors in the list of tensors. */
+  indices: readonly [number, number]
 }
 
 export interface AdapterPlan {
@@ -73,8 +75,8 @@ function readHalves (tensors: readonly AnnouncedTensor[], table: ModelTable): Ma
   const found = new Map<string, Halves>()
   const unknown: string[] = []
   const copies: Array<[module: string, tensor: AnnouncedTensor]> = []
-  for (const tensor of tensors) {
-    const half = adapterHalf(tensor, table)
+  for (const [index, tensor] of tensors.entries()) {
+    const half = adapterHalf(tensor, index, table)
     if (half === null) {
       const copied = embeddingCopy(tensor, table)
       if (copied === null) unknown.push(tensor.name)
@@ -141,7 +143,8 @@ function planModule (
     rank,
     scale,
     a: subTensor(a.tensor, a.kind === 'embedding' ? transposed(viewA) : viewA),
-    b: subTensor(b.tensor, viewB)
+    b: subTensor(b.tensor, viewB),
+    indices: [a.index, b.index]
   }
 }
 
@@ -190,7 +193,8 @@ function splitExperts (
       offset: wholeB.offset + firstRow * wholeB.rowBytes + e * wholeB.colBytes,
       rowBytes: wholeB.rowBytes,
       colBytes: experts * wholeB.colBytes
-    })
+    }),
+    indices: [a.index, b.index]
   })
   return isGateUp
     ? gate.flatMap((module, e) => [one(module, e, 0), one(up[e]!, e, module.outSize)])

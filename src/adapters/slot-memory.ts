@@ -10,7 +10,7 @@ import { checksumsOf } from '../weights/checksum.ts'
 import type { MatchedTensor } from '../weights/match.ts'
 import { layOut } from '../weights/plan.ts'
 import { scatterStream } from '../weights/scatter-stream.ts'
-import { slice, slices, writeJob } from '../weights/scatter.ts'
+import { writeJob } from '../weights/scatter.ts'
 import type { PlannedModule } from './plan-adapter.ts'
 
 /** The content of a slot: for each module the rank and the scale. */
@@ -29,18 +29,18 @@ export interface SlotMemoryOptions {
   core: number
   table: ModelTable
   dtype: HeldDType
+  /** Runs while steps go on; the weights' memory is not released meanwhile. Throws ENGINE_ASLEEP if it is. */
+  besideSteps: <T>(run: () => Promise<T>) => Promise<T>
   /** Runs between two steps, while no weights are written. */
   betweenSteps: <T>(run: () => Promise<T>, deadlineMs: number) => Promise<T>
 }
 
-/** Bytes from host memory or files that are copied between two steps; more would be seen as a gap between tokens. */
-const TURN_BYTES = 8 << 20
-const PIECE_BYTES = 2 << 20
 const FLOAT_BYTES = 4
 
 /**
- * Reads and writes slots. Each turn runs between two steps and is short, so that running requests notice little. The
- * caller makes sure that no request uses the slot and that one call at a time works on it.
+ * Reads and writes slots while steps go on: no step touches a slot that no request uses. Only what a process group
+ * receives is written between two steps. The caller makes sure that no request uses the slot and that one call at a
+ * time works on it.
  */
 export class SlotMemory {
   readonly #options: SlotMemoryOptions
@@ -67,54 +67,30 @@ export class SlotMemory {
       { tensor: a, rects: module.a(slot, 0, rank) },
       { tensor: b, rects: module.b(slot, 0, rank) }
     ])
-    let bytes = 0
-    let checksums = new Map<string, string>()
-    const settled = this.#settling(slot, { modules })
-    const copies: Copy[] = source.kind === 'stored'
-      ? this.#copies(source, tensors)
-      : [await this.#streamed(source, tensors)]
-    await this.#inTurns([
-      ...settled.pieces,
-      ...copies.map(({ bytes: most, run }) => ({
-        bytes: most,
-        run: async () => {
-          bytes += await run()
-        }
-      })),
-      {
-        bytes: 0,
-        run: async () => {
-          checksums = await this.#checksums(slot, modules)
-        }
-      }
-    ], deadlineMs)
-    settled.done()
-    return { bytes, checksums }
+    const bytes = await this.#settled(slot, { modules }, async () =>
+      source.kind === 'stored'
+        ? await this.#copy(source, tensors)
+        : await this.#receive(source, tensors, deadlineMs))
+    return { bytes, checksums: await this.#checksums(slot, modules) }
   }
 
   /** Copies a slot into host memory. */
-  async read (slot: number, { modules }: SlotContent, deadlineMs: number): Promise<SlotImage> {
-    const { addon, core, betweenSteps } = this.#options
-    const rects = modules.flatMap(content => imageRects(slot, content))
+  async read (slot: number, { modules }: SlotContent): Promise<SlotImage> {
+    const { addon, core, besideSteps } = this.#options
     const parts: SlotImage['parts'] = []
     let bytes = 0
-    for (let next = 0; next < rects.length;) {
-      await betweenSteps(async () => {
-        const first = next
-        for (let turn = 0; next < rects.length && (turn < TURN_BYTES || next === first); next++) {
-          const { rank, param, dstRow, dstCol, rows, cols } = rects[next]!
-          const part = await addon.read(core, rank, param, dstRow, dstCol, rows, cols)
-          parts.push({ rank, param, rows, cols, bytes: part })
-          turn += part.length
-          bytes += part.length
-        }
-      }, deadlineMs)
-    }
+    await besideSteps(async () => {
+      for (const { rank, param, dstRow, dstCol, rows, cols } of modules.flatMap(module => imageRects(slot, module))) {
+        const part = await addon.read(core, rank, param, dstRow, dstCol, rows, cols, true)
+        parts.push({ rank, param, rows, cols, bytes: part })
+        bytes += part.length
+      }
+    })
     return { parts, bytes }
   }
 
   /** Writes an image of `read` into any slot. */
-  async restore (slot: number, content: SlotContent, image: SlotImage, deadlineMs: number): Promise<void> {
+  async restore (slot: number, content: SlotContent, image: SlotImage): Promise<void> {
     const { dtype } = this.#options
     const rects = content.modules.flatMap(module => imageRects(slot, module))
     const tensors = rects.map((rect, index) => ({
@@ -131,9 +107,7 @@ export class SlotMemory {
       image.parts.map(({ bytes }) => ({ buffer: bytes })),
       tensors.map(({ tensor }) => tensor)
     )
-    const settled = this.#settling(slot, content)
-    await this.#inTurns([...settled.pieces, ...this.#copies(source, tensors)], deadlineMs)
-    settled.done()
+    await this.#settled(slot, content, async () => await this.#copy(source, tensors))
   }
 
   /** The memory of all slots was released and has come back with any content. */
@@ -142,11 +116,8 @@ export class SlotMemory {
     for (const filled of this.#filled) for (const name of modules.keys()) filled.set(name, rank)
   }
 
-  /**
-   * Writes ranks and scales, and zeros where an adapter before had larger ranks. Call `done` when all of the adapter
-   * has been written.
-   */
-  #settling (slot: number, content: SlotContent): { pieces: Piece[], done: () => void } {
+  /** Writes ranks and scales, and zeros where an adapter before had larger ranks; then runs the rest of a write. */
+  async #settled<T> (slot: number, content: SlotContent, run: () => Promise<T>): Promise<T> {
     const { table, dtype } = this.#options
     const modules = [...table.adapters!.modules.values()]
     const entries: Placed[] = [this.#tableEntry(slot)]
@@ -173,15 +144,13 @@ export class SlotMemory {
       zero(module.b(slot, from, to), module.outSize, to - from)
     }
     const buffers = [{ buffer: this.#scales(content) }, { buffer: new Uint8Array(most * bytesOf(dtype)) }]
-    return {
-      pieces: this.#copies(memorySource(buffers, entries.map(({ tensor }) => tensor)), entries),
-      done: () => {
-        for (const { name, row } of modules) {
-          const rank = shared.get(row)
-          if (rank !== undefined) filled.set(name, own.has(name) ? rank : 0)
-        }
-      }
+    await this.#copy(memorySource(buffers, entries.map(({ tensor }) => tensor)), entries)
+    const result = await run()
+    for (const { name, row } of modules) {
+      const rank = shared.get(row)
+      if (rank !== undefined) filled.set(name, own.has(name) ? rank : 0)
     }
+    return result
   }
 
   #tableEntry (slot: number): Placed {
@@ -220,45 +189,30 @@ export class SlotMemory {
         { name: `${module.name}.lora_B`, cols: rank, rects: module.b(slot, 0, rank) }
       ]
     })
-    const { tensors } = await checksumsOf(this.#options, plans)
+    const { tensors } = await this.#options.besideSteps(
+      async () => await checksumsOf(this.#options, plans, { beside: true })
+    )
     return new Map(tensors.map(({ name, checksum }) => [name, checksum]))
   }
 
-  /** Runs pieces one after another, as many in each turn as its bytes allow. */
-  async #inTurns (pieces: readonly Piece[], deadlineMs: number): Promise<void> {
-    for (let next = 0; next < pieces.length;) {
-      await this.#options.betweenSteps(async () => {
-        let room = TURN_BYTES
-        do {
-          const { bytes, run } = pieces[next++]!
-          await run()
-          room -= bytes
-        } while (next < pieces.length && pieces[next]!.bytes <= room)
-      }, deadlineMs)
-    }
-  }
-
-  #copies (source: StoredSource, tensors: readonly Placed[]): Copy[] {
-    const { addon, core } = this.#options
+  /** Returns the bytes read. */
+  async #copy (source: StoredSource, tensors: readonly Placed[]): Promise<number> {
+    const { addon, core, besideSteps } = this.#options
     const plan = layOut({ ...source, tensors: tensors.map(({ tensor }) => tensor) }, tensors.map(matched))
-    // A job opens the segments that it reads, so GPU memory is read in one. It takes next to no time.
-    const isOneJob = source.sources.some(part => 'segment' in part)
-    const ranges = isOneJob ? [[0, plan.tensors.length] as const] : [...slices(plan, PIECE_BYTES)]
-    return ranges.map(([first, last]) => ({
-      bytes: isOneJob ? 0 : PIECE_BYTES,
-      run: async () => {
-        const outcome = await writeJob(addon, core, slice(plan.job, first, last), last - first)
-        if (outcome.error === undefined) return outcome.bytes
-        throw readError(source, plan.tensors[first + outcome.error.tensor]!.name, outcome.error.message)
-      }
-    }))
+    const { bytes, error } = await besideSteps(
+      async () => await writeJob(addon, core, plan.job, plan.tensors.length, true)
+    )
+    if (error !== undefined) throw readError(source, plan.tensors[error.tensor]?.name ?? '?', error.message)
+    return bytes
   }
 
-  async #streamed (
+  /** Returns the bytes received. */
+  async #receive (
     source: Extract<WeightSource, { kind: 'streamed' }>,
-    tensors: readonly Placed[]
-  ): Promise<Copy> {
-    const { addon, core } = this.#options
+    tensors: readonly Placed[],
+    deadlineMs: number
+  ): Promise<number> {
+    const { addon, core, betweenSteps } = this.#options
     const strided = tensors.find(({ tensor }) => tensor.parts !== undefined)
     if (strided !== undefined) {
       throw new RefitError(
@@ -270,27 +224,14 @@ export class SlotMemory {
     }
     const plan = { ...layOut(source, tensors.map(matched)), count: 0, names: new Set<string>(), ignored: [] }
     await source.stream.ready()
-    return {
-      bytes: TURN_BYTES,
-      run: async () => {
-        const { bytes, error } = await scatterStream(addon, core, plan, source.stream)
-        if (error === undefined) return bytes
-        if (error.cause instanceof RefitError) throw error.cause
-        throw readError(source, plan.tensors[error.tensor]?.name ?? '?', error.message)
-      }
-    }
+    const { bytes, error } = await betweenSteps(
+      async () => await scatterStream(addon, core, plan, source.stream),
+      deadlineMs
+    )
+    if (error === undefined) return bytes
+    if (error.cause instanceof RefitError) throw error.cause
+    throw readError(source, plan.tensors[error.tensor]?.name ?? '?', error.message)
   }
-}
-
-/** A part of the work on a slot that cannot be divided; `bytes` bounds its time. */
-interface Piece {
-  bytes: number
-  run: () => Promise<unknown>
-}
-
-/** Copies tensors into a slot and returns the bytes read. */
-interface Copy extends Piece {
-  run: () => Promise<number>
 }
 
 interface Placed {

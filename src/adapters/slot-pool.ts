@@ -6,6 +6,15 @@ import type { SlotMemory } from './slot-memory.ts'
 const PATIENCE_MS = 2000
 const LONGEST_TIMER_MS = 2 ** 31 - 1
 
+export interface SlotPoolOptions {
+  slots: number
+  /** Slots that requests may use at a time. */
+  limit: number
+  /** See AdapterStoreOptions. */
+  settle: () => Promise<void>
+  deadlineMs: number
+}
+
 /**
  * Slots and the versions in them. Versions that no request uses leave for host memory when others need their slots,
  * the least recently used first. One slot more than `limit` exists, for a version that is loaded while all others are
@@ -16,6 +25,9 @@ export class SlotPool {
   readonly #limit: number
   readonly #deadlineMs: number
   readonly #slots: (AdapterVersion | 'taken' | null)[]
+  readonly #settle: () => Promise<void>
+  /** Slots that a step under way may still use, for a request that was aborted. */
+  readonly #unsettled = new Set<number>()
   /** Called at every change of any slot. */
   readonly #listeners = new Set<() => void>()
   /** When the restores under way began. */
@@ -23,8 +35,9 @@ export class SlotPool {
   readonly #restores = new Map<AdapterVersion, Promise<void>>()
   #uses = 0
 
-  constructor (memory: SlotMemory, { slots, limit, deadlineMs }: { slots: number, limit: number, deadlineMs: number }) {
+  constructor (memory: SlotMemory, { slots, limit, settle, deadlineMs }: SlotPoolOptions) {
     this.#memory = memory
+    this.#settle = settle
     this.#limit = limit
     this.#deadlineMs = deadlineMs
     this.#slots = Array.from({ length: slots }, () => null)
@@ -59,8 +72,10 @@ export class SlotPool {
     }
   }
 
-  leave (version: AdapterVersion): void {
+  /** `ended`: see AdapterLease. */
+  leave (version: AdapterVersion, ended: boolean): void {
     version.users--
+    if (!ended && version.slot !== null) this.#unsettled.add(version.slot)
     if (version.requests === 0) this.#leftBy(version)
     else this.#wake()
   }
@@ -83,6 +98,7 @@ export class SlotPool {
       const empty = this.#slots.indexOf(null)
       if (empty >= 0) {
         this.#slots[empty] = 'taken'
+        if (this.#unsettled.has(empty)) await this.#settled(empty)
         return empty
       }
       const idle = this.residents.filter(held => held.users === 0 && !held.pinned && !held.isAwaited)
@@ -90,6 +106,16 @@ export class SlotPool {
       if (least === undefined) {
         if (!await this.#change(until - performance.now(), signal)) throw allInUse(this.#slots.length, deadlineMs)
       } else await this.#evict(least)
+    }
+  }
+
+  async #settled (slot: number): Promise<void> {
+    try {
+      await this.#settle()
+      this.#unsettled.delete(slot)
+    } catch (error) {
+      this.giveBack(slot)
+      throw error
     }
   }
 
@@ -107,7 +133,7 @@ export class SlotPool {
 
   async #evict (version: AdapterVersion): Promise<void> {
     const slot = version.slot!
-    version.image ??= await this.#memory.read(slot, version, this.#deadlineMs)
+    version.image ??= await this.#memory.read(slot, version)
     // A request may have taken it meanwhile, or it has gone.
     if (version.users > 0 || version.isAwaited || version.slot !== slot) return
     version.slot = null
@@ -136,7 +162,7 @@ export class SlotPool {
       // Null: it was unloaded, and the requests that waited for it have gone.
       if (image === null) return this.giveBack(slot)
       try {
-        await this.#memory.restore(slot, version, image, this.#deadlineMs)
+        await this.#memory.restore(slot, version, image)
       } catch (error) {
         this.giveBack(slot)
         throw error

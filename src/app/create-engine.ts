@@ -107,7 +107,14 @@ async function start (
       : await inFolder(modelPath, async () => await load(store, source, options.onProgress))
     const loras = adapters === null
       ? null
-      : new AdapterStore({ weights: store, limits: adapters.limits, keepWeights: info.weightsCpuBackup })
+      : new AdapterStore({
+        weights: store,
+        limits: adapters.limits,
+        keepWeights: info.weightsCpuBackup,
+        settle: async () => {
+          await scheduler.settle()
+        }
+      })
     return new LocalEngine(info, scheduler, store, { loadReport, held, adapters: loras })
   } catch (error) {
     await scheduler.close()

@@ -42,6 +42,8 @@ export type ToWorker =
   | { type: 'drain', call: number }
   | { type: 'resume', call: number }
   | { type: 'dropCache', call: number, retract: boolean }
+  /** Replies between two steps, after all messages before it have been handled. */
+  | { type: 'settle', call: number }
   | { type: 'flush', call: number }
   | { type: 'cancelFlush', call: number }
   | { type: 'shut', call: number, abort: boolean, inPlace: boolean }

@@ -182,6 +182,11 @@ export class SchedulerClient implements GateKeeper {
     await this.#call({ type: 'dropCache', retract })
   }
 
+  /** Resolves after the step under way: none has requests from then on that were aborted before the call. */
+  async settle (): Promise<void> {
+    await this.#call({ type: 'settle' })
+  }
+
   async flush (timeoutMs: number): Promise<boolean> {
     return await this.#call({ type: 'flush' }, { type: 'cancelFlush', afterMs: timeoutMs })
   }
@@ -240,10 +245,7 @@ export class SchedulerClient implements GateKeeper {
       throw new RefitError('CONFLICT', 'the update was cancelled before running requests were finished')
     }
     if (!done) {
-      throw new RefitError(
-        'DEADLINE',
-        `running requests were not finished within ${Math.round(deadlineMs)} ms`
-      )
+      throw new RefitError('DEADLINE', `running requests were not finished within ${Math.round(deadlineMs)} ms`)
     }
   }
 

@@ -136,6 +136,10 @@ export class WorkerLoop {
         this.#replies.push({ type: 'reply', call: message.call, done: true })
         return
       }
+      case 'settle': {
+        this.#replies.push({ type: 'reply', call: message.call, done: true })
+        return
+      }
       case 'flush':
         return scheduler.flush(message.call)
       case 'cancelFlush':

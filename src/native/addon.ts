@@ -76,8 +76,12 @@ export interface NativeAddon extends NativeGroups, NativeDeltas, NativeHandles, 
   coreInfo: (handle: number) => CoreInfo
   /** Worker thread, synchronous. Throws for a malformed batch, and with code DEVICE_LOST (see NativeErrorCode). */
   step: (handle: number, batch: StepBatch) => StepResult
-  /** Main thread, gate shut. Runs on the core's own threads, not on libuv's. */
-  write: (handle: number, job: WriteJob) => Promise<WriteOutcome>
+  /**
+   * Main thread, gate shut. Runs on the core's own threads, not on libuv's. `beside` (default false, also of `read` and
+   * `checksum`): runs while steps and other writes go on; nothing else may use these bytes meanwhile, and the weights'
+   * memory may not be released.
+   */
+  write: (handle: number, job: WriteJob, beside?: boolean) => Promise<WriteOutcome>
   /**
    * Main thread. A hint that a write comes within a few milliseconds: wakes the threads that will run it. They poll for
    * it if there are processors to spare.
@@ -91,14 +95,20 @@ export interface NativeAddon extends NativeGroups, NativeDeltas, NativeHandles, 
     row: number,
     col: number,
     rows: number,
-    cols: number
+    cols: number,
+    beside?: boolean
   ) => Promise<Uint8Array>
   /**
    * Main thread, gate shut. For each rectangle the partial checksum of docs/checksum.md: the sum over its elements of
    * stored bits times key(index in the checkpoint tensor), mod 2^64. `tensorCols` has one entry for each tensor that
    * the rectangles name.
    */
-  checksum: (handle: number, rects: Float64Array, tensorCols: Float64Array) => Promise<BigUint64Array>
+  checksum: (
+    handle: number,
+    rects: Float64Array,
+    tensorCols: Float64Array,
+    beside?: boolean
+  ) => Promise<BigUint64Array>
   /**
    * Main thread, gate shut. Overwrites every parameter with position-dependent noise. Padding rows may not stay zero.
    */

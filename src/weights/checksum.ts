@@ -13,7 +13,7 @@ import { packRects } from './plan.ts'
 export async function checksums (store: WeightStore): Promise<TensorChecksums> {
   const plans = [...store.table.tensors.values()].filter(plan => !plan.alternative)
   const { state } = store
-  return await checksumsOf(store, plans, new Set(state.state === 'torn' ? state.tensors : []))
+  return await checksumsOf(store, plans, { torn: new Set(state.state === 'torn' ? state.tensors : []) })
 }
 
 export interface TensorChecksums {
@@ -21,16 +21,16 @@ export interface TensorChecksums {
   ranks: TensorChecksum[][]
 }
 
-/** The same of any tensors of a core. Copies of the tensors in `torn` may differ. */
+/** The same of any tensors of a core. Copies of the tensors in `torn` may differ. `beside`: while steps go on. */
 export async function checksumsOf (
   { addon, core, table }: Pick<WeightStore, 'addon' | 'core' | 'table'>,
   plans: readonly Pick<TensorEntry, 'name' | 'cols' | 'rects'>[],
-  torn: ReadonlySet<string> = new Set()
+  { torn = new Set(), beside = false }: { torn?: ReadonlySet<string>, beside?: boolean } = {}
 ): Promise<TensorChecksums> {
   const rects = new Float64Array(plans.reduce((sum, plan) => sum + plan.rects.length, 0) * RECT_FIELDS)
   let at = 0
   for (const [index, plan] of plans.entries()) at = packRects(plan, index, rects, at)
-  const sums = await addon.checksum(core, rects, Float64Array.from(plans, plan => plan.cols))
+  const sums = await addon.checksum(core, rects, Float64Array.from(plans, plan => plan.cols), beside)
   const ranks: TensorChecksum[][] = Array.from({ length: table.ranks }, () => [])
   const tensors: TensorChecksum[] = []
   let next = 0

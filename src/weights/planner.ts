@@ -65,7 +65,7 @@ export class Planner {
 }
 
 /** Whether two lists have the same tensors for the same ranks, all row-major. */
-function areAlike (known: readonly AnnouncedTensor[], tensors: readonly AnnouncedTensor[]): boolean {
+export function areAlike (known: readonly AnnouncedTensor[], tensors: readonly AnnouncedTensor[]): boolean {
   if (known === tensors) return true
   if (known.length !== tensors.length) return false
   for (let index = 0; index < known.length; index++) {

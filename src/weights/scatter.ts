@@ -63,15 +63,16 @@ export async function scatter (
 
 /**
  * Runs a job. Throws if the addon refuses it synchronously; nothing has been written then. If it rejects, any tensor
- * may have been touched.
+ * may have been touched. `beside`: while steps go on.
  */
 export async function writeJob (
   addon: NativeAddon,
   core: number,
   job: WriteJob,
-  tensors: number
+  tensors: number,
+  beside = false
 ): Promise<WriteOutcome> {
-  const writing = addon.write(core, job)
+  const writing = addon.write(core, job, beside)
   return await writing.catch((error: unknown) => ({
     states: new Uint8Array(tensors).fill(TENSOR_PARTIAL),
     bytes: 0,
@@ -81,18 +82,15 @@ export async function writeJob (
   }))
 }
 
-/** Ranges of a plan's tensors, of about `sliceBytes` each. */
-export function* slices (
-  plan: Pick<WritePlan, 'job' | 'tensors'>,
-  sliceBytes = SLICE_BYTES
-): Generator<readonly [number, number]> {
+/** Ranges of a plan's tensors, of about SLICE_BYTES each. */
+function* slices (plan: Pick<WritePlan, 'job' | 'tensors'>): Generator<readonly [number, number]> {
   let first = 0
   let bytes = 0
   for (const index of plan.tensors.keys()) {
     const at = index * TENSOR_FIELDS
     const element = bytesOf(dtypeOf(plan.job.tensors[at + TENSOR.dtype]!))
     bytes += plan.job.tensors[at + TENSOR.rows]! * plan.job.tensors[at + TENSOR.cols]! * element
-    if (bytes < sliceBytes) continue
+    if (bytes < SLICE_BYTES) continue
     yield [first, index + 1]
     first = index + 1
     bytes = 0
@@ -101,7 +99,7 @@ export function* slices (
 }
 
 /** The part of a job for a range of its tensors. */
-export function slice (job: WriteJob, first: number, last: number): WriteJob {
+function slice (job: WriteJob, first: number, last: number): WriteJob {
   const tensors = job.tensors.subarray(first * TENSOR_FIELDS, last * TENSOR_FIELDS)
   const count = job.rects.length / RECT_FIELDS
   if (tensors.length === job.tensors.length) return job

@@ -24,7 +24,7 @@ class WriteTask : public Task {
     // into next, and the thread that frees it may be the one that waits for them.
     const auto kept = std::move(owned.kept);
     owned.job.cancel = &cancel;
-    outcome_ = device.write(owned.job);
+    outcome_ = device.write(owned.job, access);
   }
 
   Napi::Value result(Napi::Env env, const Held&) override {
@@ -58,7 +58,7 @@ class ReadTask : public Task {
   }
 
   void run(Device& device, const std::atomic<bool>&) override {
-    device.read(rank_, param_, row_, col_, rows_, cols_, out_);
+    device.read(rank_, param_, row_, col_, rows_, cols_, out_, access);
   }
 
   Napi::Value result(Napi::Env, const Held& held) override { return held[0].Value(); }
@@ -71,7 +71,7 @@ class ReadTask : public Task {
 
 class ChecksumTask : public Task {
  public:
-  void run(Device& device, const std::atomic<bool>&) override { sums_ = device.checksum(rects, tensor_cols); }
+  void run(Device& device, const std::atomic<bool>&) override { sums_ = device.checksum(rects, tensor_cols, access); }
   Napi::Value result(Napi::Env env, const Held&) override { return from_vector(env, sums_); }
 
   std::vector<Rect> rects;
@@ -129,6 +129,11 @@ class CloseMappingsTask : public Task {
   uint64_t closed_ = 0;
 };
 
+// An optional argument: true for an operation beside steps.
+Access to_access(const Napi::Value& value) {
+  return !value.IsUndefined() && to_boolean(value, "beside") ? Access::kBeside : Access::kGated;
+}
+
 uint32_t to_tags(const Napi::Value& value) {
   return static_cast<uint32_t>(to_integer(value, "tags", 0, kTagWeights | kTagKvCache | kTagCudaGraph));
 }
@@ -142,6 +147,7 @@ Napi::Value write(const Napi::CallbackInfo& info) {
   parse_job(info[1], task->owned, held);
   check_write(task->owned.job, core->config().ranks, core->config().params);
   task->borrows = !held.empty();
+  task->access = to_access(info[2]);
   return EnvState::of(info.Env()).submit(info.Env(), core, std::move(task), std::move(held));
 }
 
@@ -179,6 +185,7 @@ Napi::Value read(const Napi::CallbackInfo& info) {
   Held held;
   held.push_back(Napi::Reference<Napi::Value>::New(array, 1));
   auto task = std::make_shared<ReadTask>(array.Data(), rank, param, row, col, rows, cols);
+  task->access = to_access(info[7]);
   return EnvState::of(env).submit(env, core, std::move(task), std::move(held));
 }
 
@@ -191,6 +198,7 @@ Napi::Value checksum(const Napi::CallbackInfo& info) {
   for (size_t i = 0; i < cols.size(); i++) {
     task->tensor_cols.push_back(exact_integer(env, cols[i], kMaxSafe, "tensorCols", i, ""));
   }
+  task->access = to_access(info[3]);
   check_checksum(task->rects, task->tensor_cols, core->config().ranks, core->config().params);
   return EnvState::of(env).submit(env, core, std::move(task), {});
 }

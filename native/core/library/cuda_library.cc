@@ -85,24 +85,26 @@ class LibraryDevice : public Device {
     table_.step(*device_, batch, taken.sink(), failure);
     taken.finish(failure);
   }
-  WriteOutcome write(const WriteJob& job) override {
+  WriteOutcome write(const WriteJob& job, Access access) override {
     WriteOutcome out;
     Taken<WriteOutcome> taken(out);
     Failure failure;
-    table_.write(*device_, job, taken.sink(), failure);
+    table_.write(*device_, job, access, taken.sink(), failure);
     taken.finish(failure);
     return out;
   }
-  void read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out) override {
+  void read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out,
+            Access access) override {
     Failure failure;
-    table_.read(*device_, rank, param, row, col, rows, cols, out, failure);
+    table_.read(*device_, rank, param, row, col, rows, cols, out, access, failure);
     raise(failure);
   }
-  std::vector<uint64_t> checksum(const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols) override {
+  std::vector<uint64_t> checksum(const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols,
+                                 Access access) override {
     std::vector<uint64_t> out;
     Taken<std::vector<uint64_t>> taken(out);
     Failure failure;
-    table_.checksum(*device_, rects, tensor_cols, taken.sink(), failure);
+    table_.checksum(*device_, rects, tensor_cols, access, taken.sink(), failure);
     taken.finish(failure);
     return out;
   }

@@ -16,7 +16,7 @@
 namespace refit {
 
 // Increase this with every change of this file that keeps all sizes.
-constexpr uint32_t kDeviceLibraryVersion = 10;
+constexpr uint32_t kDeviceLibraryVersion = 11;
 constexpr const char* kDeviceLibraryEntry = "refit_device_library";
 
 struct DeviceLibrary {
@@ -33,11 +33,11 @@ struct DeviceLibrary {
   void (*info)(const Device& device, Sink<DeviceInfo> sink, Failure& failure) noexcept;
   const void* (*address)(const Device& device, int rank, int param) noexcept;
   void (*step)(Device& device, const StepBatch& batch, Sink<StepResult> sink, Failure& failure) noexcept;
-  void (*write)(Device& device, const WriteJob& job, Sink<WriteOutcome> sink, Failure& failure) noexcept;
+  void (*write)(Device& device, const WriteJob& job, Access access, Sink<WriteOutcome> sink, Failure& failure) noexcept;
   void (*read)(Device& device, int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out,
-               Failure& failure) noexcept;
+               Access access, Failure& failure) noexcept;
   void (*checksum)(Device& device, const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols,
-                   Sink<std::vector<uint64_t>> sink, Failure& failure) noexcept;
+                   Access access, Sink<std::vector<uint64_t>> sink, Failure& failure) noexcept;
   void (*scramble)(Device& device, uint64_t seed, Failure& failure) noexcept;
   void (*release_memory)(Device& device, uint32_t tags, bool keep_weights, uint64_t& bytes, Failure& failure) noexcept;
   void (*resume_memory)(Device& device, uint32_t tags, bool& weights_kept, Failure& failure) noexcept;

@@ -72,18 +72,19 @@ inline void step(Device& device, const StepBatch& batch, Sink<StepResult> sink, 
   });
 }
 
-inline void write(Device& device, const WriteJob& job, Sink<WriteOutcome> sink, Failure& failure) noexcept {
-  guarded(failure, [&] { sink.take(sink.context, device.write(job)); });
+inline void write(Device& device, const WriteJob& job, Access access, Sink<WriteOutcome> sink,
+                  Failure& failure) noexcept {
+  guarded(failure, [&] { sink.take(sink.context, device.write(job, access)); });
 }
 
 inline void read(Device& device, int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols,
-                 uint8_t* out, Failure& failure) noexcept {
-  guarded(failure, [&] { device.read(rank, param, row, col, rows, cols, out); });
+                 uint8_t* out, Access access, Failure& failure) noexcept {
+  guarded(failure, [&] { device.read(rank, param, row, col, rows, cols, out, access); });
 }
 
 inline void checksum(Device& device, const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols,
-                     Sink<std::vector<uint64_t>> sink, Failure& failure) noexcept {
-  guarded(failure, [&] { sink.take(sink.context, device.checksum(rects, tensor_cols)); });
+                     Access access, Sink<std::vector<uint64_t>> sink, Failure& failure) noexcept {
+  guarded(failure, [&] { sink.take(sink.context, device.checksum(rects, tensor_cols, access)); });
 }
 
 inline void scramble(Device& device, uint64_t seed, Failure& failure) noexcept {

@@ -28,6 +28,9 @@ namespace {
 constexpr double kStartSeconds = 300;
 // NCCL takes one or two seconds to connect the GPUs of one machine.
 constexpr double kJoinSeconds = 120;
+// What is written beside steps is small, and must leave cores to the steps.
+constexpr int kBesideReaders = 4;
+constexpr uint64_t kBesideRingBytes = 64 << 20;
 constexpr MemoryTag kTags[] = {kTagWeights, kTagKvCache, kTagCudaGraph};
 
 // Opens NCCL. If it is missing, the error begins with `why`: the reason why the engine needs it.
@@ -68,10 +71,13 @@ struct CudaDevice::State {
   std::shared_ptr<Health> health = std::make_shared<Health>();
   uint32_t released = 0;  // MemoryTag bits
   std::vector<std::unique_ptr<Rank>> ranks;
-  std::vector<std::unique_ptr<NcclComm>> comms;  // empty where GPUs reach each other
+  std::vector<std::unique_ptr<Rank>> beside_ranks;  // for Access::kBeside: threads and streams of their own
+  std::vector<std::unique_ptr<NcclComm>> comms;     // empty where GPUs reach each other
   std::vector<std::unique_ptr<RankMemory>> memory;
   std::unique_ptr<Forward> forward;
-  std::unique_ptr<GpuStore> store;
+  std::unique_ptr<GpuStore> store, beside_store;  // the second where parameters are written beside steps
+
+  GpuStore& store_for(Access access);
 };
 
 CudaDevice::CudaDevice(const CoreConfig& config) : state_(std::make_shared<State>(config)) {
@@ -80,6 +86,7 @@ CudaDevice::CudaDevice(const CoreConfig& config) : state_(std::make_shared<State
   watchdog_ = std::make_unique<Watchdog>(state_->health, seconds);
   try {
     watchdog_->run([state = state_] { state->start(); }, kStartSeconds);
+    beside_watchdog_ = std::make_unique<Watchdog>(state_->health, seconds);
   } catch (const DeviceLost&) {
     new std::shared_ptr<State>(state_);  // never deleted, see the destructor
     throw;
@@ -137,7 +144,12 @@ void CudaDevice::State::start() {
     for (size_t id = 0; id < config.params.size(); id++) params.addresses.push_back(part->param(static_cast<int>(id)));
   }
   forward = std::make_unique<Forward>(config, ranks, std::move(parts), comms);
-  store = std::make_unique<GpuStore>(std::move(params), config.threads);
+  store = std::make_unique<GpuStore>(params, config.threads, GpuStore::kRingBytes);
+  if (!std::all_of(config.params.begin(), config.params.end(), is_weight)) {
+    for (int r = 0; r < config.ranks; r++) beside_ranks.push_back(std::make_unique<Rank>(r, gpus[r], health));
+    params.ranks = &beside_ranks;
+    beside_store = std::make_unique<GpuStore>(std::move(params), kBesideReaders, kBesideRingBytes);
+  }
   const LibraryVersion blas = find_cublas_lt();
   description += blas.version.empty() ? ", no cuBLASLt" : ", cuBLASLt " + blas.version;
   if (nccl != nullptr) {
@@ -149,6 +161,8 @@ void CudaDevice::State::start() {
 
 // Runs on the ranks' threads: only they have a current GPU.
 void CudaDevice::State::close() noexcept {
+  beside_store.reset();
+  beside_ranks.clear();
   store.reset();
   forward.reset();
   try {
@@ -194,6 +208,12 @@ void CudaDevice::State::require_available(uint32_t tags) const {
   throw std::runtime_error(std::string("the memory of the ") + name_of(missing) + " is released; resume it first");
 }
 
+GpuStore& CudaDevice::State::store_for(Access access) {
+  if (access == Access::kGated) return *store;
+  if (beside_store) return *beside_store;
+  throw std::invalid_argument("this device has no parameters that are written beside steps");
+}
+
 DeviceInfo CudaDevice::info() const {
   const auto ranks = static_cast<uint64_t>(state_->config.ranks);
   return {"cuda: " + state_->description, state_->config.threads, state_->plan.weight_bytes * ranks,
@@ -215,32 +235,34 @@ void CudaDevice::step(const StepBatch& batch, StepResult& result) {
   result = std::move(*out);
 }
 
-WriteOutcome CudaDevice::write(const WriteJob& job) {
+WriteOutcome CudaDevice::write(const WriteJob& job, Access access) {
   const auto own = std::make_shared<WriteJob>(job);
   const auto out = std::make_shared<WriteOutcome>();
-  watchdog_->run([state = state_, own, out] {
+  watchdog(access).run([state = state_, own, out, access] {
     state->require_available(kTagWeights);
-    *out = state->store->write(*own);
+    *out = state->store_for(access).write(*own);
   });
   return std::move(*out);
 }
 
-void CudaDevice::read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out) {
+void CudaDevice::read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out,
+                      Access access) {
   const size_t element = size_of(state_->config.params[static_cast<size_t>(param)].dtype);
   const auto bytes =
       std::make_shared<std::vector<uint8_t>>(static_cast<size_t>(rows) * static_cast<size_t>(cols) * element);
-  watchdog_->run([state = state_, bytes, rank, param, row, col, rows, cols] {
+  watchdog(access).run([state = state_, bytes, rank, param, row, col, rows, cols, access] {
     state->require_available(kTagWeights);
-    state->store->read(rank, param, row, col, rows, cols, bytes->data());
+    state->store_for(access).read(rank, param, row, col, rows, cols, bytes->data());
   });
   std::copy(bytes->begin(), bytes->end(), out);
 }
 
-std::vector<uint64_t> CudaDevice::checksum(const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols) {
+std::vector<uint64_t> CudaDevice::checksum(const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols,
+                                           Access access) {
   const auto out = std::make_shared<std::vector<uint64_t>>();
-  watchdog_->run([state = state_, rects, tensor_cols, out] {
+  watchdog(access).run([state = state_, rects, tensor_cols, out, access] {
     state->require_available(kTagWeights);
-    *out = state->store->checksum(rects, tensor_cols);
+    *out = state->store_for(access).checksum(rects, tensor_cols);
   });
   return std::move(*out);
 }

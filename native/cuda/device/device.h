@@ -19,9 +19,12 @@ class CudaDevice : public Device {
   const void* address(int rank, int param) const override;
   // While memory is released, a call that would touch it throws std::runtime_error. All of these throw DeviceLost.
   void step(const StepBatch& batch, StepResult& result) override;
-  WriteOutcome write(const WriteJob& job) override;
-  void read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out) override;
-  std::vector<uint64_t> checksum(const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols) override;
+  using Device::checksum, Device::read, Device::write;
+  WriteOutcome write(const WriteJob& job, Access access) override;
+  void read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out,
+            Access access) override;
+  std::vector<uint64_t> checksum(const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols,
+                                 Access access) override;
   void scramble(uint64_t seed) override;
   uint64_t release_memory(uint32_t tags, bool keep_weights) override;
   bool resume_memory(uint32_t tags) override;
@@ -32,7 +35,10 @@ class CudaDevice : public Device {
  private:
   struct State;
   std::shared_ptr<State> state_;
+  Watchdog& watchdog(Access access) { return access == Access::kBeside ? *beside_watchdog_ : *watchdog_; }
+
   std::unique_ptr<Watchdog> watchdog_;
+  std::unique_ptr<Watchdog> beside_watchdog_;
 };
 
 }  // namespace refit::cuda

@@ -56,11 +56,12 @@ struct GpuStore::State {
   std::vector<std::unique_ptr<Checksum>> checksums;
 };
 
-GpuStore::GpuStore(GpuParams params, int threads) : state_(std::make_unique<State>(std::move(params), threads)) {
+GpuStore::GpuStore(GpuParams params, int threads, uint64_t ring_bytes)
+    : state_(std::make_unique<State>(std::move(params), threads)) {
   State& s = *state_;
-  on_all(*s.params.ranks, [&s](Rank& rank) {
+  on_all(*s.params.ranks, [&s, ring_bytes](Rank& rank) {
     rank.doing("weights: buffers");
-    if (rank.index == 0) s.ring = std::make_unique<PinnedRing>(kSlots, kRingBytes / kSlots);
+    if (rank.index == 0) s.ring = std::make_unique<PinnedRing>(kSlots, ring_bytes / kSlots);
     s.writers[static_cast<size_t>(rank.index)] = std::make_unique<RankWriter>(kSlots);
     s.checksums[static_cast<size_t>(rank.index)] = std::make_unique<Checksum>();
   });

@@ -34,11 +34,12 @@ struct GpuParams {
 
 class GpuStore {
  public:
-  // Bytes of pinned host memory that a store holds for its whole life.
+  // Bytes of pinned host memory that reach the rate of a GPU's link.
   static constexpr uint64_t kRingBytes = 256 << 20;
 
-  // Allocates the ring and every rank's tables; `threads` read files. Throws CudaError, std::bad_alloc.
-  GpuStore(GpuParams params, int threads);
+  // Allocates the ring, which lives as long as the store, and every rank's tables; `threads` read files. Throws
+  // CudaError, std::bad_alloc.
+  GpuStore(GpuParams params, int threads, uint64_t ring_bytes = kRingBytes);
   ~GpuStore();
   GpuStore(const GpuStore&) = delete;
   GpuStore& operator=(const GpuStore&) = delete;

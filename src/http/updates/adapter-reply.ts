@@ -77,7 +77,7 @@ interface Log {
 
 export function logAdapter (log: Log, report: AdapterReport): void {
   const { name: adapter, version, path, digest, tensors, bytes, ms, replaced } = report
-  log.info({ adapter, version, path, digest, tensors, bytes, ms: ms.total, replaced }, 'LoRA adapter loaded')
+  log.info({ adapter, version, path, digest, tensors, bytes, ms, replaced }, 'LoRA adapter loaded')
   for (const warning of warningsOf(report)) log.warn({ adapter, version }, `LoRA adapter: ${warning}`)
 }
 

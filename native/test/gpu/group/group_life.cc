@@ -116,9 +116,10 @@ void test_refused() {
                  DeviceInfo info() const override { return {}; }
                  const void* address(int, int) const override { return nullptr; }
                  void step(const StepBatch&, StepResult&) override {}
-                 WriteOutcome write(const WriteJob&) override { return {}; }
-                 void read(int, int, int64_t, int64_t, int64_t, int64_t, uint8_t*) override {}
-                 std::vector<uint64_t> checksum(const std::vector<Rect>&, const std::vector<int64_t>&) override {
+                 WriteOutcome write(const WriteJob&, Access) override { return {}; }
+                 void read(int, int, int64_t, int64_t, int64_t, int64_t, uint8_t*, Access) override {}
+                 std::vector<uint64_t> checksum(const std::vector<Rect>&, const std::vector<int64_t>&,
+                                                Access) override {
                    return {};
                  }
                  void scramble(uint64_t) override {}
