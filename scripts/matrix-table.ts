@@ -5,6 +5,8 @@ import { join } from 'node:path'
 export interface Row {
   row: number
   trainer: string
+  /** The release or the commit whose requests the tests replay. */
+  release: string
   mode: string
   by: string[]
   note?: string
@@ -81,21 +83,34 @@ export function fullTable (rows: readonly Row[], here: Run, cards?: Run): string
   const head = [
     '#',
     'trainer / mode',
+    'release',
     'weights by',
     `without GPUs, ${here.date}`,
     cards === undefined ? 'on GPUs' : `on ${cards.cards}, ${cards.date}`,
+    'tests',
     'notes, and what is refused'
   ]
   const line = (row: Row): string[] => [
     row.extra === true ? `(${row.row})` : String(row.row),
     `[${row.trainer}](${pageOf(row.trainer)}) / ${row.mode}`,
+    row.release,
     row.by.join(', '),
     row.absent === undefined ? cellOf(row, here) : 'not there',
     row.absent === undefined ? cellOf(row, cards) : '',
+    testsOf(row, runs),
     row.absent ?? [row.note ?? '', ...refusedOf(row, runs)].filter(text => text !== '').join('; ')
   ]
   const lines = [head, head.map(() => '---'), ...rows.map(line)]
   return `${summary(rows, runs)}\n\n${lines.map(cells => `| ${cells.join(' | ')} |`).join('\n')}\n`
+}
+
+/** The files of a row's tests, as links from docs/trainers. */
+function testsOf (row: Row, runs: readonly Run[]): string {
+  const named = runs.flatMap(({ tests }) =>
+    Object.entries(tests).filter(([, { rows }]) => rows.includes(row.row)).map(([name]) => name.split('::', 1)[0]!)
+  )
+  const files = [...new Set(named)].sort()
+  return files.map(file => `[${file.slice('test_'.length, -'.py'.length)}](../../test/contract/${file})`).join(', ')
 }
 
 function refusedOf (row: Row, runs: readonly Run[]): string[] {

@@ -31,7 +31,8 @@ t.test('the matrix has rows 1 to 30, each once, and every trainer has a page tha
     Array.from({ length: 30 }, (_, index) => index + 1)
   )
   t.equal(new Set(rows.map(({ row }) => row)).size, rows.length)
-  for (const { row, trainer } of rows) {
+  for (const { row, trainer, release } of rows) {
+    t.match(release, /\d/, `row ${row} names a release`)
     const page = join(packageRoot, 'docs/trainers', pageOf(trainer))
     t.ok(existsSync(page), page)
     t.match(readFileSync(page, 'utf8'), new RegExp(`\\b${row}\\b`), `row ${row} in ${page}`)
@@ -57,7 +58,7 @@ t.test('stored results belong to existing rows and were run', async t => {
   }
 })
 
-const NCCL: Row = { row: 1, trainer: 'slime', mode: 'x', by: ['NCCL'] }
+const NCCL: Row = { row: 1, trainer: 'slime', release: '1.2', mode: 'x', by: ['NCCL'] }
 type Test = Run['tests'][string]
 const test = (outcome: Test['outcome'], brings: string[] = [], refused: string | null = null): Test => ({
   rows: [1],
@@ -69,14 +70,17 @@ const run = (...tests: Test[]): Run => ({
   date: '2026-01-02',
   cards: null,
   torch: '2',
-  tests: Object.fromEntries(tests.map((each, index) => [String(index), each]))
+  tests: Object.fromEntries(tests.map((each, index) => [`test_slime.py::${index}`, each]))
 })
 
 t.test('a refusal does not pass a row, and a call that should be refused and succeeds fails it', async t => {
   const refused = run(test('passed', [], 'adapters'))
   t.notOk(isPassed(NCCL, refused))
   t.equal(cellOf(NCCL, refused), 'refused')
-  t.match(fullTable([NCCL], refused), /\| refused \| {2}\| refused: adapters \|/)
+  t.match(
+    fullTable([NCCL], refused),
+    /\| 1\.2 \| NCCL \| refused \| {2}\| \[\w+\]\(\.\.\/\.\.\/test\/contract\/\S+\) \| refused: adapters \|/
+  )
   t.match(summary([NCCL], [refused]), /^0 of 1 rows pass.*1 is refused or not there \(1\)/)
   t.match(cellOf(NCCL, run(test('passed', ['gloo']), test('failed', [], 'adapters'))), /failed/)
 })

@@ -174,3 +174,87 @@ t.test('an engine that missed the end of a pause is resumed before it generates'
   t.equal(engines[1]!.engine.stats.paused, null)
   t.equal((await gateway.post('/generate', ask('12+34='))).status, 200)
 })
+
+t.test('an engine that misses the end of a pause gets no request until it is resumed', async t => {
+  const [a, b] = [await scriptedEngine(t), await scriptedEngine(t)]
+  const gateway = await gatewayTo(t, [a.url, b.url], { fill: false })
+  t.equal((await gateway.post('/pause_generation', { mode: 'in_place' })).status, 200)
+  b.on['/continue_generation'] = says({ error: { message: 'not now' } }, 500)
+  await gateway.post('/continue_generation')
+  t.equal(gateway.states()[b.url], 'stale')
+  for (let i = 0; i < 4; i++) t.equal((await gateway.post('/generate', ask('1'))).status, 200)
+  t.same([a.calls['/generate'], b.calls['/generate'] ?? 0], [4, 0])
+  delete b.on['/continue_generation']
+  await gateway.until(b.url, 'ready')
+  t.ok(b.calls['/continue_generation']! > 1, 'the gateway resumes it')
+})
+
+t.test('an engine that was compared before an update which it missed is not admitted', async t => {
+  const [a, b] = [await scriptedEngine(t), await scriptedEngine(t)]
+  b.on['/server_info'] = says({}, 500)
+  const gateway = await gatewayTo(t, [a.url, b.url], { fill: false })
+  t.equal(gateway.states()[b.url], 'down')
+  let reply = (): void => {}
+  const asked = new Promise<void>(resolve => {
+    b.on['/weights_checker'] = (request, response) => {
+      reply = () => {
+        says({ success: true, per_engine_checksum: 'same' })(request, response)
+      }
+      resolve()
+    }
+  })
+  delete b.on['/server_info']
+  await asked
+  b.on[TENSORS] = says({ success: false, message: 'no' }, 500)
+  await gateway.post(TENSORS, { serialized_named_tensors: ['AA=='] })
+  t.equal(a.calls[TENSORS], 1)
+  // The bytes differ from here on; what was compared before were the bytes before the update.
+  a.on['/weights_checker'] = says({ success: true, per_engine_checksum: 'new' })
+  b.on['/weights_checker'] = says({ success: true, per_engine_checksum: 'same' })
+  reply()
+  const checks = (): number => a.calls['/weights_checker'] ?? 0
+  for (const before = checks(); checks() < before + 2;) {
+    t.not(gateway.states()[b.url], 'ready')
+    await new Promise(resolve => setTimeout(resolve, 2))
+  }
+})
+
+t.test('a body goes to all engines at the speed of the slowest', async t => {
+  const [fast, slow] = [await scriptedEngine(t), await scriptedEngine(t)]
+  const bytes = 64 << 20
+  const received = new Map([[fast, 0], [slow, 0]])
+  let read = (): void => {}
+  for (const engine of [fast, slow]) {
+    engine.early.add(TENSORS)
+    engine.on[TENSORS] = (request, response) => {
+      const start = (): void => {
+        request
+          .on('data', (chunk: Buffer) => {
+            received.set(engine, received.get(engine)! + chunk.length)
+          })
+          .on('end', () => {
+            says({ success: true, message: 'ok' })(request, response)
+          })
+      }
+      if (engine === fast) start()
+      else read = start
+    }
+  }
+  const gateway = await gatewayTo(t, [fast.url, slow.url], { fill: false })
+  const body = new ReadableStream<Uint8Array>({
+    start (controller) {
+      for (let at = 0; at < bytes; at += 1 << 20) controller.enqueue(new Uint8Array(1 << 20))
+      controller.close()
+    }
+  })
+  const headers = { 'content-type': 'application/octet-stream' }
+  const sending = fetch(`${gateway.url}${TENSORS}`, { method: 'POST', headers, body, duplex: 'half' })
+  for (let before = -1; received.get(fast)! > before || before === 0;) {
+    before = received.get(fast)!
+    await new Promise(resolve => setTimeout(resolve, 300))
+  }
+  t.ok(received.get(fast)! < bytes / 2, `${received.get(fast)!} bytes were sent while one engine read nothing`)
+  read()
+  t.equal((await sending).status, 200)
+  t.same([...received.values()], [bytes, bytes])
+})
