@@ -9,7 +9,7 @@ import { bytesOf } from '../native/dtypes.ts'
 //   fused experts: ....mlp.experts.base_layer.lora_A.weight for gate_up_proj, ....mlp.experts.lora_A.weight for
 //   down_proj, or for the only one: A [E r, in], expert slow; B [out, r E], expert fast
 
-/** What the name of a tensor says: one half of one module's adapter. */
+/** One half of one module's adapter, as the name of a tensor tells it. */
 export interface HalfName {
   /** The module's checkpoint name without `.weight`; of fused experts the name that ends in `.experts`. */
   module: string

@@ -28,7 +28,7 @@ namespace {
 constexpr double kStartSeconds = 300;
 // NCCL takes one or two seconds to connect the GPUs of one machine.
 constexpr double kJoinSeconds = 120;
-// What is written beside steps is small, and must leave cores to the steps.
+// Writes beside steps are small, and must leave cores to the steps.
 constexpr int kBesideReaders = 4;
 constexpr uint64_t kBesideRingBytes = 64 << 20;
 constexpr MemoryTag kTags[] = {kTagWeights, kTagKvCache, kTagCudaGraph};
