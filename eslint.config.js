@@ -68,11 +68,27 @@ export const LAYERS = {
     'src/weights',
     'src/wire'
   ],
+  // The load program and the terminal chat know servers by their routes alone, too.
+  'src/load': ['src/client'],
+  'src/report': ['src/client'],
+  'src/chat': ['src/client'],
   // The conformance suite knows servers by their routes alone: no part of refit's engine or server.
   'src/conformance': ['src/native', 'src/rendezvous', 'src/wire'],
   routes: ['src/contract', 'src/dialects', 'src/gateway', 'src/http', 'src/updates', 'src/weights'],
   'src/app': '*',
-  'src/cli': ['src/app', 'src/config', 'src/conformance', 'src/contract', 'src/engine', 'src/native', 'src/text']
+  'src/cli': [
+    'src/app',
+    'src/chat',
+    'src/client',
+    'src/config',
+    'src/conformance',
+    'src/contract',
+    'src/engine',
+    'src/load',
+    'src/native',
+    'src/report',
+    'src/text'
+  ]
 }
 /** Files beside the folders, and the folders that may import them. */
 export const FILES = {

@@ -2,6 +2,7 @@ import { chooseDialects } from '../app/dialects.ts'
 import { createEngine } from '../app/create-engine.ts'
 import type { EngineOptions } from '../app/create-engine.ts'
 import { buildServer } from '../app/server.ts'
+import { redact } from '../config/redact.ts'
 import type { ResolvedModel } from '../config/resolve-model.ts'
 import type { Config } from '../config/schema.ts'
 import type { DataParallel, RolloutEngine } from '../contract/rollout-engine.ts'
@@ -83,6 +84,7 @@ export async function openServer (parts: ServerParts): Promise<OpenServer> {
     ncclPath: config.ncclPath ?? undefined,
     uploadFolder: config.uploadFolder ?? undefined,
     uploadTimeoutMs: config.uploadTimeout * 1000,
+    shownConfig: redact(config),
     closeGraceMs: config.shutdownTimeout * 1000 + CLOSE_MS
   })
     .catch(async (error: Error) => {
