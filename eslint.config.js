@@ -52,6 +52,8 @@ export const LAYERS = {
     'src/updates',
     'src/weights'
   ],
+  // The only folder that knows OpenTelemetry; telemetry.ts alone is loaded at the start.
+  'src/telemetry': ['src/contract', 'src/http'],
   'src/gateway': ['src/http', 'src/remote'],
   // The meaning of requests of one trainer or server.
   'src/dialects': [
@@ -87,6 +89,7 @@ export const LAYERS = {
     'src/load',
     'src/native',
     'src/report',
+    'src/telemetry',
     'src/text'
   ]
 }

@@ -40,6 +40,7 @@ import { WeightPulls } from '../deltas/weight-pulls.ts'
 import { masterPolicy } from '../rendezvous/master-policy.ts'
 import { CallJoiner } from '../weights/call-joiner.ts'
 import { replyParsers } from '../text/reply-parsers.ts'
+import type { Telemetry } from '../telemetry/telemetry.ts'
 import { loadTokenizer } from '../text/tokenizer.ts'
 import type { Tokenizer } from '../text/tokenizer.ts'
 import { chooseDialects, chooseRoutes } from './dialects.ts'
@@ -111,6 +112,8 @@ export interface RefitPluginOptions {
   maxRequestMemory?: number | undefined
   /** Replies of vLLM's /inference/v1/generate have the sampling mask; default false. */
   samplingMasks?: boolean
+  /** Sends traces and metrics to an OpenTelemetry collector; the caller closes it. */
+  telemetry?: Telemetry | undefined
   /** The configuration as `GET /report` shows it, without keys (src/config/redact.ts). */
   shownConfig?: Readonly<Record<string, unknown>> | undefined
 }
@@ -131,6 +134,7 @@ export default async function refit (app: FastifyInstance, options: RefitPluginO
   checkOptions(options)
   const errors = new RecentErrors()
   const { context, receiver } = await makeContext(options, errors)
+  options.telemetry?.watch(app, context.metrics)
   installHandlers(app, options)
   errors.watch(app)
   app.addHook('onSend', async (_request, reply, payload) => {
