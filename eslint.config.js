@@ -52,6 +52,8 @@ export const LAYERS = {
     'src/updates',
     'src/weights'
   ],
+  // The only folder that knows OpenTelemetry; telemetry.ts alone is loaded at the start.
+  'src/telemetry': ['src/contract', 'src/http'],
   'src/gateway': ['src/http', 'src/remote'],
   // The meaning of requests of one trainer or server.
   'src/dialects': [
@@ -68,11 +70,28 @@ export const LAYERS = {
     'src/weights',
     'src/wire'
   ],
+  // The load program and the terminal chat know servers by their routes alone, too.
+  'src/load': ['src/client'],
+  'src/report': ['src/client'],
+  'src/chat': ['src/client'],
   // The conformance suite knows servers by their routes alone: no part of refit's engine or server.
   'src/conformance': ['src/native', 'src/rendezvous', 'src/wire'],
   routes: ['src/contract', 'src/dialects', 'src/gateway', 'src/http', 'src/updates', 'src/weights'],
   'src/app': '*',
-  'src/cli': ['src/app', 'src/config', 'src/conformance', 'src/contract', 'src/engine', 'src/native', 'src/text']
+  'src/cli': [
+    'src/app',
+    'src/chat',
+    'src/client',
+    'src/config',
+    'src/conformance',
+    'src/contract',
+    'src/engine',
+    'src/load',
+    'src/native',
+    'src/report',
+    'src/telemetry',
+    'src/text'
+  ]
 }
 /** Files beside the folders, and the folders that may import them. */
 export const FILES = {

@@ -34,6 +34,21 @@ const COMMANDS: Record<string, Command> = {
     summary: 'conformance URL   Check what a server promises about weight updates.',
     help: async () => (await import('./cli/conformance.ts')).CONFORMANCE_HELP,
     run: async args => await (await import('./cli/conformance.ts')).conformance(args)
+  },
+  bench: {
+    summary: 'bench URL         Measure throughput and latency of a server.',
+    help: async () => (await import('./cli/bench.ts')).BENCH_HELP,
+    run: async args => await (await import('./cli/bench.ts')).bench(args)
+  },
+  chat: {
+    summary: 'chat URL          Chat with a model in this terminal.',
+    help: async () => (await import('./cli/chat.ts')).CHAT_HELP,
+    run: async args => await (await import('./cli/chat.ts')).chat(args)
+  },
+  report: {
+    summary: 'report [URL]      Write one file that describes a server, for a bug report.',
+    help: async () => (await import('./cli/report.ts')).REPORT_HELP,
+    run: async args => await (await import('./cli/report.ts')).report(args)
   }
 }
 
@@ -66,10 +81,10 @@ function find (name: string): Command {
   const command = Object.hasOwn(COMMANDS, name) ? COMMANDS[name] : undefined
   if (command !== undefined) return command
   const near = suggest(name, Object.keys(COMMANDS))
-  const hint = near !== undefined
-    ? `did you mean "refit ${near}"?`
-    : name.startsWith('-')
+  const hint = name.startsWith('-')
     ? `options come after a command: "refit serve MODEL ${name}"`
+    : near !== undefined
+    ? `did you mean "refit ${near}"?`
     : `to serve a model: "refit serve ${name}"`
   throw new RefitError('CONFIG', `unknown command ${JSON.stringify(name)}; ${hint}`, { param: name })
 }

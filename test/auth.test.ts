@@ -77,6 +77,7 @@ const LEVELS: Record<string, 'public' | 'normal' | 'admin'> = {
   'POST /send_weights_to_remote_instance': 'admin',
   'GET /remote_instance_weights_info': 'admin',
   'POST /update_weights_from_peer': 'admin',
+  'GET /report': 'admin',
   'GET /adapters': 'normal',
   'GET /adapters/*': 'normal',
   'POST /adapters/*': 'admin',

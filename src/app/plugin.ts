@@ -1,3 +1,4 @@
+import { arch, platform, release } from 'node:os'
 import { basename, dirname, resolve } from 'node:path'
 import { inspect } from 'node:util'
 import type { FastifyInstance } from 'fastify'
@@ -22,6 +23,7 @@ import { Metrics } from '../http/metrics.ts'
 import { stringify } from '../http/ordered-json.ts'
 import { chooseMetricNames } from '../http/metric-families.ts'
 import type { MetricNames } from '../http/metric-families.ts'
+import { RecentErrors } from '../http/recent-errors.ts'
 import { PeerLoads } from '../peer/peer-loads.ts'
 import type { StoreRules } from '../peer/remote-stores.ts'
 import { SendGroups } from '../peer/send-groups.ts'
@@ -38,6 +40,7 @@ import { WeightPulls } from '../deltas/weight-pulls.ts'
 import { masterPolicy } from '../rendezvous/master-policy.ts'
 import { CallJoiner } from '../weights/call-joiner.ts'
 import { replyParsers } from '../text/reply-parsers.ts'
+import type { Telemetry } from '../telemetry/telemetry.ts'
 import { loadTokenizer } from '../text/tokenizer.ts'
 import type { Tokenizer } from '../text/tokenizer.ts'
 import { chooseDialects, chooseRoutes } from './dialects.ts'
@@ -109,6 +112,10 @@ export interface RefitPluginOptions {
   maxRequestMemory?: number | undefined
   /** Replies of vLLM's /inference/v1/generate have the sampling mask; default false. */
   samplingMasks?: boolean
+  /** Sends traces and metrics to an OpenTelemetry collector; the caller closes it. */
+  telemetry?: Telemetry | undefined
+  /** The configuration as `GET /report` shows it, without keys (src/config/redact.ts). */
+  shownConfig?: Readonly<Record<string, unknown>> | undefined
 }
 
 const BUCKET_BYTES = 2 ** 32
@@ -125,8 +132,11 @@ const WARM_AFTER_MS = 1000
  */
 export default async function refit (app: FastifyInstance, options: RefitPluginOptions): Promise<void> {
   checkOptions(options)
-  const { context, receiver } = await makeContext(options)
+  const errors = new RecentErrors()
+  const { context, receiver } = await makeContext(options, errors)
+  options.telemetry?.watch(app, context.metrics)
   installHandlers(app, options)
+  errors.watch(app)
   app.addHook('onSend', async (_request, reply, payload) => {
     const label = encodeLabel(options.engine.weightVersion)
     if (label !== undefined) reply.header(WEIGHT_VERSION_HEADER, label)
@@ -139,7 +149,8 @@ export default async function refit (app: FastifyInstance, options: RefitPluginO
 
 /** `receiver`: the tensor receiver of the context, with the methods that routes do not use. */
 async function makeContext (
-  options: RefitPluginOptions
+  options: RefitPluginOptions,
+  errors: RecentErrors
 ): Promise<{ context: RouteContext, receiver: TensorReceiver }> {
   const { engine } = options
   const roots = options.modelRoots ?? defaultRoots(engine.info.modelPath)
@@ -190,7 +201,9 @@ async function makeContext (
     dialects: chooseDialects(options.dialects ?? []),
     loaded: new LoadedFrom({ modelPath: engine.info.modelPath, loadFormat: 'auto' }, engine.transactions),
     version: packageVersion(),
-    startedAt: Date.now() / 1000
+    startedAt: Date.now() / 1000,
+    errors,
+    facts: { platform: `${platform()} ${release()} ${arch()}`, config: options.shownConfig ?? null }
   }
   return { context, receiver }
 }

@@ -1,14 +1,14 @@
 import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { basename, join, resolve } from 'node:path'
-import { parseArgs } from 'node:util'
 import { checkServer } from '../conformance/check-server.ts'
 import type { ServerKind } from '../conformance/servers/detect.ts'
 import { PROMISES } from '../conformance/promises/index.ts'
 import { TRANSPORTS } from '../conformance/setup.ts'
 import { describeRow, listPromises, summarise } from '../conformance/table.ts'
-import { errorMessage, RefitError } from '../errors.ts'
+import { RefitError } from '../errors.ts'
 import type { TransportName } from '../conformance/transports/transport.ts'
+import { parseCommand, readUrl, refuse } from './command-url.ts'
 
 export const CONFORMANCE_HELP = `Usage: refit conformance URL --model FOLDER [options]
 
@@ -51,12 +51,12 @@ const UNREACHABLE_EXIT = 2
 
 /** `refit conformance`. */
 export async function conformance (args: readonly string[]): Promise<void> {
-  const { values, positionals } = parse(args)
+  const { values, positionals } = parseCommand('conformance', args, OPTIONS)
   if (values.list) {
     process.stdout.write(listPromises(PROMISES))
     return
   }
-  const url = readUrl(positionals)
+  const url = readUrl('conformance', positionals)
   const folder = values.folder === undefined ? tmpdir() : resolve(values.folder)
   mkdirSync(folder, { recursive: true })
   const work = mkdtempSync(join(folder, 'refit-conformance-'))
@@ -91,39 +91,21 @@ export async function conformance (args: readonly string[]): Promise<void> {
   }
 }
 
-function parse (args: readonly string[]) {
-  try {
-    return parseArgs({ args: [...args], options: OPTIONS, allowPositionals: true })
-  } catch (error) {
-    throw bad(errorMessage(error))
-  }
-}
-
-function readUrl (positionals: readonly string[]): string {
-  const [url, ...more] = positionals
-  if (url === undefined) throw bad('needs the URL of a server, such as http://127.0.0.1:30000')
-  if (more.length > 0) throw bad(`takes one URL, got also ${more.join(' ')}`)
-  if (!URL.canParse(url) || !/^https?:$/.test(new URL(url).protocol)) {
-    throw bad(`expected a URL such as http://127.0.0.1:30000, got ${JSON.stringify(url)}`)
-  }
-  return url
-}
-
 function readModel (model: string | undefined): string {
-  if (model === undefined) throw bad('needs --model FOLDER, the checkpoint that the server serves')
+  if (model === undefined) throw refuse('conformance', 'needs --model FOLDER, the checkpoint that the server serves')
   return resolve(model)
 }
 
 function readPatience (text: string): number {
   const seconds = Number(text)
   if (seconds > 0 && seconds <= 86_400) return seconds
-  throw bad(`--patience: expected seconds from 1 to 86400, got ${JSON.stringify(text)}`)
+  throw refuse('conformance', `--patience: expected seconds from 1 to 86400, got ${JSON.stringify(text)}`)
 }
 
 function readDialect (text: string | undefined): ServerKind | null {
   if (text === undefined) return null
   if (text === 'sglang' || text === 'vllm') return text
-  throw bad(`--dialect: expected sglang or vllm, got ${JSON.stringify(text)}`)
+  throw refuse('conformance', `--dialect: expected sglang or vllm, got ${JSON.stringify(text)}`)
 }
 
 function readTransports (text: string | undefined): readonly TransportName[] {
@@ -131,9 +113,5 @@ function readTransports (text: string | undefined): readonly TransportName[] {
   const names = text.split(',').map(name => name.trim())
   const unknown = names.find(name => !(TRANSPORTS as readonly string[]).includes(name))
   if (unknown === undefined) return names as TransportName[]
-  throw bad(`--transports: expected some of ${TRANSPORTS.join(', ')}, got ${JSON.stringify(unknown)}`)
-}
-
-function bad (message: string): RefitError {
-  return new RefitError('CONFIG', `conformance: ${message}`)
+  throw refuse('conformance', `--transports: expected some of ${TRANSPORTS.join(', ')}, got ${JSON.stringify(unknown)}`)
 }

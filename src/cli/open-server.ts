@@ -2,12 +2,15 @@ import { chooseDialects } from '../app/dialects.ts'
 import { createEngine } from '../app/create-engine.ts'
 import type { EngineOptions } from '../app/create-engine.ts'
 import { buildServer } from '../app/server.ts'
+import { redact } from '../config/redact.ts'
 import type { ResolvedModel } from '../config/resolve-model.ts'
 import type { Config } from '../config/schema.ts'
 import type { DataParallel, RolloutEngine } from '../contract/rollout-engine.ts'
 import { endProcess } from '../engine/end-process.ts'
 import { RefitError } from '../errors.ts'
 import { replyParsers } from '../text/reply-parsers.ts'
+import { telemetryOptions } from '../telemetry/telemetry.ts'
+import type { Telemetry } from '../telemetry/telemetry.ts'
 import { loadTokenizer } from '../text/tokenizer.ts'
 import type { Tokenizer } from '../text/tokenizer.ts'
 import { listenError } from './check-port.ts'
@@ -49,6 +52,7 @@ export async function openServer (parts: ServerParts): Promise<OpenServer> {
   const weightLoaders = await loadWeightLoaders(config.weightLoader)
   const tokenizer = await openTokenizer(config, path, log)
   const adapters = parseAdapters(config.loraPaths)
+  const telemetry = await openTelemetry(config, log)
   const engine = await load(path, tokenizer, parts)
   await startAdapters(engine, adapters, log).catch(async (error: unknown) => {
     await engine.close()
@@ -83,6 +87,8 @@ export async function openServer (parts: ServerParts): Promise<OpenServer> {
     ncclPath: config.ncclPath ?? undefined,
     uploadFolder: config.uploadFolder ?? undefined,
     uploadTimeoutMs: config.uploadTimeout * 1000,
+    shownConfig: redact(config),
+    telemetry: telemetry ?? undefined,
     closeGraceMs: config.shutdownTimeout * 1000 + CLOSE_MS
   })
     .catch(async (error: Error) => {
@@ -96,9 +102,20 @@ export async function openServer (parts: ServerParts): Promise<OpenServer> {
     close: async graceMs => {
       stopStats()
       await shutDown(app, engine, graceMs, log)
+      await telemetry?.close()
       log.info('shut down')
     }
   }
+}
+
+/** Loads OpenTelemetry only where it is switched on. */
+async function openTelemetry ({ otlpEndpoint }: Config, log: Log): Promise<Telemetry | null> {
+  const options = telemetryOptions(otlpEndpoint, process.env)
+  if (options === null) return null
+  const { startTelemetry } = await import('../telemetry/otlp.ts')
+  const { traces, metrics, protocol } = options
+  log.info({ traces, metrics, protocol }, 'OpenTelemetry is on')
+  return await startTelemetry(options)
 }
 
 async function openTokenizer (config: Config, modelPath: string, log: Log): Promise<Tokenizer | null> {

@@ -118,6 +118,8 @@ export interface WriteReport {
   /** Names that the source contains and the model does not use (tied head, rotary buffers). */
   ignored: string[]
   /** `decode`: time to decode a payload, before `total` begins. */
+  /** Start of `total`, by `performance.now()`; absent for the reports of several writes and of other engines. */
+  startedAt?: number
   ms: { decode?: number, plan: number, gate: number, write: number, verify: number, total: number }
   /** bytes / write time, in 1e9 bytes per second. */
   gbPerSecond: number

@@ -17,6 +17,7 @@ import type { VersionWaits } from './generation/bound-version.ts'
 import type { RequestMemory } from './generation/request-memory.ts'
 import type { LiveRequests } from './generation/live-requests.ts'
 import type { Metrics } from './metrics.ts'
+import type { RecentErrors } from './recent-errors.ts'
 import type { SamplingDefaults } from './generation/sampling-defaults.ts'
 
 /** The objects that every route of one plugin instance may use. */
@@ -33,6 +34,16 @@ export interface ServerContext {
   version: string
   /** Seconds since the epoch at which the server began. */
   startedAt: number
+  /** For `/report`. */
+  errors: Pick<RecentErrors, 'list' | 'total'>
+  facts: ProcessFacts
+}
+
+/** Facts about the process for `/report`. */
+export interface ProcessFacts {
+  platform: string
+  /** The options without keys; null if the app did not state them. */
+  config: Readonly<Record<string, unknown>> | null
 }
 
 /** For routes that generate. */

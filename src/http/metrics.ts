@@ -10,6 +10,12 @@ import { REQUEST_BUCKETS, StreamingMetrics, TOKEN_BUCKETS } from './streaming-me
 
 const UPDATE_BUCKETS = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300]
 
+export interface UpdateListener {
+  /** `began`: by `performance.now()`. */
+  updated: (report: WriteReport, began: number) => void
+  failed: (isTorn: boolean, began: number) => void
+}
+
 /**
  * Prometheus metrics of one plugin instance, in registries of its own, so that the host's default registry is not
  * touched.
@@ -34,6 +40,7 @@ export class Metrics {
   readonly #updateSeconds: Histogram<'phase'>
   readonly #updateBytes: Counter
   readonly #adapters: AdapterMetrics | undefined
+  readonly #listeners: UpdateListener[] = []
   #pausedMs = 0
   #pausedSince: number | null = null
 
@@ -115,6 +122,11 @@ export class Metrics {
     this.#scraped = this.#registries(names)
   }
 
+  /** refit's own names, for telemetry. */
+  get registry (): Registry {
+    return this.#refit
+  }
+
   /** The metrics in Prometheus's text format. */
   async text (): Promise<string> {
     return (await Promise.all(this.#scraped.map(async registry => await registry.metrics()))).join('\n')
@@ -147,13 +159,20 @@ export class Metrics {
     this.#prefill.observe(prefillMs / 1000)
   }
 
-  observeUpdate (report: WriteReport): void {
+  /** The listener hears of each update after its end. */
+  watchUpdates (listener: UpdateListener): void {
+    this.#listeners.push(listener)
+  }
+
+  observeUpdate (report: WriteReport, began: number): void {
+    for (const { updated } of this.#listeners) updated(report, began)
     this.#updates.inc({ outcome: 'success' })
     this.#updateBytes.inc(report.bytes)
     for (const [phase, ms] of Object.entries(report.ms)) this.#updateSeconds.observe({ phase }, ms / 1000)
   }
 
-  observeFailedUpdate (torn: boolean): void {
+  observeFailedUpdate (torn: boolean, began: number): void {
+    for (const { failed } of this.#listeners) failed(torn, began)
     this.#updates.inc({ outcome: torn ? 'torn' : 'refused' })
   }
 

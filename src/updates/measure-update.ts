@@ -3,8 +3,9 @@ import { RefitError } from '../errors.ts'
 
 /** Counts the outcomes of updates. */
 export interface UpdateMetrics {
-  observeUpdate: (report: WriteReport) => void
-  observeFailedUpdate: (isTorn: boolean) => void
+  /** `began`: by `performance.now()`. */
+  observeUpdate: (report: WriteReport, began: number) => void
+  observeFailedUpdate: (isTorn: boolean, began: number) => void
 }
 
 /** Runs an update and counts its outcome. */
@@ -12,12 +13,13 @@ export async function measureUpdate<T extends { report: WriteReport }> (
   metrics: UpdateMetrics,
   run: () => Promise<T>
 ): Promise<T> {
+  const began = performance.now()
   try {
     const outcome = await run()
-    metrics.observeUpdate(outcome.report)
+    metrics.observeUpdate(outcome.report, began)
     return outcome
   } catch (error) {
-    metrics.observeFailedUpdate(error instanceof RefitError && error.code === 'WEIGHTS_TORN')
+    metrics.observeFailedUpdate(error instanceof RefitError && error.code === 'WEIGHTS_TORN', began)
     throw error
   }
 }

@@ -136,6 +136,7 @@ export class Update implements WeightUpdate {
       missing: missing.slice(0, SHOWN_NAMES),
       missingCount: missing.length,
       ignored: plan.ignored.slice(0, SHOWN_NAMES),
+      startedAt: started,
       ms: {
         plan: planned - started,
         gate: shut - planned,

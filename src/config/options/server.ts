@@ -151,6 +151,16 @@ export const SERVER_OPTIONS = {
     value: 'SECONDS',
     help: 'Longest time that a client may send nothing during an upload of weights; then the upload is refused.'
   },
+  otlpEndpoint: {
+    type: 'string',
+    default: null,
+    group: 'server',
+    value: 'URL',
+    help:
+      'OpenTelemetry collector to send traces and metrics to, such as http://127.0.0.1:4318. The OTEL_* variables ' +
+      'are read, too (docs/telemetry.md).',
+    unset: 'off, unless OTEL_EXPORTER_OTLP_ENDPOINT is set'
+  },
   shutdownTimeout: {
     type: 'number',
     default: 10,

@@ -7,6 +7,7 @@ export const refit: Dialect<'refit'> = {
   calls: {
     '/release_kept_tensors': state,
     '/adapters': { ...read(), to: 'members' },
+    '/report': { to: 'members', methods: GET },
     '/adapters/*': { to: 'members', methods: ['GET', 'POST', 'DELETE'], streamsBody: true },
     '/begin_weight_update': begin,
     '/end_weight_update': label,

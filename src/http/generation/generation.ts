@@ -1,4 +1,4 @@
-import type { FastifyReply } from 'fastify'
+import type { FastifyReply, FastifyRequest } from 'fastify'
 import { RefitError } from '../../errors.ts'
 import type { Grammar } from '../../contract/grammar.ts'
 import type { LogprobOptions, SamplingParams, ScoredRows, TokenEvent } from '../../contract/rollout-engine.ts'
@@ -142,11 +142,19 @@ export class Generation {
   }
 }
 
+const GENERATIONS = new WeakMap<FastifyRequest, Generation>()
+
+/** The generation of a request; undefined for requests that do not generate, or were refused. */
+export function generationOf (request: FastifyRequest): Generation | undefined {
+  return GENERATIONS.get(request)
+}
+
 /**
  * Ends a generation with its reply. Its plan is all that is left of the body. Aborts it if the client disconnects
  * before it has its whole reply, because the tokens would not be read.
  */
 export function abortOnHangup ({ raw, request }: FastifyReply, generation: Generation): void {
+  GENERATIONS.set(request, generation)
   spendBody(request)
   const abort = (): void => {
     if (!raw.writableFinished) generation.abort()

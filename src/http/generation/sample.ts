@@ -1,5 +1,5 @@
 import type { AdapterInfo } from '../../contract/adapters.ts'
-import type { FinishReason, InputLogprobs, KeptSet } from '../../contract/rollout-engine.ts'
+import type { FinishReason, InputLogprobs, KeptSet, StartTimes } from '../../contract/rollout-engine.ts'
 import { ScoreList, ScoreTable } from '../../engine/score-table.ts'
 import type { TextEvent } from '../../engine/text-generation.ts'
 
@@ -40,6 +40,8 @@ export class Sample {
   firstTokenAt: number | null = null
   lastTokenAt = 0
   endedAt: number | null = null
+  /** Null until its prefill has ended, and on engines that do not measure it. */
+  times: StartTimes | null = null
 
   /** `adapter`: the version that its name stood for when the request came. */
   constructor (rid: string, promptIds: Int32Array, weightVersion: string, adapter?: AdapterInfo) {
@@ -73,6 +75,7 @@ export class Sample {
     this.cachedTokens = event.cachedTokens
     this.retractions = event.retractions
     this.seed = event.seed
+    this.times ??= event.times ?? null
     if (event.finish === null) return
     this.experts = event.experts ?? null
     this.finish = event.finish

@@ -30,7 +30,7 @@ export const Report = Type.Object({
   )
 }, { title: 'WriteReport' })
 
-export function toReport ({ bytesInPlace, missingCount, gbPerSecond, ...rest }: WriteReport) {
+export function toReport ({ bytesInPlace, missingCount, gbPerSecond, startedAt: _, ...rest }: WriteReport) {
   return {
     ...rest,
     ...bytesInPlace === undefined ? {} : { bytes_in_place: bytesInPlace },

@@ -1,0 +1,73 @@
+import { randomUUID } from 'node:crypto'
+import type { FastifyInstance } from 'fastify'
+import { defaultResource, detectResources, envDetector, resourceFromAttributes } from '@opentelemetry/resources'
+import { MeterProvider, PeriodicExportingMetricReader } from '@opentelemetry/sdk-metrics'
+import type { PushMetricExporter } from '@opentelemetry/sdk-metrics'
+import { BasicTracerProvider, BatchSpanProcessor } from '@opentelemetry/sdk-trace-base'
+import type { SpanExporter } from '@opentelemetry/sdk-trace-base'
+import type { Metrics } from '../http/metrics.ts'
+import { packageVersion } from '../http/version.ts'
+import { RegistryProducer } from './registry-producer.ts'
+import { RequestSpans } from './request-spans.ts'
+import type { Telemetry, TelemetryOptions } from './telemetry.ts'
+
+const CLOSE_MS = 3000
+
+/** Starts OpenTelemetry's SDK. Its further settings are the standard variables, which the SDK reads. */
+export async function startTelemetry (options: TelemetryOptions): Promise<Telemetry> {
+  const resource = defaultResource()
+    .merge(resourceFromAttributes({
+      'service.name': 'refit',
+      'service.version': packageVersion(),
+      'service.instance.id': randomUUID()
+    }))
+    .merge(detectResources({ detectors: [envDetector] }))
+  const tracing = options.traces
+    ? new BasicTracerProvider({ resource, spanProcessors: [new BatchSpanProcessor(await spanExporter(options))] })
+    : null
+  const producer = new RegistryProducer(resource)
+  const metering = options.metrics
+    ? new MeterProvider({
+      resource,
+      readers: [
+        new PeriodicExportingMetricReader({
+          exporter: await metricExporter(options),
+          exportIntervalMillis: options.metricIntervalMs,
+          exportTimeoutMillis: Math.min(options.metricIntervalMs, 30_000),
+          metricProducers: [producer]
+        })
+      ]
+    })
+    : null
+  const spans = tracing === null ? null : new RequestSpans(tracing.getTracer('refit', packageVersion()))
+  return {
+    watch: (app: FastifyInstance, metrics: Metrics) => {
+      producer.add(metrics.registry)
+      spans?.watch(app, metrics)
+    },
+    close: async () => {
+      const ends = Promise.allSettled([tracing?.shutdown(), metering?.shutdown()])
+      // A collector that is gone must not delay the end.
+      await Promise.race([ends, new Promise(resolve => setTimeout(resolve, CLOSE_MS).unref())])
+    }
+  }
+}
+
+async function spanExporter (options: TelemetryOptions): Promise<SpanExporter> {
+  const { OTLPTraceExporter } = options.protocol === 'http/json'
+    ? await import('@opentelemetry/exporter-trace-otlp-http')
+    : await import('@opentelemetry/exporter-trace-otlp-proto')
+  return new OTLPTraceExporter(urlOf(options, 'v1/traces'))
+}
+
+async function metricExporter (options: TelemetryOptions): Promise<PushMetricExporter> {
+  const { OTLPMetricExporter } = options.protocol === 'http/json'
+    ? await import('@opentelemetry/exporter-metrics-otlp-http')
+    : await import('@opentelemetry/exporter-metrics-otlp-proto')
+  return new OTLPMetricExporter(urlOf(options, 'v1/metrics'))
+}
+
+/** Without an endpoint of its own, the exporter takes that of the variables. */
+function urlOf ({ endpoint }: TelemetryOptions, path: string): { url?: string } {
+  return endpoint === null ? {} : { url: `${endpoint.replace(/\/+$/, '')}/${path}` }
+}
