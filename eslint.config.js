@@ -72,7 +72,19 @@ export const LAYERS = {
   'src/conformance': ['src/native', 'src/rendezvous', 'src/wire'],
   routes: ['src/contract', 'src/dialects', 'src/gateway', 'src/http', 'src/updates', 'src/weights'],
   'src/app': '*',
-  'src/cli': ['src/app', 'src/config', 'src/conformance', 'src/contract', 'src/engine', 'src/native', 'src/text']
+  // `refit replay`: generates a sample again, and compares.
+  'src/replay': ['src/client', 'src/http'],
+  'src/cli': [
+    'src/app',
+    'src/client',
+    'src/config',
+    'src/conformance',
+    'src/contract',
+    'src/engine',
+    'src/native',
+    'src/replay',
+    'src/text'
+  ]
 }
 /** Files beside the folders, and the folders that may import them. */
 export const FILES = {

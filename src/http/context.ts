@@ -18,6 +18,9 @@ import type { RequestMemory } from './generation/request-memory.ts'
 import type { LiveRequests } from './generation/live-requests.ts'
 import type { Metrics } from './metrics.ts'
 import type { SamplingDefaults } from './generation/sampling-defaults.ts'
+import type { KeptSamples } from './samples/kept-samples.ts'
+import type { TruthMeter } from './samples/truth-meter.ts'
+import type { WeightDigests } from './samples/weights-digest.ts'
 
 /** The objects that every route of one plugin instance may use. */
 export interface ServerContext {
@@ -47,6 +50,12 @@ export interface GenerationContext extends ServerContext {
   samplingDefaults: SamplingDefaults
   /** Bounds what the results of requests take. */
   memory: RequestMemory
+  /** Finished samples. */
+  samples: KeptSamples
+  digests: WeightDigests
+  truth: TruthMeter
+  /** Mean difference of logprobs above which a comparison is logged; null: none. */
+  truthWarn: number | null
   /** Most samples of one request. */
   maxBatch: number
   /** Replies of vLLM's route have the sampling mask. */
