@@ -78,6 +78,8 @@ export const LAYERS = {
   'src/conformance': ['src/native', 'src/rendezvous', 'src/wire'],
   routes: ['src/contract', 'src/dialects', 'src/gateway', 'src/http', 'src/updates', 'src/weights'],
   'src/app': '*',
+  // `refit replay`: generates a sample again, and compares.
+  'src/replay': ['src/client', 'src/http'],
   'src/cli': [
     'src/app',
     'src/chat',
@@ -88,6 +90,7 @@ export const LAYERS = {
     'src/engine',
     'src/load',
     'src/native',
+    'src/replay',
     'src/report',
     'src/telemetry',
     'src/text'

@@ -30,6 +30,11 @@ const COMMANDS: Record<string, Command> = {
     help: async () => (await import('./cli/devices.ts')).DEVICES_HELP,
     run: async args => await (await import('./cli/devices.ts')).devices(args)
   },
+  replay: {
+    summary: 'replay RECEIPT    Generate a sample again from its receipt, and compare.',
+    help: async () => (await import('./cli/replay.ts')).REPLAY_HELP,
+    run: async args => await (await import('./cli/replay.ts')).replay(args)
+  },
   conformance: {
     summary: 'conformance URL   Check what a server promises about weight updates.',
     help: async () => (await import('./cli/conformance.ts')).CONFORMANCE_HELP,

@@ -2,9 +2,21 @@ import adapters from './adapters.ts'
 import metrics from './metrics.ts'
 import refused from './refused.ts'
 import report from './report.ts'
+import samples from './samples.ts'
+import truth from './truth.ts'
 import keptTensors from './weights-tensor-kept.ts'
 import scope from './weights-transaction-scope.ts'
 import transactions from './weights-transaction.ts'
 import type { Routes } from '../../src/http/context.ts'
 
-export default [adapters, metrics, refused, report, keptTensors, scope, transactions] satisfies Routes[]
+export default [
+  adapters,
+  metrics,
+  refused,
+  report,
+  keptTensors,
+  samples,
+  scope,
+  transactions,
+  truth
+] satisfies Routes[]

@@ -10,7 +10,7 @@ import { VersionWaits } from '../http/generation/bound-version.ts'
 import type { RouteContext } from '../http/context.ts'
 import { rankOf } from '../http/generation/data-parallel-rank.ts'
 import { errorHandler, refusalBody, refusalOf } from '../http/error-reply.ts'
-import { BODY_LIMIT, MAX_BATCH, MAX_BODY_BYTES, MAX_REQUEST_MEMORY } from '../http/limits.ts'
+import { BODY_LIMIT, MAX_BATCH, MAX_BODY_BYTES, MAX_REQUEST_MEMORY, SAMPLES_MEMORY } from '../http/limits.ts'
 import { LiveRequests } from '../http/generation/live-requests.ts'
 import { LoadedFrom } from '../updates/loaded-from.ts'
 import { logUnknownFields } from '../http/unknown-fields.ts'
@@ -19,6 +19,10 @@ import { RequestMemory } from '../http/generation/request-memory.ts'
 import { readSamplingDefaults } from '../http/generation/sampling-defaults.ts'
 import { validatorCompiler } from '../http/validation.ts'
 import { packageVersion } from '../http/version.ts'
+import { KeptSamples } from '../http/samples/kept-samples.ts'
+import type { KeepRule } from '../http/samples/kept-samples.ts'
+import { TruthMeter } from '../http/samples/truth-meter.ts'
+import { WeightDigests } from '../http/samples/weights-digest.ts'
 import { Metrics } from '../http/metrics.ts'
 import { stringify } from '../http/ordered-json.ts'
 import { chooseMetricNames } from '../http/metric-families.ts'
@@ -116,6 +120,12 @@ export interface RefitPluginOptions {
   telemetry?: Telemetry | undefined
   /** The configuration as `GET /report` shows it, without keys (src/config/redact.ts). */
   shownConfig?: Readonly<Record<string, unknown>> | undefined
+  /** Most bytes of the finished samples that are kept for receipts (default 16 MiB); 0 keeps none. */
+  samplesMemory?: number | undefined
+  /** The samples that are kept: of requests with `receipt` (`asked`, default), or `all`. */
+  keepSamples?: KeepRule | undefined
+  /** Mean difference between a trainer's and the engine's logprobs above which /truth logs a warning; default none. */
+  truthWarn?: number | null | undefined
 }
 
 const BUCKET_BYTES = 2 ** 32
@@ -175,8 +185,13 @@ async function makeContext (
     ncclPath: options.ncclPath,
     staged: options.stagedBroadcasts
   })
+  const samples = new KeptSamples(options.samplesMemory ?? SAMPLES_MEMORY, options.keepSamples ?? 'asked')
   const context: RouteContext = {
     engine,
+    samples,
+    digests: new WeightDigests(engine),
+    truth: new TruthMeter(samples),
+    truthWarn: options.truthWarn ?? null,
     tokenizer: options.tokenizer === undefined ? await loadTokenizer(engine.info.modelPath) : options.tokenizer,
     parsers: replyParsers(options.toolCallParser, options.reasoningParser, options.enableInReasoning),
     live: new LiveRequests(engine),
@@ -235,13 +250,14 @@ function installHandlers (app: FastifyInstance, options: RefitPluginOptions): vo
 }
 
 function watchReceivers (
-  { metrics, kept, uploads, groups }: RouteContext,
+  { metrics, kept, uploads, groups, truth, samples }: RouteContext,
   receiver: TensorReceiver
 ): void {
   metrics.watchHandles(receiver.counts)
   metrics.watchKept(() => kept.stats)
   metrics.watchUploads(uploads)
   metrics.watchGroups(groups)
+  metrics.watchTruth(truth, samples)
 }
 
 /** Starts the tensor receiver's thread a while after the plugin, and ends everything with the app. */

@@ -4,6 +4,7 @@ import { sseData } from './sse-reader.ts'
 import type { UnloadMode } from '../contract/adapters.ts'
 import type { MemoryTag, PauseMode, ReleasedMemory } from '../contract/rollout-engine.ts'
 import type { Adapter, AdapterFiles, AdapterReport, LoadAdapterRequest } from './adapters.ts'
+import type { SampleReceipt, TruthClaim, TruthReport } from './samples.ts'
 import type { DiskUpdateRequest, GenerateRequestBody } from './requests.ts'
 
 /** [logprob, token id, text]; null if there is none. */
@@ -160,6 +161,21 @@ export class RefitClient {
   /** The versions that names of LoRA adapters stand for. */
   async adapters (): Promise<Adapter[]> {
     return (await this.#json('/adapters') as { adapters: Adapter[] }).adapters
+  }
+
+  /** Everything that made a finished sample; its request must have had `receipt: true`. */
+  async receipt (id: string, { digest = true } = {}): Promise<SampleReceipt> {
+    return await this.#json(`/samples/${encodeURIComponent(id)}?digest=${digest}`) as SampleReceipt
+  }
+
+  /** Compares a trainer's logprobs with the engine's. */
+  async measureTruth (samples: TruthClaim[]): Promise<TruthReport & { unknown: string[], repeated: number }> {
+    return await this.#json('/truth', { method: 'POST', body: { samples } }) as never
+  }
+
+  /** All comparisons so far, and the last weight versions one by one. */
+  async truth (): Promise<TruthReport & { warnings: number }> {
+    return await this.#json('/truth') as never
   }
 
   async updateWeightVersion (version: string, { abortAllRequests = true } = {}): Promise<void> {

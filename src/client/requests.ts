@@ -41,6 +41,7 @@ export interface GenerateRequestBody {
   return_routed_experts?: boolean | null
   return_sampling_mask?: boolean | boolean[] | null
   routed_experts_start_len?: number | null
+  receipt?: boolean | null
   [field: string]: unknown
 }
 

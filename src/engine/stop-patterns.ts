@@ -25,6 +25,11 @@ export class StopPatterns {
     this.#patterns = patterns.map(pattern => ({ pattern, automaton: automatonOf(pattern, field) }))
   }
 
+  /** The patterns as they were given. */
+  get sources (): string[] {
+    return this.#patterns.map(({ pattern }) => pattern)
+  }
+
   /** A matcher for one text. */
   matcher (): StopPatternMatcher {
     return new StopPatternMatcher(this.#patterns)

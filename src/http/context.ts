@@ -19,6 +19,9 @@ import type { LiveRequests } from './generation/live-requests.ts'
 import type { Metrics } from './metrics.ts'
 import type { RecentErrors } from './recent-errors.ts'
 import type { SamplingDefaults } from './generation/sampling-defaults.ts'
+import type { KeptSamples } from './samples/kept-samples.ts'
+import type { TruthMeter } from './samples/truth-meter.ts'
+import type { WeightDigests } from './samples/weights-digest.ts'
 
 /** The objects that every route of one plugin instance may use. */
 export interface ServerContext {
@@ -58,6 +61,12 @@ export interface GenerationContext extends ServerContext {
   samplingDefaults: SamplingDefaults
   /** Bounds what the results of requests take. */
   memory: RequestMemory
+  /** Finished samples. */
+  samples: KeptSamples
+  digests: WeightDigests
+  truth: TruthMeter
+  /** Mean difference of logprobs above which a comparison is logged; null: none. */
+  truthWarn: number | null
   /** Most samples of one request. */
   maxBatch: number
   /** Replies of vLLM's route have the sampling mask. */

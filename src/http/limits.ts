@@ -30,3 +30,6 @@ export const MAX_TOP_LOGPROBS = 1024
 
 /** Bytes of a stream that may wait for a slow reader before events are merged instead. */
 export const STREAM_HIGH_WATER = 64 * 1024
+
+/** Bytes of finished samples that are kept for receipts. */
+export const SAMPLES_MEMORY = 16 * 1024 * 1024

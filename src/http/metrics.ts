@@ -6,6 +6,9 @@ import type { WriteReport } from '../contract/weight-source.ts'
 import { AdapterMetrics } from './adapter-metrics.ts'
 import { chooseMetricNames, familiesOf, METRIC_NAMES } from './metric-families.ts'
 import type { MetricNames } from './metric-families.ts'
+import type { KeptSamples } from './samples/kept-samples.ts'
+import type { TruthMeter } from './samples/truth-meter.ts'
+import { truthMetrics } from './samples/truth-metrics.ts'
 import { REQUEST_BUCKETS, StreamingMetrics, TOKEN_BUCKETS } from './streaming-metrics.ts'
 
 const UPDATE_BUCKETS = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300]
@@ -239,6 +242,11 @@ export class Metrics {
       () => stats().names
     )
     this.#gauge('kept_tensor_bytes', 'Bytes of the tensors that are kept', () => stats().bytes)
+  }
+
+  /** Kept samples, and the differences between trainers' logprobs and the engine's. */
+  watchTruth (meter: TruthMeter, kept: KeptSamples): void {
+    truthMetrics(this.#refit, meter, kept)
   }
 
   pauseBegan (): void {

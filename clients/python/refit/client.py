@@ -169,6 +169,30 @@ class Client(Engines, Connection):
         not."""
         return self.call("POST", f"/flush_cache?timeout={timeout_s}", admin=True, retry=True)
 
+    # finished samples
+
+    def receipt(self, id, digest=True):
+        """The receipt of a finished sample: ids, logprobs, seed, sampling parameters, versions, digest of the weights.
+
+        id: `meta_info.id` of a sample that was generated with receipt=True. digest: compute the digest if it is not
+        known yet, which reads the model once for each version."""
+        return self.json("GET", f"/samples/{urllib.parse.quote(id, safe='')}?digest={str(digest).lower()}")
+
+    def measure_truth(self, samples):
+        """Compares the trainer's logprobs with the engine's: {"tokens", "mean", "max", "p99", "kl", "clipped", ...}.
+
+        samples: [{"id", "logprobs"[, "output_ids"]}] of samples that were generated with return_logprob=True and
+        receipt=True; lists or tensors."""
+        lists = [
+            {name: value.tolist() if hasattr(value, "tolist") else value for name, value in sample.items()}
+            for sample in samples
+        ]
+        return self.json("POST", "/truth", dict(samples=lists))
+
+    def truth(self):
+        """All comparisons so far, and the last versions one by one."""
+        return self.json("GET", "/truth")
+
     # memory
 
     def release_memory(self, tags=None):

@@ -133,6 +133,33 @@ export const SERVER_OPTIONS = {
     help: 'Most memory that the results of one request could take: tokens, logprobs, sampling masks and routed ' +
       'experts of all its samples, at their longest. A request beyond it is refused before it is queued.'
   },
+  samplesMemory: {
+    type: 'integer',
+    default: 16 * 2 ** 20,
+    min: 0,
+    max: 2 ** 40,
+    group: 'server',
+    value: 'BYTES',
+    help: 'Memory of the last finished samples, for GET /samples/ID and POST /truth; 0 keeps none.'
+  },
+  keepSamples: {
+    type: 'choice',
+    default: 'asked',
+    choices: ['asked', 'all'],
+    group: 'server',
+    help: 'The samples that are kept: of requests with "receipt": true, or all. Kept samples contain prompts.'
+  },
+  truthWarn: {
+    type: 'number',
+    default: null,
+    min: 0,
+    max: 1000,
+    group: 'server',
+    value: 'NATS',
+    help:
+      "Mean difference between a trainer's logprobs (POST /truth) and the engine's above which a warning is logged.",
+    unset: 'nothing is logged'
+  },
   uploadFolder: {
     type: 'string',
     default: null,

@@ -1,6 +1,8 @@
 import { begin, BOTH, GET, label, read, state } from '../../gateway/gateway-call.ts'
 import type { Dialect } from '../dialect.ts'
 
+const SAMPLES = 'the engine that generated a sample keeps it; call that engine (of /workers)'
+
 export const refit: Dialect<'refit'> = {
   name: 'refit',
   title: "refit's own",
@@ -17,6 +19,8 @@ export const refit: Dialect<'refit'> = {
     '/weight_transactions/:id/abort': { to: 'members' }
   },
   refusedByGateway: {
+    '/samples/:id': SAMPLES,
+    '/truth': SAMPLES,
     '/update_weights_from_peer':
       'engines load from a peer one by one, and the gateway starts that itself for engines that missed an update; ' +
       'call an engine of /workers'

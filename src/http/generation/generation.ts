@@ -35,6 +35,8 @@ export interface SampleRequest {
   kept?: boolean
   /** Name of a LoRA adapter; absent for the base model. */
   adapter?: string | undefined
+  /** Keep the finished sample for its receipt. */
+  receipt?: boolean
 }
 
 /** The engine requests behind one HTTP request. They run side by side, and a failure of one ends them all. */
@@ -109,7 +111,8 @@ export class Generation {
   async #runOne (index: number, onEvent?: (index: number) => void): Promise<void> {
     if (this.#aborted) return
     const sample = this.samples[index]!
-    const { metrics } = this.#context
+    const { engine, metrics, samples } = this.#context
+    const { epoch } = engine
     for await (const event of textEvents(this.#context, this.#plans[index]!)) {
       this.#checkVersion(index, event)
       const before = { tokens: sample.tokens.length, at: sample.lastTokenAt }
@@ -121,6 +124,7 @@ export class Generation {
       onEvent?.(index)
     }
     if (sample.finish === null) throw new RefitError('ENGINE_CLOSED', `request ${sample.rid} ended without a reason`)
+    samples.keep(sample, this.#plans[index]!, epoch, engine.epoch)
   }
 
   /** Weights that are replaced while requests run (a pause in place) could be others than the request is bound to. */

@@ -24,6 +24,7 @@ import type { WantedExperts } from '../sglang/routed-experts.ts'
 import { samplesOf } from '../generation/samples-of.ts'
 import { checkStops, openAiNames, readSampling, stopRegexField } from '../sglang/sampling.ts'
 import type { Sampling } from '../sglang/sampling.ts'
+import { receiptField, wantsReceipt } from '../samples/receipt-field.ts'
 import { nullable, refused, unused } from '../schemas.ts'
 import { readTokenLists, tokenListFields } from '../generation/token-lists.ts'
 import { truncationFields } from '../generation/truncation.ts'
@@ -73,6 +74,7 @@ export const openAiFields = {
   ...guidedFields,
   ...routedExpertsFields,
   ...versionFields,
+  receipt: receiptField,
   logprob_token_ids: refused('logprobs of chosen tokens', { instead: 'use /inference/v1/generate' }),
   custom_params: refused('custom parameters'),
   return_sampling_mask: refused('sampling masks'),
@@ -87,7 +89,7 @@ export type OpenAiFields = Static<Type.TObject<typeof openAiFields>>
 export function openAiSampling (
   body: OpenAiFields,
   maxTokens: number | null | undefined,
-  { engine, tokenizer, samplingDefaults: defaults }: GenerationContext,
+  { engine, tokenizer, samples, samplingDefaults: defaults }: GenerationContext,
   fallback?: number
 ): Sampling {
   const topK = body.top_k ?? defaults.top_k
@@ -121,6 +123,7 @@ export function openAiSampling (
     )
   )
   checkStops(sampling.text, tokenizer, '')
+  wantsReceipt(body, samples)
   return {
     ...sampling,
     ...grammarOf(onlyOne([
@@ -158,7 +161,8 @@ export function openAiSamples (
     cacheSalt: body.cache_salt ?? body.extra_key ?? undefined,
     ...experts === null ? {} : { expertsFrom: experts.from },
     kept,
-    adapter
+    adapter,
+    receipt: body.receipt === true
   })
 }
 

@@ -17,6 +17,7 @@ import { samplesOf } from '../generation/samples-of.ts'
 import { rowsOf } from '../generation/scored-rows.ts'
 import { checkStops, readSampling, SamplingFields } from './sampling.ts'
 import type { Sampling } from './sampling.ts'
+import { receiptField, wantsReceipt } from '../samples/receipt-field.ts'
 import { nullable, refused, TokenIds } from '../schemas.ts'
 import type { OutputOptions } from './sglang-output.ts'
 
@@ -72,6 +73,7 @@ export const GenerateBody = Type.Object({
   ...routedExpertsFields,
   cache_salt: nullable(Type.Union([CacheKey, Type.Array(CacheKey)]), 'The same under another name.'),
   ...versionFields,
+  receipt: receiptField,
   return_sampling_mask: nullable(
     Type.Union([Type.Boolean(), Type.Array(Type.Boolean())]),
     'Return the tokens that top_k, top_p and min_p kept at each position, and logprobs among them.'
@@ -140,6 +142,7 @@ export async function readGenerate (body: GenerateBody, context: GenerationConte
       ...experts === null ? {} : { expertsFrom: experts.from },
       kept: masks.lists || masks.packed,
       adapter: adapters[i],
+      receipt: wantsReceipt(body, context.samples),
       ...positions === undefined ? {} : { scores: positions }
     })
   )
