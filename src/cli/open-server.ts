@@ -83,6 +83,7 @@ export async function openServer (parts: ServerParts): Promise<OpenServer> {
     ncclPath: config.ncclPath ?? undefined,
     uploadFolder: config.uploadFolder ?? undefined,
     uploadTimeoutMs: config.uploadTimeout * 1000,
+    ui: config.ui ? { prompts: config.uiPrompts } : false,
     closeGraceMs: config.shutdownTimeout * 1000 + CLOSE_MS
   })
     .catch(async (error: Error) => {

@@ -133,6 +133,18 @@ export const SERVER_OPTIONS = {
     help: 'Most memory that the results of one request could take: tokens, logprobs, sampling masks and routed ' +
       'experts of all its samples, at their longest. A request beyond it is refused before it is queued.'
   },
+  ui: {
+    type: 'boolean',
+    default: true,
+    group: 'server',
+    help: 'Serve the page at /ui that shows updates, versions and load while they happen (docs/ui.md). Off: --no-ui.'
+  },
+  uiPrompts: {
+    type: 'boolean',
+    default: false,
+    group: 'server',
+    help: 'The page shows the prompts and outputs of running requests to whoever may generate.'
+  },
   uploadFolder: {
     type: 'string',
     default: null,
