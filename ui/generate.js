@@ -72,8 +72,8 @@ function append (output, data, shown) {
   const text = data.text ?? ids.join(' ')
   const isAtEnd = output.scrollTop + output.clientHeight >= output.scrollHeight - 8
   const fresh = pieces(text.slice(shown.text.length), ids.slice(shown.tokens), info, shown.tokens)
-  for (const { text, title, version, tokens } of fresh) {
-    output.append(h('span', { class: 'token', 'data-v': colourOf(version), title }, text))
+  for (const { text, title, version, tokens, isSpecial } of fresh) {
+    output.append(h('span', { class: isSpecial ? 'token special' : 'token', 'data-v': colourOf(version), title }, text))
     shown.counts.set(version, (shown.counts.get(version) ?? 0) + tokens)
   }
   while (output.children.length > MOST) output.firstChild.remove()
@@ -83,25 +83,24 @@ function append (output, data, shown) {
   drawKey(byId('output-key'), [...shown.counts])
 }
 
-/** One piece for each token if the texts of the tokens are the new text, else one for all. */
+/**
+ * One piece for each token. A token that the text leaves out, such as the end, shows its own text. Tokens that make a
+ * character together are one piece.
+ */
 function pieces (text, ids, info, from) {
   const versionAt = index =>
-    info.weight_versions.find(({ start, end }) => index >= start && index < end)?.version ??
-      info.weight_version
-  const scores = (info.output_token_logprobs ?? []).slice(-ids.length)
-  const isExact = ids.length > 0 && scores.length === ids.length && scores.map(([, , text]) => text).join('') === text
-  if (isExact) {
-    return scores.map(([logprob, id, text], i) => {
-      const version = versionAt(from + i)
-      return {
-        text,
-        version,
-        tokens: 1,
-        title: `version ${version}\ntoken ${id}\nlogprob ${logprob?.toFixed(3) ?? 'none'}`
-      }
-    })
-  }
-  if (text === '' && ids.length === 0) return []
-  const version = versionAt(from + ids.length - 1)
-  return [{ text, version, tokens: ids.length, title: `version ${version}\ntokens ${ids.join(' ')}` }]
+    info.weight_versions.find(({ start, end }) => index >= start && index < end)?.version ?? info.weight_version
+  const scores = ids.length === 0 ? [] : (info.output_token_logprobs ?? []).slice(-ids.length)
+  let rest = text
+  const found = scores.map(([logprob, id, own], i) => {
+    const version = versionAt(from + i)
+    const isSpecial = !rest.startsWith(own)
+    if (!isSpecial) rest = rest.slice(own.length)
+    const title = `version ${version}\ntoken ${id}\nlogprob ${logprob?.toFixed(3) ?? 'none'}`
+    return { text: own, version, tokens: 1, title, isSpecial }
+  })
+  if (rest === '' && found.length === ids.length) return found
+  const version = versionAt(from + Math.max(0, ids.length - 1))
+  const title = `version ${version}\ntokens ${ids.join(' ')}`
+  return [{ text, version, tokens: ids.length, title, isSpecial: false }]
 }

@@ -10,6 +10,8 @@ import { drawState } from './state.js'
 import { startTheme } from './theme.js'
 import { drawUpdates, startUpdates } from './updates.js'
 
+const SENDS = 'The page sends it with each of its requests, and forgets it when this tab closes.'
+
 const model = new Model()
 let isDue = false
 
@@ -22,7 +24,7 @@ new ResizeObserver(() => resizeCharts()).observe(byId('chart-rate'))
 const dialog = byId('key-dialog')
 /** Resolves when there may be a new key. */
 let keyGiven = () => {}
-byId('key').addEventListener('click', () => askForKey('The page sends it with each of its requests.'))
+byId('key').addEventListener('click', () => askForKey(SENDS))
 byId('key-cancel').addEventListener('click', () => dialog.close())
 byId('key-form').addEventListener('submit', event => {
   event.preventDefault()
@@ -50,11 +52,7 @@ follow({
     }
     await new Promise(resolve => {
       keyGiven = resolve
-      askForKey(
-        storedKey() === null
-          ? 'The page sends it with each of its requests, and forgets it when this tab closes.'
-          : message
-      )
+      askForKey(storedKey() === null ? SENDS : 'The server has refused this key. Is it the API key?')
     })
   }
 })

@@ -1,4 +1,5 @@
-// The page's knowledge of the server. Everything is bounded: lines of ten minutes, a minute of latencies, the last updates.
+// The page's knowledge of the server. Everything is bounded: lines of ten minutes, a minute of latencies, the last
+// updates.
 
 const ROWS = 600
 const UPDATES = 200
