@@ -55,6 +55,8 @@ export const LAYERS = {
   // The only folder that knows OpenTelemetry; telemetry.ts alone is loaded at the start.
   'src/telemetry': ['src/contract', 'src/http'],
   'src/gateway': ['src/http', 'src/remote'],
+  // The page, and the events that it follows.
+  'src/ui': ['src/contract', 'src/gateway', 'src/http', 'src/updates'],
   // The meaning of requests of one trainer or server.
   'src/dialects': [
     'src/contract',
@@ -76,7 +78,7 @@ export const LAYERS = {
   'src/chat': ['src/client'],
   // The conformance suite knows servers by their routes alone: no part of refit's engine or server.
   'src/conformance': ['src/native', 'src/rendezvous', 'src/wire'],
-  routes: ['src/contract', 'src/dialects', 'src/gateway', 'src/http', 'src/updates', 'src/weights'],
+  routes: ['src/contract', 'src/dialects', 'src/gateway', 'src/http', 'src/ui', 'src/updates', 'src/weights'],
   'src/app': '*',
   // `refit replay`: generates a sample again, and compares.
   'src/replay': ['src/client', 'src/http'],
@@ -114,6 +116,19 @@ const NO_IO = [
   'worker_threads',
   'cluster',
   'dns'
+]
+
+/** The names of a browser that the page uses. */
+const BROWSER = [
+  'devicePixelRatio',
+  'document',
+  'getComputedStyle',
+  'localStorage',
+  'matchMedia',
+  'requestAnimationFrame',
+  'ResizeObserver',
+  'sessionStorage',
+  'window'
 ]
 
 const zones = Object.entries(LAYERS).flatMap(([folder, allowed]) => [
@@ -155,6 +170,10 @@ export default [
       '@stylistic/max-len': ['error', { code: 120, ignoreUrls: true, ignoreRegExpLiterals: true }],
       'max-lines': ['error', { max: 400 }]
     }
+  },
+  {
+    files: ['ui/**/*.js'],
+    languageOptions: { globals: Object.fromEntries(BROWSER.map(name => [name, 'readonly'])) }
   },
   {
     files: ['**/*.ts'],

@@ -19,8 +19,8 @@ const JOINED = join('build', 'joined')
 /** Joining takes as long as fewer files save. */
 const JOIN_FROM = 20
 const RESULTS = join('build', 'test-results.tap')
-/** Tests that run by name only: they need a Python with torch, a GPU or a registry. */
-const APART = ['interop', 'gpu', 'package', 'fixtures', 'helpers']
+/** Tests that run by name only: they need a Python with torch, a GPU, a browser or a registry. */
+const APART = ['interop', 'browser', 'gpu', 'package', 'fixtures', 'helpers']
 
 const options = process.argv.slice(2).filter(argument => argument.startsWith('-'))
 const named = process.argv.slice(2).filter(argument => !argument.startsWith('-'))

@@ -25,6 +25,7 @@ const CODES = {
     'the folder where uploads are spooled has no room for the body, or cannot be written to; nothing has changed'
   ],
   QUEUE_FULL: [503, 'as many requests wait as --max-queued-requests allows'],
+  PAGES_FULL: [503, 'as many pages follow the event stream as it serves'],
   ENGINE_TORN: [503, 'weights are torn: an update failed midway and has not been repeated'],
   ENGINE_ASLEEP: [503, 'memory of the engine is released and has not been resumed'],
   ENGINE_CLOSED: [503, 'the engine is shutting down or has failed'],

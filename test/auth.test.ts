@@ -1,3 +1,5 @@
+import { readdirSync } from 'node:fs'
+import { join } from 'node:path'
 import Fastify from 'fastify'
 import type { RouteOptions } from 'fastify'
 import t from 'tap'
@@ -6,6 +8,7 @@ import { eachRoute, REFUSED } from '../src/dialects/refused.ts'
 import { guard } from '../src/http/auth.ts'
 import { errorHandler } from '../src/http/error-reply.ts'
 import refit from '../src/app/plugin.ts'
+import { packageRoot } from '../src/root.ts'
 import { ByteTokenizer } from './helpers/byte-tokenizer.ts'
 import { FakeEngine } from './helpers/fake-engine.ts'
 import { call, routeApp } from './helpers/route-app.ts'
@@ -17,6 +20,11 @@ const LEVELS: Record<string, 'public' | 'normal' | 'admin'> = {
   'GET /health_generate': 'public',
   'GET /ready': 'public',
   'GET /metrics': 'public',
+  'GET /ui': 'public',
+  'GET /ui/state': 'normal',
+  'GET /ui/events': 'normal',
+  'GET /updates': 'normal',
+  'GET /updates/:id/trace.json': 'normal',
   'GET /ping': 'normal',
   'POST /ping': 'normal',
   'POST /generate': 'normal',
@@ -167,12 +175,15 @@ t.test('every route declares its intended auth level', async t => {
       else t.ok(route.config?.auth, `HEAD ${route.url}`)
     }
   })
-  await app.register(refit, { engine: new FakeEngine(), tokenizer: null })
+  await app.register(refit, { engine: new FakeEngine(), tokenizer: null, ui: true })
   await app.ready()
+  // The files of the page, which hold no data.
+  const files = [...readdirSync(join(packageRoot, 'ui')), 'uplot.js', 'uplot.css'].filter(name => name !== 'index.html')
+  const page = Object.fromEntries(files.map(name => [`GET /ui/${name}`, 'public']))
   const refused = REFUSED.flatMap(eachRoute).map((
     { method, path }
   ) => [`${method} ${path.replace(/\{(\w+)\}/g, ':$1')}`, 'normal'])
-  t.same(found, { ...Object.fromEntries(refused), ...LEVELS })
+  t.same(found, { ...Object.fromEntries(refused), ...page, ...LEVELS })
   await app.close()
 })
 

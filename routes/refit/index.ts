@@ -7,6 +7,7 @@ import truth from './truth.ts'
 import keptTensors from './weights-tensor-kept.ts'
 import scope from './weights-transaction-scope.ts'
 import transactions from './weights-transaction.ts'
+import updates from './updates.ts'
 import type { Routes } from '../../src/http/context.ts'
 
 export default [
@@ -18,5 +19,6 @@ export default [
   samples,
   scope,
   transactions,
-  truth
+  truth,
+  updates
 ] satisfies Routes[]

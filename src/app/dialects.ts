@@ -72,6 +72,11 @@ export function chooseDialects (names: readonly string[]): ReadonlySet<DialectNa
   return new Set(names.length === 0 ? DIALECT_NAMES : names as readonly DialectName[])
 }
 
+/** Name of the dialect that lists the path of a route. */
+export function dialectOf (path: string): string | undefined {
+  return ALL_DIALECTS.find(({ calls }) => path in calls)?.name
+}
+
 /** The plugins of the chosen dialects, each once: dialects have some of them in common. */
 export function chooseRoutes (chosen: ReadonlySet<string>): ReadonlySet<Routes> {
   const served: readonly ServedDialect[] = [...BASE_DIALECTS, ...DIALECTS.filter(({ name }) => chosen.has(name))]

@@ -2,6 +2,8 @@ import Fastify, { LogController } from 'fastify'
 import type { FastifyBaseLogger, FastifyInstance } from 'fastify'
 import health from '../../routes/gateway/health.ts'
 import metrics from '../../routes/gateway/metrics.ts'
+import ui from '../../routes/gateway/ui.ts'
+import updates from '../../routes/gateway/updates.ts'
 import workers from '../../routes/gateway/workers.ts'
 import { registerGateway } from '../gateway/gateway.ts'
 import type { GatewayContext, GatewayOptions } from '../gateway/gateway.ts'
@@ -11,12 +13,15 @@ import { ALL_DIALECTS } from './dialects.ts'
 import { hostsFor } from './hosts-for.ts'
 import { describeApi } from './openapi.ts'
 import { validatorCompiler } from '../http/validation.ts'
+import { redirectBrowsers } from '../ui/page.ts'
 
 export interface GatewayServerOptions extends GatewayOptions {
   /** The address that it will listen on. */
   host?: string
   /** A pino logger; default none. */
   logger?: FastifyBaseLogger
+  /** Serve the page at /ui (default false). */
+  ui?: boolean
 }
 
 export type GatewayServer = FastifyInstance & { gateway: GatewayContext }
@@ -49,11 +54,14 @@ export async function createGateway (options: GatewayServerOptions): Promise<Gat
   boundConnections(app)
   app.setValidatorCompiler(validatorCompiler)
   await describeApi(app, API)
+  if (options.ui === true) redirectBrowsers(app)
   const context = registerGateway(app, ALL_DIALECTS, { ...options, allowedHosts }, app.log)
   app.get('/openapi.json', { config: { auth: 'public' }, schema: { hide: true } }, async () => app.swagger())
   await app.register(workers, { context })
   await app.register(health, { context })
   await app.register(metrics, { context })
+  await app.register(updates, { context })
+  if (options.ui === true) await app.register(ui, { context })
   const { fleet } = context
   // One after another, so that the first engine of the list decides which weights are current.
   for (const url of options.engines) await context.health.watch(fleet.add(url))
@@ -62,7 +70,7 @@ export async function createGateway (options: GatewayServerOptions): Promise<Gat
 
 /** The document of openapi/gateway.json. */
 export async function gatewayApiDocument (): Promise<object> {
-  const app = await createGateway({ engines: [] })
+  const app = await createGateway({ engines: [], ui: true })
   await app.ready()
   const document = app.swagger()
   await app.close()

@@ -117,7 +117,7 @@ export async function openApiDocument (): Promise<object> {
   const app = Fastify()
   await describeApi(app)
   const engine = { info: { servedModelName: '', modelPath: '/', gpus: [] as EngineInfo['gpus'] } } as RolloutEngine
-  await app.register(refit, { engine, tokenizer: null })
+  await app.register(refit, { engine, tokenizer: null, ui: true })
   await app.ready()
   const document = app.swagger()
   await app.close()

@@ -2,6 +2,7 @@ import { arch, platform, release } from 'node:os'
 import { basename, dirname, resolve } from 'node:path'
 import { inspect } from 'node:util'
 import type { FastifyInstance } from 'fastify'
+import ui from '../../routes/ui/index.ts'
 import { heldWeights } from '../engine/held-weights.ts'
 import { guard } from '../http/auth.ts'
 import type { RolloutEngine } from '../contract/rollout-engine.ts'
@@ -13,6 +14,7 @@ import { errorHandler, refusalBody, refusalOf } from '../http/error-reply.ts'
 import { BODY_LIMIT, MAX_BATCH, MAX_BODY_BYTES, MAX_REQUEST_MEMORY, SAMPLES_MEMORY } from '../http/limits.ts'
 import { LiveRequests } from '../http/generation/live-requests.ts'
 import { LoadedFrom } from '../updates/loaded-from.ts'
+import { UpdateLog } from '../updates/update-log.ts'
 import { logUnknownFields } from '../http/unknown-fields.ts'
 import { BodyMemory } from '../http/upload/body-memory.ts'
 import { RequestMemory } from '../http/generation/request-memory.ts'
@@ -47,7 +49,9 @@ import { replyParsers } from '../text/reply-parsers.ts'
 import type { Telemetry } from '../telemetry/telemetry.ts'
 import { loadTokenizer } from '../text/tokenizer.ts'
 import type { Tokenizer } from '../text/tokenizer.ts'
-import { chooseDialects, chooseRoutes } from './dialects.ts'
+import type { PageOptions } from '../ui/engine-source.ts'
+import { redirectBrowsers } from '../ui/page.ts'
+import { chooseDialects, chooseRoutes, dialectOf } from './dialects.ts'
 import type { DialectName } from './dialects.ts'
 
 export interface RefitPluginOptions {
@@ -126,6 +130,8 @@ export interface RefitPluginOptions {
   keepSamples?: KeepRule | undefined
   /** Mean difference between a trainer's and the engine's logprobs above which /truth logs a warning; default none. */
   truthWarn?: number | null | undefined
+  /** Serve the page at /ui (default false). With `prompts` it shows what running requests say. */
+  ui?: boolean | PageOptions
 }
 
 const BUCKET_BYTES = 2 ** 32
@@ -155,6 +161,8 @@ export default async function refit (app: FastifyInstance, options: RefitPluginO
   watchReceivers(context, receiver)
   closeWith(app, context, receiver)
   for (const routes of chooseRoutes(context.dialects)) await app.register(routes, { context })
+  const page = options.ui === true ? {} : options.ui
+  if (page !== undefined && page !== false) await app.register(ui, { context, page })
 }
 
 /** `receiver`: the tensor receiver of the context, with the methods that routes do not use. */
@@ -197,6 +205,7 @@ async function makeContext (
     live: new LiveRequests(engine),
     versions: new VersionWaits(engine, options.versionWaitMs ?? VERSION_WAIT_MS),
     metrics: new Metrics(engine, chooseMetricNames(options.metricNames)),
+    updates: new UpdateLog(engine),
     retries: new CallJoiner(),
     adapterRetries: new CallJoiner(),
     samplingDefaults: options.samplingDefaults === 'openai' ? {} : await readSamplingDefaults(engine.info.modelPath),
@@ -241,6 +250,11 @@ function installHandlers (app: FastifyInstance, options: RefitPluginOptions): vo
   app.addHook('onRequest', async ({ headers, method, routeOptions }) => {
     if (method === 'POST' && routeOptions.config.auth === 'normal') rankOf(headers, 1)
   })
+  app.addHook('onRoute', route => {
+    const dialect = dialectOf(route.routePath)
+    if (dialect !== undefined) route.config = { ...route.config, dialect }
+  })
+  if (options.ui !== undefined && options.ui !== false) redirectBrowsers(app)
   guard(app, options)
   logUnknownFields(app)
   app.addHook('onRoute', route => {

@@ -3,6 +3,7 @@ import type { AdapterReport } from '../contract/adapters.ts'
 import type { RolloutEngine } from '../contract/rollout-engine.ts'
 import { openAdapterFolder } from '../sources/disk/adapter-folder.ts'
 import { loadAdapterFromDisk } from '../updates/adapter-load.ts'
+import { UpdateLog } from '../updates/update-log.ts'
 import { CallJoiner } from '../weights/call-joiner.ts'
 
 /** An adapter that is loaded at the start. */
@@ -21,6 +22,7 @@ export async function startAdapters (
   const host = {
     engine,
     adapterRetries: new CallJoiner<AdapterReport>(),
+    updates: new UpdateLog(engine),
     metrics: { observeAdapter: () => {}, observeFailedAdapter: () => {} },
     openAdapter: async (path: string) => await openAdapterFolder(path, { roots: rootsOf(path) })
   }

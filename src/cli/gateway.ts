@@ -37,6 +37,7 @@ export async function gateway (args: readonly string[]): Promise<void> {
     healthMs: config.healthInterval * 1000,
     fill: config.fill,
     fillTimeoutMs: config.fillTimeout * 1000,
+    ui: config.ui,
     logger: log
   })
     .catch((error: unknown) => {

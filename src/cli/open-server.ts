@@ -92,6 +92,7 @@ export async function openServer (parts: ServerParts): Promise<OpenServer> {
     uploadTimeoutMs: config.uploadTimeout * 1000,
     shownConfig: redact(config),
     telemetry: telemetry ?? undefined,
+    ui: config.ui ? { prompts: config.uiPrompts } : false,
     closeGraceMs: config.shutdownTimeout * 1000 + CLOSE_MS
   })
     .catch(async (error: Error) => {

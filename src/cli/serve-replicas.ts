@@ -48,6 +48,7 @@ export async function serveReplicas (config: Config, model: ResolvedModel, log: 
       host,
       maxBodyBytes,
       bodyMemory: bodyMemory ?? undefined,
+      ui: config.ui,
       allowedHosts: allowedHost.length > 0 ? allowedHost : undefined,
       logger: log
     })

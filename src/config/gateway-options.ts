@@ -1,7 +1,8 @@
 import { OPTIONS } from './schema.ts'
 import type { Option, OptionValue } from './option.ts'
 
-const { host, port, apiKey, adminApiKey, insecure, maxBodyBytes, bodyMemory, allowedHost, logLevel, config } = OPTIONS
+const { host, port, apiKey, adminApiKey, insecure, ui, maxBodyBytes, bodyMemory, allowedHost, logLevel, config } =
+  OPTIONS
 
 /** The options of `refit gateway`. Those of its own address are the server's. */
 export const GATEWAY_OPTIONS = {
@@ -79,6 +80,7 @@ export const GATEWAY_OPTIONS = {
   apiKey,
   adminApiKey,
   insecure,
+  ui,
   maxBodyBytes,
   bodyMemory,
   allowedHost,

@@ -19,6 +19,13 @@ export interface GateKeeper {
   lost: (message: string) => void
 }
 
+/** From when to when the gate was shut (performance.now): no step ran meanwhile. */
+export interface GateClosure {
+  readonly shutAt: number
+  /** Null while it is shut. */
+  openedAt: number | null
+}
+
 export interface Gate {
   /** Requests that hold KV while the gate is shut (a pause in place left them). */
   readonly holders: number

@@ -1,6 +1,7 @@
 import type { MemoryTag } from '../native/addon.ts'
 import type { Adapters } from './adapters.ts'
 import type { DeltaHost } from './delta-host.ts'
+import type { GateClosure } from './gate.ts'
 import type { Grammar } from './grammar.ts'
 import type { GroupHost } from './group-host.ts'
 import type { WeightSource, WriteReport } from './weight-source.ts'
@@ -282,9 +283,9 @@ export interface UpdateOptions {
  * updates take turns, and a commit moves no label and opens no gate: the end of the transaction does.
  */
 export interface WeightUpdate {
-  /**
-   * Checks all of the source, then writes all of it. Throws before the first byte is written, or WEIGHTS_TORN after.
-   */
+  /** Absent before its first write, and on engines in other processes. In a transaction: the transaction's. */
+  readonly closure?: GateClosure | undefined
+  /** Checks all of the source, then writes all of it. Throws before the first byte, or WEIGHTS_TORN after it. */
   write: (source: WeightSource, progress?: (done: number, total: number) => void) => Promise<WriteReport>
   /**
    * Moves the label (if given), drops the caches, opens the gate. `requireAll` requires that every name was written.

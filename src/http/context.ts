@@ -13,6 +13,7 @@ import type { DiskHost } from '../updates/disk-update.ts'
 import type { DistributedHost } from '../updates/distributed-update.ts'
 import type { Loaded, LoadedFrom } from '../updates/loaded-from.ts'
 import type { TensorHost } from '../updates/tensor-update.ts'
+import type { UpdateLog } from '../updates/update-log.ts'
 import type { VersionWaits } from './generation/bound-version.ts'
 import type { RequestMemory } from './generation/request-memory.ts'
 import type { LiveRequests } from './generation/live-requests.ts'
@@ -29,6 +30,8 @@ export interface ServerContext {
   metrics: Metrics
   /** The checkpoint that the weights came from. */
   loaded: Readonly<Loaded>
+  /** The last updates. */
+  updates: Pick<UpdateLog, 'get' | 'list' | 'revision'>
   /** Process groups that trainers broadcast through. */
   groups: Pick<WeightGroups, 'list'>
   /** Names of the dialects that `--dialects` chose. */
@@ -82,6 +85,7 @@ export interface UpdatesContext extends ServerContext, DiskHost, DistributedHost
   metrics: Metrics
   tensors: TensorHost['tensors'] & AdapterHost['tensors']
   distributed: DistributedReceiver
+  updates: UpdateLog
   /** True if the path is a folder inside the roots that holds an adapter instead of a checkpoint. */
   isAdapter: (path: string) => Promise<boolean>
   loaded: LoadedFrom
@@ -102,6 +106,7 @@ export interface RouteContext extends GenerationContext, UpdatesContext {
   metrics: Metrics
   loaded: LoadedFrom
   groups: WeightGroups
+  updates: UpdateLog
 }
 
 /** A file of routes, with the part of the context that they use. */

@@ -4,6 +4,7 @@ import type { RolloutEngine, StartTimes } from '../contract/rollout-engine.ts'
 import type { Sample } from './generation/sample.ts'
 import type { WriteReport } from '../contract/weight-source.ts'
 import { AdapterMetrics } from './adapter-metrics.ts'
+import { LatencyCounts } from './latency-counts.ts'
 import { chooseMetricNames, familiesOf, METRIC_NAMES } from './metric-families.ts'
 import type { MetricNames } from './metric-families.ts'
 import type { KeptSamples } from './samples/kept-samples.ts'
@@ -27,6 +28,8 @@ export class Metrics {
   readonly contentType = Registry.PROMETHEUS_CONTENT_TYPE
   /** refit's own names. */
   readonly #refit = new Registry()
+  /** The same times between tokens as in `refit:inter_token_latency_seconds`, for the page. */
+  readonly gaps = new LatencyCounts()
   readonly #streaming = new StreamingMetrics()
   /** The process, and the families under the names that were chosen. */
   readonly #scraped: Registry[]
@@ -145,7 +148,11 @@ export class Metrics {
       const seconds = (sample.firstTokenAt! - sample.startedAt) / 1000
       this.#firstToken.observe(seconds)
       this.#streaming.firstToken(seconds, isStreaming)
-    } else if (count > 0) this.#interToken.observe((sample.lastTokenAt - before.at) / 1000 / count)
+    } else if (count > 0) {
+      const ms = (sample.lastTokenAt - before.at) / count
+      this.#interToken.observe(ms / 1000)
+      this.gaps.add(ms, count)
+    }
     if (sample.finish === null) return
     this.#finished.inc({ finished_reason: sample.finish.type })
     this.#request.observe(sample.seconds)

@@ -9,6 +9,8 @@ import type { DistributedReceiver } from '../sources/distributed/distributed.ts'
 import type { TensorReceiver } from '../sources/tensor/tensor-receiver.ts'
 import type { CallJoiner } from '../weights/call-joiner.ts'
 import { GROUP_NAME } from './distributed-update.ts'
+import type { UpdateLog } from './update-log.ts'
+import type { UpdateRecord } from './update-record.ts'
 
 /** Counts the outcomes of loads. */
 export interface AdapterMetrics {
@@ -19,6 +21,7 @@ export interface AdapterMetrics {
 export interface AdapterHost {
   readonly engine: Pick<RolloutEngine, 'adapters' | 'deltaHost'>
   readonly metrics: AdapterMetrics
+  readonly updates: UpdateLog
   /** Opens an adapter inside the allowed roots. */
   readonly openAdapter: (path: string) => Promise<AdapterFolder>
   readonly tensors: Pick<TensorReceiver, 'openAdapter' | 'discard'>
@@ -83,7 +86,7 @@ export function requireAdapters ({ adapters }: Pick<RolloutEngine, 'adapters'>):
 
 /** Loads an adapter that PEFT has saved in a folder. Throws CHECKPOINT_PATH if the folder is not there. */
 export async function loadAdapterFromDisk (
-  host: Pick<AdapterHost, 'adapterRetries' | 'engine' | 'metrics' | 'openAdapter'>,
+  host: Pick<AdapterHost, 'adapterRetries' | 'engine' | 'metrics' | 'openAdapter' | 'updates'>,
   { path, ...fields }: DiskAdapter
 ): Promise<AdapterReport> {
   return await host.adapterRetries.join(
@@ -145,7 +148,7 @@ async function receive (
 
 /** Loads an adapter whose tensors a source has. `open` is called after the checks that need no tensors. */
 export async function loadAdapterFromSource (
-  host: Pick<AdapterHost, 'engine' | 'metrics'>,
+  host: Pick<AdapterHost, 'engine' | 'metrics' | 'updates'>,
   fields: AdapterFields,
   { config, open }: { config: unknown, open: () => Promise<WeightSource> }
 ): Promise<AdapterReport> {
@@ -186,18 +189,22 @@ interface OpenAdapter {
 }
 
 async function load (
-  { engine, metrics }: Pick<AdapterHost, 'engine' | 'metrics'>,
+  { engine, metrics, updates }: Pick<AdapterHost, 'engine' | 'metrics' | 'updates'>,
   fields: AdapterFields,
   path: string,
   open: () => Promise<OpenAdapter>
 ): Promise<AdapterReport> {
+  const record = updates.begin({ adapter: fields.name.slice(0, MAX_SHOWN) })
   try {
     const adapters = checkLoad(engine, fields)
     const opened = await open()
-    const report = await write(adapters, fields, path, opened, engine.deltaHost)
+    record.mark('announce')
+    const report = await write(adapters, fields, path, opened, engine.deltaHost, record)
+    record.end(false)
     metrics.observeAdapter(report)
     return report
   } catch (error) {
+    record.fail(error)
     metrics.observeFailedAdapter()
     throw ofAdapter(fields.name, error)
   }
@@ -209,7 +216,8 @@ async function write (
   { name, existing, pinned }: AdapterFields,
   path: string,
   { config, source, checksums }: OpenAdapter,
-  host: DeltaHost | undefined
+  host: DeltaHost | undefined,
+  record: UpdateRecord
 ): Promise<AdapterReport> {
   const run = async (): Promise<AdapterReport> => {
     if (checksums !== undefined && source.kind === 'stored') await requireChecksums(source, checksums, host)
@@ -220,9 +228,11 @@ async function write (
     })
   }
   try {
-    return await run().finally(async () => {
+    const report = await run().finally(async () => {
       await source.close()
     })
+    record.wroteAdapter(report, source.transport.name)
+    return report
   } catch (error) {
     throw source.explain?.(error) ?? error
   }

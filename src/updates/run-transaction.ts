@@ -5,6 +5,7 @@ import { sumReports } from '../weights/sum-reports.ts'
 import { measureUpdate } from './measure-update.ts'
 import { joinRetry, registerPending, tornCount, writeSource } from './run-update.ts'
 import type { UpdateFields, UpdateHost, UpdateOutcome } from './run-update.ts'
+import type { UpdateRecord } from './update-record.ts'
 
 export interface TransactionRunOptions extends Omit<UpdateFields, 'abortAllRequests'> {
   /** Name of the writer, for people. */
@@ -33,9 +34,9 @@ export async function runTransaction (
   options: TransactionRunOptions,
   run: (part: TransactionPart) => Promise<void>
 ): Promise<WriteReport> {
-  const { engine, metrics } = host
-  const runOnce = async (): Promise<UpdateOutcome> => {
-    const part = new TransactionPart(engine, options)
+  const { engine } = host
+  const runOnce = async (record: UpdateRecord): Promise<UpdateOutcome> => {
+    const part = new TransactionPart(engine, options, record)
     try {
       await run(part)
       await part.commit()
@@ -48,7 +49,7 @@ export async function runTransaction (
     host,
     options,
     async () =>
-      await measureUpdate(metrics, runOnce).finally(async () => {
+      await measureUpdate(host, options, runOnce).finally(async () => {
         await options.close?.()
       })
   )
@@ -59,14 +60,16 @@ export async function runTransaction (
 export class TransactionPart {
   readonly #engine: RolloutEngine
   readonly #options: TransactionRunOptions
+  readonly #record: UpdateRecord
   readonly #reports: WriteReport[] = []
   #id: string | null = null
   #isOwn = false
   #isCommitted = false
 
-  constructor (engine: RolloutEngine, options: TransactionRunOptions) {
+  constructor (engine: RolloutEngine, options: TransactionRunOptions, record: UpdateRecord) {
     this.#engine = engine
     this.#options = options
+    this.#record = record
   }
 
   /** Opens or joins the transaction. Other updates wait from here on, so do everything else that can fail before. */
@@ -92,7 +95,7 @@ export class TransactionPart {
         flushCache,
         // An own transaction has the label already.
         version: this.#isOwn ? null : version
-      }))
+      }), this.#record)
     )
   }
 
@@ -106,6 +109,7 @@ export class TransactionPart {
     if (!this.#isOwn || this.#isCommitted) return
     await this.#engine.transactions.commit(this.#id, { flushCache: this.#options.flushCache ?? true })
     this.#isCommitted = true
+    this.#record.mark('commit')
   }
 
   get report (): WriteReport {

@@ -3,12 +3,12 @@ import type { WeightSource, WriteReport } from '../contract/weight-source.ts'
 import { errorMessage, RefitError, withPrefix } from '../errors.ts'
 import type { CallJoiner } from '../weights/call-joiner.ts'
 import { measureUpdate } from './measure-update.ts'
-import type { UpdateMetrics } from './measure-update.ts'
+import type { MeasuredHost } from './measure-update.ts'
+import type { UpdateRecord } from './update-record.ts'
 
 /** The objects that all updates of one server use. */
-export interface UpdateHost {
+export interface UpdateHost extends MeasuredHost {
   readonly engine: RolloutEngine
-  readonly metrics: UpdateMetrics
   /** Updates under way, so that a client's retry joins the update that it repeats. */
   readonly retries: CallJoiner<UpdateOutcome>
 }
@@ -59,7 +59,7 @@ export type WriteSource = (source: WeightSource) => Promise<WriteReport>
  * - A call that fails before `write` leaves its transaction with tensors pending. It is unknown which ones, so the
  *   transaction cannot be committed as if the call had never come.
  * - In a transaction, the label and the caches change at its end, and the report names the transaction.
- * - The metrics count the outcome.
+ * - The metrics count the outcome, and the log of updates has the phases.
  *
  * `options` may be a function: it is read again at each step, for requests whose fields arrive while the source is
  * opened.
@@ -73,7 +73,7 @@ export async function runUpdate (
   return await joinRetry(
     host,
     now(),
-    async () => await measureUpdate(host.metrics, async () => await runOnce(host.engine, now, open)),
+    async () => await measureUpdate(host, now(), async record => await runOnce(host.engine, now, open, record)),
     // A call joins only within the same transaction.
     host.engine.transactions.currentId
   )
@@ -112,13 +112,14 @@ export function registerPending (
 async function runOnce (
   engine: RolloutEngine,
   options: () => RunOptions,
-  open: (write: WriteSource) => Promise<WriteReport>
+  open: (write: WriteSource) => Promise<WriteReport>,
+  record: UpdateRecord
 ): Promise<UpdateOutcome> {
   let isOpen = false
   try {
     const report = await open(async source => {
       isOpen = true
-      return await writeSource(engine, source, options)
+      return await writeSource(engine, source, options, record)
     })
     return { report, torn: tornCount(engine) }
   } catch (error) {
@@ -131,8 +132,10 @@ async function runOnce (
 export async function writeSource (
   engine: RolloutEngine,
   source: WeightSource,
-  options: () => RunOptions
+  options: () => RunOptions,
+  record: UpdateRecord
 ): Promise<WriteReport> {
+  record.mark('announce')
   const { abortAllRequests = false, transaction, check, failurePrefix = '', isWhole = false, allowMissing } = options()
   const requireAll = allowMissing == null ? isWhole && 'alone' : !allowMissing
   const write = async (): Promise<WriteReport> => {
@@ -141,13 +144,18 @@ export async function writeSource (
       ...requireAll === false ? {} : { requireAll },
       ...transaction == null ? {} : { transaction }
     })
+    record.mark('wait')
     try {
-      const report = await update.write(source)
+      const report = await update.write(source).finally(() => {
+        record.shut(update.closure)
+      })
+      record.wrote(report)
       check?.(report)
       source.accept?.(report)
       // A form that is written as it arrives may name the label after its file.
       const { flushCache = true, version, allowTorn = true } = options()
       await update.commit({ flushCache, allowTorn, ...version == null ? {} : { version } })
+      record.mark('commit')
       return report
     } catch (error) {
       await update.abort(errorMessage(error))
@@ -155,9 +163,11 @@ export async function writeSource (
     }
   }
   try {
-    return await write().finally(async () => {
+    const report = await write().finally(async () => {
       await source.close()
     })
+    record.mark('close')
+    return report
   } catch (error) {
     throw source.explain?.(error) ?? error
   }

@@ -1,4 +1,5 @@
 import { RefitError } from '../errors.ts'
+import type { GateClosure } from '../contract/gate.ts'
 import type { UpdateOptions, WeightUpdate } from '../contract/rollout-engine.ts'
 import type { Progress } from './scatter.ts'
 import type { WeightSource, WriteReport } from '../contract/weight-source.ts'
@@ -16,6 +17,10 @@ export class TransactionUpdate implements WeightUpdate {
   constructor (transaction: WeightTransaction, options: UpdateOptions) {
     this.#transaction = transaction
     this.#options = options
+  }
+
+  get closure (): GateClosure | undefined {
+    return this.#transaction.closure
   }
 
   async write (source: WeightSource, progress?: Progress): Promise<WriteReport> {

@@ -6,7 +6,7 @@ import type { TransactionOptions, TransactionStatus } from '../contract/weight-t
 import { RefitError } from '../errors.ts'
 import { announcedNames } from './announced-names.ts'
 import type { Clock } from './clock.ts'
-import type { Gate } from '../contract/gate.ts'
+import type { Gate, GateClosure } from '../contract/gate.ts'
 import { missingNames } from './plan.ts'
 import type { Progress } from './scatter.ts'
 import type { WeightSource, WriteReport } from '../contract/weight-source.ts'
@@ -114,6 +114,9 @@ export class WeightTransaction {
   }
   get isWriting (): boolean {
     return this.#update.holdsGate
+  }
+  get closure (): GateClosure | undefined {
+    return this.#update.closure
   }
   get name (): string {
     return `the weight transaction of ${this.owner}`

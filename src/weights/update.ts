@@ -1,6 +1,6 @@
 import { RefitError } from '../errors.ts'
 import type { WeightUpdate } from '../contract/rollout-engine.ts'
-import type { Gate } from '../contract/gate.ts'
+import type { Gate, GateClosure } from '../contract/gate.ts'
 import { abortableStream } from './abortable-stream.ts'
 import { patchSource } from './patch-source.ts'
 import { missingNames } from './plan.ts'
@@ -34,6 +34,7 @@ export class Update implements WeightUpdate {
   readonly #context: UpdateContext
   readonly #written = new Set<string>()
   #gate: Gate | undefined
+  #closure: GateClosure | undefined
   #shutting: Promise<Gate> | undefined
   #writing = 0
   /** A commit is under way. */
@@ -44,6 +45,12 @@ export class Update implements WeightUpdate {
   constructor (context: UpdateContext, gate?: Gate) {
     this.#context = context
     this.#gate = gate
+    if (gate !== undefined) this.#closure = { shutAt: performance.now(), openedAt: null }
+  }
+
+  /** See WeightUpdate. */
+  get closure (): GateClosure | undefined {
+    return this.#closure
   }
 
   /** Tensors of the model that were written whole. */
@@ -218,6 +225,7 @@ export class Update implements WeightUpdate {
     try {
       await this.#gate?.open(ledger.opening(flushCache))
     } finally {
+      if (this.#closure !== undefined) this.#closure.openedAt = performance.now()
       this.#context.leave()
     }
   }
@@ -229,6 +237,7 @@ export class Update implements WeightUpdate {
       this.#shutting = undefined
     })
     this.#gate = await this.#shutting
+    this.#closure ??= { shutAt: performance.now(), openedAt: null }
   }
 
   #claim (besideWrites = false): void {

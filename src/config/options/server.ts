@@ -160,6 +160,18 @@ export const SERVER_OPTIONS = {
       "Mean difference between a trainer's logprobs (POST /truth) and the engine's above which a warning is logged.",
     unset: 'nothing is logged'
   },
+  ui: {
+    type: 'boolean',
+    default: true,
+    group: 'server',
+    help: 'Serve the page at /ui that shows updates, versions and load while they happen (docs/ui.md). Off: --no-ui.'
+  },
+  uiPrompts: {
+    type: 'boolean',
+    default: false,
+    group: 'server',
+    help: 'The page shows the prompts and outputs of running requests to whoever may generate.'
+  },
   uploadFolder: {
     type: 'string',
     default: null,

@@ -27,7 +27,7 @@ const BUFFER = 'the buffer'
 
 /** One exchange with a parameter server: many buckets through the same buffers are one update. */
 export async function runIpcUpdate (
-  context: Pick<UpdatesContext, 'engine' | 'metrics' | 'retries' | 'tensors'>,
+  context: Pick<UpdatesContext, 'engine' | 'metrics' | 'retries' | 'tensors' | 'updates'>,
   slots: readonly Slot[],
   options: IpcOptions,
   /** Not called by a call that joins a running one; nor is `end`, which is called last. */

@@ -21,6 +21,7 @@ export const refit: Dialect<'refit'> = {
   refusedByGateway: {
     '/samples/:id': SAMPLES,
     '/truth': SAMPLES,
+    '/ui/state': 'the page of the gateway reads its engines itself; call an engine of /workers',
     '/update_weights_from_peer':
       'engines load from a peer one by one, and the gateway starts that itself for engines that missed an update; ' +
       'call an engine of /workers'

@@ -73,7 +73,7 @@ export class Generation {
     const version = this.#plans[0]?.version
     if (version !== undefined) await versions.until(version, () => this.#aborted)
     requireServing(engine.weights)
-    const release = live.claim(this.#names())
+    const release = live.claim(this.#names(), this.samples)
     try {
       const outcomes = await Promise.allSettled(this.samples.map(async (_, index) => {
         try {

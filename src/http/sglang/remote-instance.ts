@@ -143,9 +143,9 @@ export async function sendToRemote (context: UpdatesContext, body: Static<typeof
 
 /** Loads the weights of another engine into this one, as at a start with --load-from. */
 export async function loadFromOther (context: UpdatesContext, body: Static<typeof PeerLoadBody>, reply: FastifyReply) {
-  const { peerLoads, metrics } = context
+  const { peerLoads } = context
   if (peerLoads === null) throw holdsNone('cannot load others')
-  return await measureUpdate(metrics, async () => {
+  return await measureUpdate(context, {}, async record => {
     const { report, version, route } = await peerLoads
       .load({
         url: body.url,
@@ -157,6 +157,7 @@ export async function loadFromOther (context: UpdatesContext, body: Static<typeo
       .catch(error => {
         throw withPrefix('Failed to update weights: ', error)
       })
+    record.wrote(report)
     return {
       message: `Succeeded to update model weights. Weight version updated to ${version}.`,
       version,

@@ -14,11 +14,14 @@ import type { RouteGenericInterface } from 'fastify/types/route.js'
 import type { TypeBoxTypeProvider } from '@fastify/type-provider-typebox'
 import type { App, UpdatesContext } from '../context.ts'
 import { registerPending } from '../../updates/run-update.ts'
+import { sentBy } from '../../updates/sender.ts'
 
 declare module 'fastify' {
   interface FastifyContextConfig {
     /** Whether a request can change weights: `updateRoute` sets true, `weightsRoute` false unless the route sets it. */
     changesWeights?: boolean
+    /** Name of the dialect that lists the route; the plugin sets it. */
+    dialect?: string
   }
 }
 
@@ -122,7 +125,11 @@ function register<Schema extends FastifySchema> (
       const body: unknown = request.body ?? {}
       throw await refuse?.(body as Record<string, unknown>, validationError, headers) ?? validationError
     }
-    return await handle.call(this, request, reply)
+    const { dialect = null } = request.routeOptions.config
+    return await sentBy(
+      { dialect, route: url, address: request.ip },
+      async () => await handle.call(this, request, reply)
+    )
   }
   ;(app as App).post(url, {
     ...options,

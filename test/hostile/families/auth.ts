@@ -48,7 +48,7 @@ async function declaredLevels (): Promise<Map<string, Level>> {
     }
   })
   const engine = new FakeEngine()
-  await app.register(refit, { engine, tokenizer: null })
+  await app.register(refit, { engine, tokenizer: null, ui: true })
   await app.ready()
   await app.close()
   await engine.close()

@@ -1,0 +1,126 @@
+import { join } from 'node:path'
+import t from 'tap'
+import { packageRoot } from '../../../src/root.ts'
+import { FakeEngine } from '../../helpers/fake-engine.ts'
+import { call, routeApp } from '../../helpers/route-app.ts'
+import { BUCKETS, MODELS, serve } from '../../helpers/transaction-server.ts'
+
+const PHASES = ['announce', 'wait', 'plan', 'gate', 'scatter', 'verify', 'commit', 'close']
+
+t.test('an update is listed with its phases, bytes, rate, sender, labels and stall', async t => {
+  const server = await serve(t)
+  t.same((await server.get('/updates')).body, { updates: [] })
+  await server.ok('/update_weights_from_disk', { model_path: join(server.folder, 'trained'), weight_version: 'step-1' })
+  const { updates: [update, ...others] } = (await server.get('/updates')).body
+  t.same(others, [])
+  t.match(update, {
+    kind: 'weights',
+    dialect: 'sglang',
+    route: '/update_weights_from_disk',
+    address: '127.0.0.1',
+    transport: 'disk',
+    transaction: null,
+    adapter: null,
+    requests: 1,
+    paused: null,
+    label_before: 'default',
+    label_after: 'step-1',
+    outcome: 'done',
+    error: null
+  })
+  t.same(Object.keys(update.ms), [...PHASES, 'total'])
+  const sum = PHASES.reduce((total, phase) => total + update.ms[phase], 0)
+  t.ok(sum <= update.ms.total + 0.1, `${sum} of ${update.ms.total} ms`)
+  t.ok(update.stall_ms >= update.ms.scatter, 'the gate is shut while bytes are written')
+  t.ok(update.stall_ms <= update.ms.total)
+  t.ok(update.bytes > 0 && update.tensors > 0 && update.gb_per_second > 0)
+  t.same(update.spans.map(([phase]: [string]) => phase), PHASES)
+  for (const [i, [, at, ms]] of update.spans.entries()) {
+    const next = update.spans[i + 1]?.[1] ?? update.ms.total
+    t.ok(at + ms <= next + 0.1, `${PHASES[i]} ends before the next phase`)
+  }
+})
+
+t.test('a refusal has its code, and no bytes; the label stays', async t => {
+  const server = await serve(t)
+  const refused = await server.post('/update_weights_from_disk', { model_path: '/nowhere', weight_version: 'step-2' })
+  t.equal(refused.status, 400)
+  const { updates } = (await server.get('/updates')).body
+  t.match(updates, [{
+    outcome: 'refused',
+    error: { code: 'CHECKPOINT_PATH', message: /nowhere/ },
+    transport: null,
+    bytes: 0,
+    gb_per_second: null,
+    stall_ms: null,
+    label_before: 'default',
+    label_after: 'default'
+  }])
+  t.ok(updates[0].ms.failed > 0)
+})
+
+t.test('all requests of a scope are one update, which ends with the scope', async t => {
+  const server = await serve(t)
+  await server.ok('/begin_weight_update', { weight_version: 'step-3' })
+  for (let i = 0; i < BUCKETS; i++) await server.bucket('trained', i)
+  const open = (await server.get('/updates')).body.updates
+  t.match(open, [{ requests: BUCKETS, outcome: 'running', label_after: null }])
+  await server.ok('/end_weight_update')
+  const { updates: [update, ...others] } = (await server.get('/updates')).body
+  t.same(others, [])
+  t.match(update, { id: open[0].id, requests: BUCKETS, outcome: 'done', label_after: 'step-3', error: null })
+  t.ok(update.stall_ms > open[0].ms.scatter, 'the gate was shut from the first bucket to the end')
+  t.same([...new Set(update.spans.map(([, , , request]: number[]) => request))], [0, 1, 2])
+})
+
+t.test('an aborted transaction is torn, with its reason; a stranger meanwhile has an entry of its own', async t => {
+  const server = await serve(t)
+  const { id } = await server.ok('/weight_transactions', { owner: 'test', expected: 'all' })
+  await server.bucket('trained', 0, { transaction: id })
+  t.equal((await server.bucket('trained', 1)).status, 409)
+  await server.ok(`/weight_transactions/${id}/abort`, { reason: 'enough' })
+  const { updates } = (await server.get('/updates')).body
+  t.match(updates, [
+    { outcome: 'refused', requests: 1, error: { code: 'TRANSACTION_OPEN' }, transaction: null },
+    { outcome: 'torn', requests: 1, error: { message: /enough/ }, transaction: id, label_after: 'default' }
+  ])
+})
+
+t.test('a torn update is torn', async t => {
+  const engine = new FakeEngine()
+  const { url } = await routeApp(t, { engine, modelRoots: [join(packageRoot, 'models')] })
+  engine.failWriteAt = 0
+  await call(`${url}/update_weights_from_disk`, { model_path: join(packageRoot, 'models', MODELS.trained) })
+  const { json } = await call(`${url}/updates`)
+  t.match(json.updates[0].outcome, /refused|torn/)
+})
+
+t.test('the log keeps the last 100', async t => {
+  const { url } = await routeApp(t)
+  for (let i = 0; i < 103; i++) await call(`${url}/update_weights_from_disk`, { model_path: `/nowhere-${i}` })
+  const { json: { updates } } = await call(`${url}/updates`)
+  t.equal(updates.length, 100)
+  t.match(updates[0].error.message, /nowhere-102/)
+  t.match(updates[99].error.message, /nowhere-3/)
+})
+
+t.test("a trace is in Chrome's format, with a row for the gate and one for each request", async t => {
+  const server = await serve(t)
+  await server.ok('/begin_weight_update', {})
+  for (let i = 0; i < BUCKETS; i++) await server.bucket('trained', i)
+  await server.ok('/end_weight_update')
+  const { updates: [{ id }] } = (await server.get('/updates')).body
+  const { status, body } = await server.get(`/updates/${id}/trace.json`)
+  t.equal(status, 200)
+  const events: any[] = body.traceEvents
+  for (const event of events) {
+    t.ok(event.ph === 'M' || (event.ph === 'X' && event.ts >= 0 && event.dur >= 0), event.name)
+    t.equal(event.pid, 1)
+  }
+  const rows = Object.fromEntries(events.filter(({ name }) => name === 'thread_name').map(e => [e.args.name, e.tid]))
+  t.same(Object.keys(rows), ['update', 'gate', 'request 1', 'request 2', 'request 3'])
+  const of = (row: string): string[] => events.filter(e => e.ph === 'X' && e.tid === rows[row]).map(e => e.name)
+  t.same(of('gate'), ['gate shut'])
+  t.same(of('request 2').slice(0, 2), ['announce', 'wait'])
+  t.match(await server.get('/updates/none/trace.json'), { status: 404, body: { error: { code: 'NOT_FOUND' } } })
+})
