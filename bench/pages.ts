@@ -16,7 +16,7 @@ import { report } from './lib/table.ts'
 const PAGES = 200
 const TURNS = 9
 const BATCH = 16
-const TOKENS = 1500
+const TOKENS = 500
 
 const model = join(packageRoot, 'models/adder')
 const engine = await createEngine(model, { threads: 1, maxTotalTokens: 1 << 15 })

@@ -17,7 +17,7 @@ process.chdir(root)
 const { out } = readOptions()
 
 /** Needed. */
-const PARTS = ['package.json', 'bin', 'dist', join('prebuilds', `${process.platform}-${process.arch}`), 'models']
+const PARTS = ['package.json', 'bin', 'dist', join('prebuilds', `${process.platform}-${process.arch}`), 'models', 'ui']
 /** Taken where they are there, else said. */
 const GPU_PARTS = [
   'scripts/test-gpu.js',

@@ -58,7 +58,7 @@ export function drawCharts (model) {
     byId('latency-note'),
     middle === null
       ? 'none yet'
-      : `p50 ${milliseconds(middle)}  p99 ${milliseconds(quantile(counts, model.edges, 0.99))}`
+      : `p50 ${brief(middle)}, p99 ${milliseconds(quantile(counts, model.edges, 0.99))}`
   )
 }
 
@@ -79,7 +79,7 @@ function lines (id, series, theme, read, text, top) {
       y: { range: (_plot, _low, high) => [0, Math.max(top ?? 1, (high ?? 1) * (top === undefined ? 1.1 : 1))] }
     },
     axes: [
-      axis(theme, 18, { space: 70, values: (plot, ticks) => ticks.map(second => timeOf(second, plotSpan(plot))) }),
+      axis(theme, 18, { space: 70, values: (plot, ticks) => ticks.map(second => timeOf(second, plot.scales.x)) }),
       axis(theme, 38, {
         space: 34,
         values: (_plot, ticks) => ticks.map(text)
@@ -166,13 +166,10 @@ function rangeOf (seconds) {
   return [end - Math.min(SPAN, Math.max(LEAST, end - (seconds[0] ?? end))), end]
 }
 
-function plotSpan ({ scales: { x } }) {
-  return x.max - x.min
-}
-
-/** Without seconds once there are minutes. */
-function timeOf (seconds, span) {
-  return new Date(seconds * 1000).toLocaleTimeString('en-GB').slice(0, span > 240 ? 5 : 8)
+/** Without seconds once there are minutes; none where it would touch the other axis. */
+function timeOf (second, { min, max }) {
+  if ((second - min) / (max - min) < 0.12) return ''
+  return new Date(second * 1000).toLocaleTimeString('en-GB').slice(0, max - min > 240 ? 5 : 8)
 }
 
 function brief (value) {

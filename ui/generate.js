@@ -5,6 +5,8 @@ import { colourOf } from './versions.js'
 
 /** Tokens of the output; more than this is cut off at the front. */
 const MOST = 4000
+/** Stands for a token that the text leaves out; its title has its name. */
+const SPECIAL = '◦'
 
 /** The box that generates: each token has the colour of the version that made it. */
 export function startGenerate (model) {
@@ -73,7 +75,8 @@ function append (output, data, shown) {
   const isAtEnd = output.scrollTop + output.clientHeight >= output.scrollHeight - 8
   const fresh = pieces(text.slice(shown.text.length), ids.slice(shown.tokens), info, shown.tokens)
   for (const { text, title, version, tokens, isSpecial } of fresh) {
-    output.append(h('span', { class: isSpecial ? 'token special' : 'token', 'data-v': colourOf(version), title }, text))
+    const attributes = { class: isSpecial ? 'token special' : 'token', 'data-v': colourOf(version), title }
+    output.append(h('span', attributes, isSpecial ? SPECIAL : text))
     shown.counts.set(version, (shown.counts.get(version) ?? 0) + tokens)
   }
   while (output.children.length > MOST) output.firstChild.remove()
@@ -84,7 +87,7 @@ function append (output, data, shown) {
 }
 
 /**
- * One piece for each token. A token that the text leaves out, such as the end, shows its own text. Tokens that make a
+ * One piece for each token. A token that the text leaves out, such as the end, shows a mark. Tokens that make a
  * character together are one piece.
  */
 function pieces (text, ids, info, from) {
@@ -96,7 +99,7 @@ function pieces (text, ids, info, from) {
     const version = versionAt(from + i)
     const isSpecial = !rest.startsWith(own)
     if (!isSpecial) rest = rest.slice(own.length)
-    const title = `version ${version}\ntoken ${id}\nlogprob ${logprob?.toFixed(3) ?? 'none'}`
+    const title = `version ${version}\ntoken ${id} ${own}\nlogprob ${logprob?.toFixed(3) ?? 'none'}`
     return { text: own, version, tokens: 1, title, isSpecial }
   })
   if (rest === '' && found.length === ids.length) return found

@@ -54,6 +54,8 @@ function pack () {
       'models/adder/model.safetensors',
       'openapi/openapi.json',
       'docs/configuration.md',
+      'ui/index.html',
+      'ui/main.js',
       'README.md',
       'LICENSE',
       'CHANGELOG.md'
@@ -123,6 +125,8 @@ async function serve () {
       JSON.stringify({ text: '12+345=', sampling_params: { max_new_tokens: 4, temperature: 0 } })
     ])
     assert.ok(JSON.parse(reply).meta_info.completion_tokens > 0, reply)
+    assert.match(run(app, 'curl', ['-fsSL', `${url}/ui`]), /<script type="module" src="main.js">/)
+    assert.match(run(app, 'curl', ['-fsS', `${url}/ui/uplot.js`]), /uPlot/)
     server.kill('SIGTERM')
     assert.deepEqual(await once(server, 'exit'), [0, null], 'the exit after SIGTERM')
   } finally {
