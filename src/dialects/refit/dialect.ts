@@ -1,6 +1,8 @@
 import { begin, BOTH, GET, label, read, state } from '../../gateway/gateway-call.ts'
 import type { Dialect } from '../dialect.ts'
 
+const PLANS = 'a plan belongs to one engine: announce shards to the engines of /workers, and update them there'
+
 export const refit: Dialect<'refit'> = {
   name: 'refit',
   title: "refit's own",
@@ -16,6 +18,11 @@ export const refit: Dialect<'refit'> = {
     '/weight_transactions/:id/abort': { to: 'members' }
   },
   refusedByGateway: {
+    '/shard_plans': PLANS,
+    '/shard_plans/:id': PLANS,
+    '/shard_plans/:id/sources/:source': PLANS,
+    '/shard_plans/:id/parts/:source': PLANS,
+    '/update_weights_from_shards': PLANS,
     '/update_weights_from_peer':
       'engines load from a peer one by one, and the gateway starts that itself for engines that missed an update; ' +
       'call an engine of /workers'
