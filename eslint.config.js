@@ -23,8 +23,10 @@ export const LAYERS = {
   // LoRA adapters: their formats, versions and slots.
   'src/adapters': ['src/contract', 'src/model', 'src/native', 'src/weights'],
   'src/process-groups': ['src/contract', 'src/native', 'src/rendezvous'],
+  // A trainer's shards: what it announces, and the plan of what each of its ranks sends to each rank of the engine.
+  'src/shards': ['src/contract', 'src/model', 'src/native', 'src/weights'],
   'src/remote': ['src/client', 'src/contract', 'src/native', 'src/wire'],
-  'src/sources': ['src/contract', 'src/native', 'src/process-groups', 'src/wire'],
+  'src/sources': ['src/contract', 'src/native', 'src/process-groups', 'src/shards', 'src/wire'],
   // Checkpoints on this host that follow what a trainer publishes: an update loads them as it loads any folder.
   'src/deltas': ['src/native', 'src/sources', 'src/weights', 'src/wire'],
   'src/engine': ['src/adapters', 'src/contract', 'src/grammars', 'src/model', 'src/native', 'src/text', 'src/weights'],
@@ -39,7 +41,7 @@ export const LAYERS = {
     'src/rendezvous',
     'src/weights'
   ],
-  'src/updates': ['src/contract', 'src/peer', 'src/sources', 'src/weights'],
+  'src/updates': ['src/contract', 'src/peer', 'src/process-groups', 'src/shards', 'src/sources', 'src/weights'],
   'src/http': [
     'src/contract',
     'src/deltas',
@@ -47,6 +49,7 @@ export const LAYERS = {
     'src/native',
     'src/peer',
     'src/process-groups',
+    'src/shards',
     'src/sources',
     'src/text',
     'src/updates',
@@ -78,7 +81,16 @@ export const LAYERS = {
   'src/chat': ['src/client'],
   // The conformance suite knows servers by their routes alone: no part of refit's engine or server.
   'src/conformance': ['src/native', 'src/rendezvous', 'src/wire'],
-  routes: ['src/contract', 'src/dialects', 'src/gateway', 'src/http', 'src/ui', 'src/updates', 'src/weights'],
+  routes: [
+    'src/contract',
+    'src/dialects',
+    'src/gateway',
+    'src/http',
+    'src/shards',
+    'src/ui',
+    'src/updates',
+    'src/weights'
+  ],
   'src/app': '*',
   // `refit replay`: generates a sample again, and compares.
   'src/replay': ['src/client', 'src/http'],

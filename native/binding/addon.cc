@@ -115,6 +115,7 @@ Napi::Object init(Napi::Env env, Napi::Object exports) {
   add("ncclConnect", nccl_connect);
   add("stageGroup", stage_group);
   add("groupReceive", group_receive);
+  add("groupReceiveMessages", group_receive_messages);
   add("groupPlaces", group_places);
   add("groupBegin", group_begin);
   add("groupArrive", group_arrive);

@@ -48,6 +48,7 @@ Napi::Object layouts(Napi::Env env) {
   out.Set("rect", names(env, RectRow::kNames));
   out.Set("delta", names(env, DeltaRow::kNames));
   out.Set("part", names(env, PartRow::kNames));
+  out.Set("message", names(env, MessageRow::kNames));
   out.Set("dtypes", dtypes(env));
   out.Set("tensorStates",
           numbers<TensorState>(env, {{"untouched", kUntouched}, {"partial", kPartial}, {"written", kWritten}}));

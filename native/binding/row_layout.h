@@ -30,6 +30,12 @@ struct PartRow {
   static constexpr std::array kNames{"offset", "bytes"};
 };
 
+// A message of a rank elsewhere to a rank of this process, and its range of bytes of a staging slot.
+struct MessageRow {
+  enum Field : size_t { kMine, kOther, kTag, kOffset, kBytes };
+  static constexpr std::array kNames{"mine", "other", "tag", "offset", "bytes"};
+};
+
 // All these names, the dtypes in order, and the numbers of states, memory tags, encodings of positions and rows of a
 // step.
 Napi::Object layouts(Napi::Env env);

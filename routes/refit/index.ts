@@ -4,6 +4,7 @@ import refused from './refused.ts'
 import report from './report.ts'
 import samples from './samples.ts'
 import truth from './truth.ts'
+import shards from './weights-shards.ts'
 import keptTensors from './weights-tensor-kept.ts'
 import scope from './weights-transaction-scope.ts'
 import transactions from './weights-transaction.ts'
@@ -18,6 +19,7 @@ export default [
   keptTensors,
   samples,
   scope,
+  shards,
   transactions,
   truth,
   updates

@@ -63,6 +63,7 @@ export class SlotMemory {
     deadlineMs: number
   ): Promise<{ bytes: number, checksums: Map<string, string> }> {
     if (source.kind === 'patch') throw new RefitError('ADAPTER_REFUSED', 'LoRA adapters are sent whole, not as changes')
+    if (source.kind === 'placed') throw new RefitError('ADAPTER_REFUSED', 'LoRA adapters are sent whole, not in shards')
     const tensors = modules.flatMap(({ module, rank, a, b }) => [
       { tensor: a, rects: module.a(slot, 0, rank) },
       { tensor: b, rects: module.b(slot, 0, rank) }

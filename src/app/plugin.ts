@@ -34,6 +34,8 @@ import { PeerLoads } from '../peer/peer-loads.ts'
 import type { StoreRules } from '../peer/remote-stores.ts'
 import { SendGroups } from '../peer/send-groups.ts'
 import { WeightGroups } from '../process-groups/weight-groups.ts'
+import { ShardPlans } from '../shards/shard-plans.ts'
+import { ShardParts } from '../sources/shards/shard-parts.ts'
 import { DistributedReceiver } from '../sources/distributed/distributed.ts'
 import { isAdapterFolder, openAdapterFolder } from '../sources/disk/adapter-folder.ts'
 import { openDiskSource } from '../sources/disk/disk.ts'
@@ -194,6 +196,7 @@ async function makeContext (
     staged: options.stagedBroadcasts
   })
   const samples = new KeptSamples(options.samplesMemory ?? SAMPLES_MEMORY, options.keepSamples ?? 'asked')
+  const plans = shardPlansOf(engine)
   const context: RouteContext = {
     engine,
     samples,
@@ -218,6 +221,8 @@ async function makeContext (
     tensors: receiver,
     kept,
     groups,
+    plans,
+    parts: plans === null ? null : new ShardParts(plans, options.uploadTimeoutMs),
     ...transfersOf(engine, { policy, ncclPath: options.ncclPath }),
     distributed: new DistributedReceiver(groups, options.bucketBytes ?? BUCKET_BYTES),
     uploads,
@@ -327,6 +332,12 @@ function defaultRoots (modelPath: string): string[] {
   const holder = dirname(resolve(modelPath))
   // Files in a Hugging Face cache are links from snapshots/<revision> to blobs beside it.
   return [basename(holder) === 'snapshots' ? dirname(holder) : holder]
+}
+
+/** Null if this process holds no parameters. */
+function shardPlansOf (engine: RolloutEngine): ShardPlans | null {
+  const held = heldWeights(engine)
+  return held === undefined ? null : new ShardPlans(held.store.table)
 }
 
 /** Sends and loads weights between engines; null if this process holds none. */

@@ -1,7 +1,7 @@
 import type { ErrorCode } from '../errors.ts'
 import type { ElementPatch } from '../native/deltas.ts'
 import type { DType } from '../native/dtypes.ts'
-import type { NativeSource } from '../native/write-job.ts'
+import type { NativeSource, WriteJob } from '../native/write-job.ts'
 import type { WeightStream } from './weight-stream.ts'
 
 /**
@@ -88,11 +88,41 @@ export interface PatchSource extends SourceBase {
 }
 
 /**
+ * A write whose places in the engine's parameters are known. `owners`: for each tensor of the job, the index of the
+ * source's tensor.
+ */
+export interface PlacedJob {
+  job: WriteJob
+  owners: Int32Array
+}
+
+/** The jobs of a write, in the order in which their bytes arrive. */
+export interface PlacedJobs {
+  /** Pieces of each of the source's tensors over all jobs: it is whole when all of them have been written. */
+  readonly counts: Int32Array
+  /** As `WeightStream.ready`. */
+  ready: () => Promise<void>
+  /** The next job; undefined after the last one. Its bytes stay valid until the next call. Throws if they break off. */
+  next: () => Promise<PlacedJob | undefined>
+  /** As `WeightStream.drop`. */
+  drop?: (hurry: boolean) => Promise<void>
+}
+
+/**
+ * Parts of tensors that a plan has cut for each rank (docs/shards.md). `tensors` are the tensors of the model that all
+ * parts make up; their offsets are not used.
+ */
+export interface PlacedSource extends SourceBase {
+  readonly kind: 'placed'
+  readonly jobs: PlacedJobs
+}
+
+/**
  * A source of weights. It announces tensors, delivers their bytes until `close`, and reports after the write whether
  * the bytes have changed meanwhile. Making a source (opening, reading headers, checking the format) needs no gate and
  * changes nothing.
  */
-export type WeightSource = StoredSource | StreamedSource | PatchSource
+export type WeightSource = StoredSource | StreamedSource | PatchSource | PlacedSource
 
 /** Changes of single elements. */
 export interface WeightPatch {

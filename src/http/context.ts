@@ -12,6 +12,7 @@ import type { AdapterHost } from '../updates/adapter-load.ts'
 import type { DiskHost } from '../updates/disk-update.ts'
 import type { DistributedHost } from '../updates/distributed-update.ts'
 import type { Loaded, LoadedFrom } from '../updates/loaded-from.ts'
+import type { ShardHost } from '../updates/shard-update.ts'
 import type { TensorHost } from '../updates/tensor-update.ts'
 import type { UpdateLog } from '../updates/update-log.ts'
 import type { VersionWaits } from './generation/bound-version.ts'
@@ -80,7 +81,7 @@ export interface GenerationContext extends ServerContext {
  * For routes that update, send or check weights: the host of every use case in src/updates. Only files of UpdateRoutes
  * (updates/update-route.ts) take it.
  */
-export interface UpdatesContext extends ServerContext, DiskHost, DistributedHost, TensorHost, AdapterHost {
+export interface UpdatesContext extends ServerContext, DiskHost, DistributedHost, ShardHost, AdapterHost {
   engine: RolloutEngine
   metrics: Metrics
   tensors: TensorHost['tensors'] & AdapterHost['tensors']

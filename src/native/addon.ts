@@ -39,6 +39,7 @@ export interface NativeLayouts {
   rect: string[]
   delta: string[]
   part: string[]
+  message: string[]
   /** In the order of their numbers. */
   dtypes: Array<{ name: string, bytes: number, held: boolean }>
   tensorStates: Record<string, number>

@@ -12,6 +12,14 @@ export const PART = { offset: 0, bytes: 1 } as const
 export const PART_FIELDS = 2
 
 /**
+ * A message of torch's send: the rank of this process that it goes to, the rank that sends it, its tag, its offset in
+ * the slot and its bytes. A Float64Array holds such rows one after another.
+ */
+export const MESSAGE = { mine: 0, other: 1, tag: 2, offset: 3, bytes: 4 } as const
+/** Length of such a row. */
+export const MESSAGE_FIELDS = 5
+
+/**
  * Bytes that a group has received, as the source of a write: on GPUs the slot of each rank, in host memory one slot for
  * all.
  */
@@ -97,6 +105,16 @@ export interface NativeGroups {
     slot: 0 | 1,
     parts: Float64Array,
     root: number,
+    deadlineMs: number
+  ) => Promise<void>
+  /**
+   * Main thread. gloo only. Receives messages (MESSAGE_FIELDS) of torch's `send` and `isend` into the slot, in any
+   * order. One of a pair of ranks and a tag at a time.
+   */
+  groupReceiveMessages: (
+    group: GroupHandle,
+    slot: 0 | 1,
+    messages: Float64Array,
     deadlineMs: number
   ) => Promise<void>
   /**

@@ -12,6 +12,8 @@ export type Target = { slot: 0 | 1, room: { bytes: number, slots: number } } | {
 /** `of`, `at` and `nameOf` are for messages; `nameOf` takes the number of a broadcast in the piece, counted from 1. */
 export interface ReceiveRequest {
   piece: Piece
+  /** Rows of MESSAGE_FIELDS: the bytes come as messages of single ranks, not in broadcasts. Into a slot only. */
+  messages?: Float64Array
   into: Target
   of: string
   at: string

@@ -199,9 +199,9 @@ export class WeightGroup {
    * Begins to receive a piece; the gate must be shut if `needsGate`. If `isAhead`, a second piece may begin into the
    * other slot before the first has arrived.
    */
-  receive ({ piece, into, of, at, nameOf }: ReceiveRequest): Reception {
+  receive ({ piece, messages, into, of, at, nameOf }: ReceiveRequest): Reception {
     const { native } = this.#options.host
-    const isAhead = 'slot' in into && this.isAhead
+    const isAhead = 'slot' in into && this.isAhead && messages === undefined
     const receiving = async (call: (timeoutMs: number) => Promise<void>): Promise<void> => {
       await this.#phase(`receiving ${of} (${at})`, async deadline => {
         await call(deadline.timeoutMs).catch((error: unknown) => {
@@ -212,6 +212,9 @@ export class WeightGroup {
     const begin = async (timeoutMs: number): Promise<void> => {
       const { root } = this.spec
       if ('slot' in into) {
+        if (messages !== undefined) {
+          return await native.groupReceiveMessages(this.handle, into.slot, messages, timeoutMs)
+        }
         return await (isAhead ? native.groupBegin : native.groupReceive)(
           this.handle,
           into.slot,

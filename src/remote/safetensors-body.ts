@@ -15,6 +15,7 @@ const readFile = promisify(read)
  */
 export function safetensorsBody (source: WeightSource): { length: number, chunks: AsyncIterable<Uint8Array> } {
   if (source.kind === 'patch') throw new RefitError('UNSUPPORTED', 'a remote engine takes whole tensors, no deltas')
+  if (source.kind === 'placed') throw new RefitError('UNSUPPORTED', 'a remote engine takes whole tensors, no shards')
   if (source.kind === 'streamed') {
     throw new RefitError('UNSUPPORTED', 'a remote engine takes no streamed bytes: leave mode=stream out')
   }

@@ -1,3 +1,4 @@
+import type { PlacedJobs } from '../contract/weight-source.ts'
 import type { WeightStream } from '../contract/weight-stream.ts'
 
 /** The same stream, except that an abort of the signal ends a wait for bytes with the signal's reason. */
@@ -15,6 +16,21 @@ export function abortableStream (stream: WeightStream, signal: AbortSignal): Wei
     next: async () => await orAborted(stream.next(), signal),
     drop: async hurry => {
       await stream.drop?.(hurry || signal.aborted)
+    }
+  }
+}
+
+/** The same for jobs of a plan. */
+export function abortableJobs (jobs: PlacedJobs, signal: AbortSignal | undefined): PlacedJobs {
+  if (signal === undefined) return jobs
+  return {
+    counts: jobs.counts,
+    ready: async () => {
+      await orAborted(jobs.ready(), signal)
+    },
+    next: async () => await orAborted(jobs.next(), signal),
+    drop: async hurry => {
+      await jobs.drop?.(hurry || signal.aborted)
     }
   }
 }

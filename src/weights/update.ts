@@ -1,10 +1,11 @@
 import { RefitError } from '../errors.ts'
 import type { WeightUpdate } from '../contract/rollout-engine.ts'
 import type { Gate, GateClosure } from '../contract/gate.ts'
-import { abortableStream } from './abortable-stream.ts'
+import { abortableJobs, abortableStream } from './abortable-stream.ts'
 import { patchSource } from './patch-source.ts'
 import { missingNames } from './plan.ts'
 import type { WritePlan } from './plan.ts'
+import { scatterPlaced } from './scatter-placed.ts'
 import { scatterStream } from './scatter-stream.ts'
 import { scatter } from './scatter.ts'
 import type { Progress, ScatterOutcome } from './scatter.ts'
@@ -113,24 +114,27 @@ export class Update implements WeightUpdate {
     const { store, strictNames, requireAll, signal } = this.#context
     const patched = sent.kind === 'patch' ? patchSource(store, sent) : null
     const source = sent.kind === 'patch' ? patched!.source : sent
-    const stream = source.kind === 'stored'
+    const stream = source.kind !== 'streamed'
       ? undefined
       : signal === undefined
       ? source.stream
       : abortableStream(source.stream, signal)
+    const jobs = source.kind === 'placed' ? abortableJobs(source.jobs, signal) : undefined
     const started = performance.now()
     const plan = store.planner.plan(source, strictNames)
     if (requireAll === true) this.#requireWhole(plan)
     const planned = performance.now()
-    await stream?.ready()
+    await (stream ?? jobs)?.ready()
     await this.#shut()
     await store.mappings.closePending(store.addon, store.core)
     // The bytes were announced before this turn: a change since then is refused while nothing has been written.
     await source.verify()
     const shut = performance.now()
-    const outcome = stream === undefined
-      ? await scatter(store.addon, store.core, plan, progress)
-      : await scatterStream(store.addon, store.core, plan, stream)
+    const outcome = stream !== undefined
+      ? await scatterStream(store.addon, store.core, plan, stream)
+      : jobs !== undefined
+      ? await scatterPlaced(store.addon, store.core, plan, jobs)
+      : await scatter(store.addon, store.core, plan, progress)
     const scattered = performance.now()
     await this.#settle(plan, outcome, source)
     const ended = performance.now()

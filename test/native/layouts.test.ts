@@ -2,7 +2,7 @@ import t from 'tap'
 import { MEMORY_TAGS } from '../../src/native/addon.ts'
 import { DELTA, DELTA_FIELDS, POSITIONS } from '../../src/native/deltas.ts'
 import { bytesOf, DTYPES, dtypeOf, isHeld } from '../../src/native/dtypes.ts'
-import { PART, PART_FIELDS } from '../../src/native/groups.ts'
+import { MESSAGE, MESSAGE_FIELDS, PART, PART_FIELDS } from '../../src/native/groups.ts'
 import { native } from '../../src/native/load-addon.ts'
 import { ROW_FLOATS, ROW_INTS, ROW_RAW_LOGPROB, ROW_WANT_LOGPROB } from '../../src/native/step.ts'
 import {
@@ -23,7 +23,8 @@ t.test('packed rows have the same fields in the same order in TypeScript and in 
       ['tensor', TENSOR, TENSOR_FIELDS],
       ['rect', RECT, RECT_FIELDS],
       ['delta', DELTA, DELTA_FIELDS],
-      ['part', PART, PART_FIELDS]
+      ['part', PART, PART_FIELDS],
+      ['message', MESSAGE, MESSAGE_FIELDS]
     ] as const
   ) {
     t.same(Object.entries(fields), layouts[name].map((field, index) => [field, index]), name)

@@ -14,6 +14,7 @@ from .connection import Connection
 from .errors import RefitError
 from .fan_out import results, submit
 from .group import Group
+from .shard_group import ShardGroup
 from .update import Update
 
 
@@ -34,6 +35,10 @@ class Engines:
     def group(self, **options):
         """A process group of this process and all ranks of the engines; see Group for the options."""
         return Group(self, **options)
+
+    def shard_group(self, process_group=None, **options):
+        """A process group of all ranks of the trainer and of the engines, for shards; see ShardGroup."""
+        return ShardGroup(self, process_group, **options)
 
     @contextlib.contextmanager
     def paused(self, mode="retract"):
@@ -65,7 +70,7 @@ class Client(Engines, Connection):
         super().__init__(url, api_key, admin_key, timeout, retries)
         self.owner = owner or f"refit.py {socket.gethostname()} {os.getpid()} {uuid.uuid4().hex[:8]}"
         self.engines = [self]
-        self.kept = {}
+        self.kept, self.plans = {}, {}
 
     # state
 

@@ -16,6 +16,14 @@ class Ranks:
 
             self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
 
+    def number_of(self, rank):
+        """The number in the group of a rank of torch's default group."""
+        if self.size == 1:
+            return 0
+        import torch.distributed as dist
+
+        return dist.get_group_rank(self.group, rank)
+
     def gather(self, mine):
         """The values of all ranks, by rank, on every rank."""
         if self.size == 1:
@@ -39,7 +47,13 @@ class Ranks:
 
             if outcome[1] is not None and not isinstance(outcome[1], RefitError):
                 outcome[1] = RuntimeError(f"rank 0: {outcome[1]!r}")
-            dist.broadcast_object_list(outcome, dist.get_global_rank(self.group, 0), group=self.group)
+            try:
+                dist.broadcast_object_list(outcome, dist.get_global_rank(self.group, 0), group=self.group)
+            except Exception as broken:
+                # Another rank has died. That is often the consequence of the error, or its cause: report both.
+                if self.rank == 0 and outcome[1] is not None:
+                    raise outcome[1] from broken
+                raise
         if outcome[1] is not None:
             raise outcome[1]
         return outcome[0]

@@ -250,7 +250,10 @@ class Broadcast(Transport):
     def __init__(self, update, infos):
         super().__init__(update, infos)
         self.flat = None
-        self.ranks.first(lambda: update.group.join())
+        if getattr(update.group, "all_ranks", False):
+            update.group.join()
+        else:
+            self.ranks.first(lambda: update.group.join())
 
     def put(self, bucket, name, tensor):
         bucket.note(name, tensor)

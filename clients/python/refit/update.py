@@ -78,6 +78,20 @@ class Update:
             for name, tensor in weights.items() if hasattr(weights, "items") else weights:
                 self.add(name, tensor)
 
+    def add_sharded(self, weights, layout=None):
+        """Adds the shards that the ranks of process_group hold, without gathering them: a module of FSDP2 or FSDP1, a
+        state dict or (name, tensor) pairs with DTensors or ShardedTensors; or, with layout="megatron", a Megatron-core
+        model (the list of its chunks). All ranks call this.
+
+        The first call announces the layout, and every call moves bytes alone (docs/shards.md)."""
+        from .shard_update import ShardedAdd
+        from .shards import shards_of
+
+        self.flush()
+        if self._transport is None:
+            self._begin()
+        ShardedAdd(self, shards_of(weights, self.ranks, layout)).run()
+
     def flush(self):
         """Sends the tensors that were added. If it fails, the bucket stays, so this may be called again."""
         if self._bucket is None:

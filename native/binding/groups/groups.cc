@@ -209,6 +209,36 @@ Napi::Value group_receive(const Napi::CallbackInfo& info) {
   });
 }
 
+Napi::Value group_receive_messages(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  const auto entry = group_of(info);
+  GlooGroup& group = gloo_of(*entry);
+  const int slot = to_slot(info[1]);
+  const auto numbers = to_span<double>(info[2], "messages");
+  constexpr size_t kFields = MessageRow::kNames.size();
+  if (numbers.size() % kFields != 0) {
+    throw Napi::RangeError::New(env, "messages: expected a multiple of " + std::to_string(kFields) + " entries, got " +
+                                         std::to_string(numbers.size()));
+  }
+  std::vector<gloo::Message> messages(numbers.size() / kFields);
+  std::vector<GroupPart> parts(messages.size());
+  for (size_t i = 0; i < messages.size(); i++) {
+    const auto field = [&](MessageRow::Field at, int64_t most) {
+      return exact_integer(env, numbers[i * kFields + at], most, "messages", i, MessageRow::kNames[at]);
+    };
+    messages[i].mine = static_cast<int>(field(MessageRow::kMine, kMaxRank));
+    messages[i].other = static_cast<int>(field(MessageRow::kOther, kMaxRank));
+    messages[i].tag = static_cast<uint32_t>(field(MessageRow::kTag, kMaxInt));
+    parts[i].offset = static_cast<uint64_t>(field(MessageRow::kOffset, kMaxSafe));
+    parts[i].bytes = static_cast<uint64_t>(field(MessageRow::kBytes, kMaxSafe));
+  }
+  const GroupDeadline deadline = deadline_of(info[3]);
+  return submit_to_group(env, entry,
+                         [&group, slot, messages = std::move(messages), parts = std::move(parts), deadline] {
+                           group.receive_messages(slot, messages, parts, deadline);
+                         });
+}
+
 Napi::Value group_read(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
   const auto entry = group_of(info);

@@ -61,6 +61,7 @@ Napi::Value gloo_group(const Napi::CallbackInfo& info);
 Napi::Value gloo_connect(const Napi::CallbackInfo& info);
 Napi::Value stage_group(const Napi::CallbackInfo& info);
 Napi::Value group_receive(const Napi::CallbackInfo& info);
+Napi::Value group_receive_messages(const Napi::CallbackInfo& info);
 Napi::Value group_read(const Napi::CallbackInfo& info);
 Napi::Value group_send(const Napi::CallbackInfo& info);
 Napi::Value group_params(const Napi::CallbackInfo& info);

@@ -122,6 +122,42 @@ std::string Broadcasts::where(const Link* link) const {
   return "";
 }
 
+Messages::Messages(Mesh& mesh, std::vector<Message> messages) {
+  for (Message& message : messages) {
+    Arriving& one = arriving_.emplace_back();
+    one.message = message;
+    one.link = mesh.link(message.mine, message.other);
+    one.transfer.bytes = message.into.bytes;
+    one.transfer.into = message.into.memory;
+  }
+}
+
+bool Messages::step() {
+  if (!is_open_) {
+    is_open_ = true;
+    for (Arriving& one : arriving_) {
+      with_link(*one.link, [&] { one.link->pair.expect_message(one.message.tag, one.transfer); });
+    }
+  }
+  return std::all_of(arriving_.begin(), arriving_.end(), [](const Arriving& one) { return one.transfer.complete; });
+}
+
+std::string Messages::where(const Link* link) const {
+  std::string text;
+  size_t more = 0;
+  for (const Arriving& one : arriving_) {
+    if (one.transfer.complete || (link != nullptr && one.link != link)) continue;
+    if (text.size() > 400) {
+      more++;
+      continue;
+    }
+    text += (text.empty() ? "" : ", ") + progress(one.transfer.done, one.transfer.bytes) + " of " +
+            slot_name(one.message.tag) + " had come";
+    if (link == nullptr) text += " from " + one.link->name() + missing(*one.link);
+  }
+  return more == 0 ? text : text + " and " + std::to_string(more) + " more";
+}
+
 Barrier::Barrier(Mesh& mesh, const Members& members, uint32_t& tag)
     : members_(members), slot_(make_slot(kBarrier, tag++)) {
   for (const int rank : members.mine) places_.push_back({rank, 1, false});

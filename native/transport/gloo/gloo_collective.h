@@ -67,6 +67,33 @@ class Broadcasts : public Collective {
   std::deque<std::unique_ptr<Running>> running_;
 };
 
+// A message of torch's send from a rank elsewhere to a rank of this process.
+struct Message {
+  int mine = 0;
+  int other = 0;
+  uint32_t tag = 0;
+  Piece into;
+};
+
+// Messages that arrive in any order.
+class Messages : public Collective {
+ public:
+  Messages(Mesh& mesh, std::vector<Message> messages);
+  bool step() override;
+  std::string where(const Link* link) const override;
+
+ private:
+  struct Arriving {
+    Message message;
+    Link* link = nullptr;
+    Transfer transfer;
+  };
+
+  // Pairs hold pointers to the transfers: a deque does not move them.
+  std::deque<Arriving> arriving_;
+  bool is_open_ = false;
+};
+
 // A dissemination barrier (Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization", 1988): in the
 // round of distance d = 1, 2, 4, ... each rank sends to the rank d after it and receives from the rank d before it.
 class Barrier : public Collective {

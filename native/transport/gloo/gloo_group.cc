@@ -220,6 +220,22 @@ void GlooGroup::receive(int slot, const std::vector<GroupPart>& parts, int root,
   broadcast("receive", std::move(pieces), root, deadline);
 }
 
+void GlooGroup::receive_messages(int slot, std::vector<gloo::Message> messages, const std::vector<GroupPart>& parts,
+                                 GroupDeadline deadline) {
+  check_usable("receive");
+  const StagedSlot memory = staged(slot);
+  for (size_t i = 0; i < messages.size(); i++) {
+    gloo::Message& message = messages[i];
+    if (!is_mine(message.mine) || is_mine(message.other) || message.other < 0 || message.other >= members_.size) {
+      throw std::invalid_argument("messages: expected one from a rank elsewhere to a rank of this process, got " +
+                                  std::to_string(message.other) + " to " + std::to_string(message.mine));
+    }
+    check_span(memory.source.bytes, parts[i].offset, parts[i].bytes);
+    message.into = {const_cast<uint8_t*>(memory.source.data) + parts[i].offset, parts[i].bytes};
+  }
+  run("receive", deadline, [&] { return std::make_unique<gloo::Messages>(mesh_, std::move(messages)); });
+}
+
 std::vector<uint8_t> GlooGroup::read(int slot, uint64_t offset, uint64_t bytes, GroupDeadline) {
   check_usable("read");
   const StagedSlot memory = staged(slot);

@@ -31,6 +31,9 @@ class GlooGroup : public Group {
   void stage(uint64_t bytes, int slots = kGroupSlots) override;
   StagedSlot staged(int slot) const override;
   void receive(int slot, const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) override;
+  // Receives messages of torch's point-to-point calls into the slot, in any order. `into` of a message is not used.
+  void receive_messages(int slot, std::vector<gloo::Message> messages, const std::vector<GroupPart>& parts,
+                        GroupDeadline deadline);
   std::vector<uint8_t> read(int slot, uint64_t offset, uint64_t bytes, GroupDeadline deadline) override;
   void send(const uint8_t* data, uint64_t bytes, GroupDeadline deadline) override;
   // Only for a CPU: the parameters must be in host memory.

@@ -49,6 +49,20 @@ void Pair::open(uint64_t slot, Transfer* receive, Transfer* send) {
   }
 }
 
+void Pair::expect_message(uint64_t slot, Transfer& receive) {
+  if (has_failed()) throw PairFault{fault_};
+  if (!messages_.emplace(slot, &receive).second) throw PairFault{"is asked for " + slot_name(slot) + " twice"};
+  const uint64_t expected = receive.bytes;
+  const auto found = announced_.find(slot);
+  if (found != announced_.end()) {
+    expect(receive, slot, found->second.front());
+    found->second.pop_front();
+    announced_count_--;
+    if (found->second.empty()) announced_.erase(found);
+  }
+  say(kRecvReady, slot, expected);
+}
+
 void Pair::start(uint64_t slot, Transfer& send) {
   if (has_failed()) throw PairFault{fault_};
   send.started = true;
@@ -128,13 +142,24 @@ void Pair::take_header(const Header& header) {
                     "): is it a torch that is supported, with gloo over plain TCP?"};
   }
   if (!data) return notice(header);
-  Open& open = find(header);
-  if (open.receive == nullptr || open.receive->complete) {
+  Transfer& receive = receive_of(header);
+  expect(receive, header.slot, header.length);
+  incoming_ = &receive;
+  incoming_slot_ = header.slot;
+}
+
+Transfer& Pair::receive_of(const Header& header) {
+  Transfer* receive = nullptr;
+  if (is_message(header.slot)) {
+    const auto found = messages_.find(header.slot);
+    if (found != messages_.end()) receive = found->second;
+  } else {
+    receive = find(header).receive;
+  }
+  if (receive == nullptr || receive->complete) {
     throw PairFault{"sent bytes of " + slot_name(header.slot) + " that no rank had requested"};
   }
-  expect(*open.receive, header.slot, header.length);
-  incoming_ = open.receive;
-  incoming_tag_ = tag_of(header.slot);
+  return *receive;
 }
 
 Pair::Open& Pair::find(const Header& header) {
@@ -149,7 +174,19 @@ Pair::Open& Pair::find(const Header& header) {
   return found->second;
 }
 
+void Pair::notice_message(const Header& header) {
+  if (header.opcode != kSendReady) {
+    throw PairFault{"waits for " + slot_name(header.slot) + ", and ranks of this process send no messages"};
+  }
+  const auto found = messages_.find(header.slot);
+  if (found != messages_.end()) return expect(*found->second, header.slot, header.length);
+  if (announced_count_ >= kMaxEarly) throw PairFault{"announces an implausible number of messages"};
+  announced_[header.slot].push_back(header.length);
+  announced_count_++;
+}
+
 void Pair::notice(const Header& header) {
+  if (is_message(header.slot)) return notice_message(header);
   const uint32_t tag = tag_of(header.slot);
   const bool sends = header.opcode == kSendReady;
   if (static_cast<int32_t>(tag - next_tag_) >= 0) {
@@ -191,12 +228,16 @@ void Pair::arrived(uint64_t bytes) {
   if (!incoming_->wrong.empty()) throw PairFault{incoming_->wrong};
   incoming_->complete = true;
   incoming_ = nullptr;
-  settle(incoming_tag_);
+  settle(incoming_slot_);
 }
 
-// Forgets a collective when the pair has done its part in it.
-void Pair::settle(uint32_t tag) {
-  const auto found = open_.find(tag);
+// Forgets a collective when the pair has done its part in it, and a message that has arrived.
+void Pair::settle(uint64_t slot) {
+  if (is_message(slot)) {
+    messages_.erase(slot);
+    return;
+  }
+  const auto found = open_.find(tag_of(slot));
   const auto over = [](const Transfer* transfer) { return transfer == nullptr || transfer->complete; };
   if (found != open_.end() && over(found->second.receive) && over(found->second.send)) open_.erase(found);
 }
@@ -240,7 +281,7 @@ bool Pair::write() {
         left -= payload;
         if (out.send->done < out.send->bytes) break;
         out.send->complete = completed = true;
-        settle(tag_of(out.header.slot));
+        settle(out.header.slot);
       }
       out_.pop_front();
     }
@@ -253,7 +294,7 @@ void Pair::fail(std::string what) {
   close_hard(fd_);
   out_.clear();
   // A rank that has done its part may leave while others are still busy.
-  if (!open_.empty()) throw PairFault{fault_};
+  if (!open_.empty() || !messages_.empty()) throw PairFault{fault_};
 }
 
 void Pair::close(bool hard) {
@@ -264,6 +305,9 @@ void Pair::close(bool hard) {
   }
   open_.clear();
   early_.clear();
+  messages_.clear();
+  announced_.clear();
+  announced_count_ = 0;
   out_.clear();
   incoming_ = nullptr;
   inbox_bytes_ = 0;

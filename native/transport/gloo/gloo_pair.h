@@ -47,6 +47,8 @@ class Pair {
   // Like
   // all functions below it may throw PairFault: an earlier announcement of the other side does not fit.
   void open(uint64_t slot, Transfer* receive, Transfer* send);
+  // Receives a message of torch's send, whose tag is `slot`. At most one message of a tag is expected at a time.
+  void expect_message(uint64_t slot, Transfer& receive);
   // The bytes of a send are available.
   void start(uint64_t slot, Transfer& send);
   // A connection that ends while the pair has no pending transfer is no error.
@@ -82,10 +84,12 @@ class Pair {
   void take(const uint8_t* data, size_t bytes);
   void take_header(const Header& header);
   void notice(const Header& header);
+  void notice_message(const Header& header);
+  Transfer& receive_of(const Header& header);
   void expect(Transfer& receive, uint64_t slot, uint64_t announced);
   Open& find(const Header& header);
   void arrived(uint64_t bytes);
-  void settle(uint32_t tag);
+  void settle(uint64_t slot);
   void say(Opcode opcode, uint64_t slot, uint64_t length, Transfer* send = nullptr);
   void send_bytes(uint64_t slot, Transfer& send);
   void fail(std::string what);
@@ -95,10 +99,14 @@ class Pair {
   uint32_t next_tag_ = 0;
   std::unordered_map<uint32_t, Open> open_;
   std::unordered_map<uint32_t, Early> early_;
+  // Messages that are expected, by tag, and lengths of those that the other side has announced before.
+  std::unordered_map<uint64_t, Transfer*> messages_;
+  std::unordered_map<uint64_t, std::deque<uint64_t>> announced_;
+  size_t announced_count_ = 0;
   std::deque<Out> out_;
-  // The receive whose header has arrived, and its tag.
+  // The receive whose header has arrived, and its slot.
   Transfer* incoming_ = nullptr;
-  uint32_t incoming_tag_ = 0;
+  uint64_t incoming_slot_ = 0;
   // Headers and the first bytes behind them: one system call for many small messages.
   std::array<uint8_t, 16384> inbox_;
   size_t inbox_bytes_ = 0;

@@ -40,6 +40,7 @@ sockaddr_storage storage_of(const std::vector<uint8_t>& socket) {
 }  // namespace
 
 std::string slot_name(uint64_t slot) {
+  if (is_message(slot)) return "message " + std::to_string(slot);
   static const char* const kNames[] = {"send",    "gather",    "allgather", "reduce",  "allreduce",
                                        "scatter", "broadcast", "barrier",   "alltoall"};
   const uint64_t prefix = slot >> 56;

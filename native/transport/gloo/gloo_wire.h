@@ -28,7 +28,9 @@ enum Prefix : uint8_t { kBroadcast = 6, kBarrier = 7 };
 // `tag`: torch's count of the group's collectives, from 0.
 constexpr uint64_t make_slot(Prefix prefix, uint32_t tag) { return (uint64_t{prefix} << 56) | (uint64_t{tag} << 24); }
 constexpr uint32_t tag_of(uint64_t slot) { return static_cast<uint32_t>(slot >> 24); }
-// For messages: `broadcast 17`, `allreduce 3`.
+// torch's send and recv use their tag as the slot, without a prefix.
+constexpr bool is_message(uint64_t slot) { return slot >> 56 == 0; }
+// For messages: `broadcast 17`, `allreduce 3`, `message 5`.
 std::string slot_name(uint64_t slot);
 
 // The value that each rank publishes in the store. The other ranks need it to connect.

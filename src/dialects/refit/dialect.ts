@@ -2,6 +2,7 @@ import { begin, BOTH, GET, label, read, state } from '../../gateway/gateway-call
 import type { Dialect } from '../dialect.ts'
 
 const SAMPLES = 'the engine that generated a sample keeps it; call that engine (of /workers)'
+const PLANS = 'a plan belongs to one engine: announce shards to the engines of /workers, and update them there'
 
 export const refit: Dialect<'refit'> = {
   name: 'refit',
@@ -22,6 +23,11 @@ export const refit: Dialect<'refit'> = {
     '/samples/:id': SAMPLES,
     '/truth': SAMPLES,
     '/ui/state': 'the page of the gateway reads its engines itself; call an engine of /workers',
+    '/shard_plans': PLANS,
+    '/shard_plans/:id': PLANS,
+    '/shard_plans/:id/sources/:source': PLANS,
+    '/shard_plans/:id/parts/:source': PLANS,
+    '/update_weights_from_shards': PLANS,
     '/update_weights_from_peer':
       'engines load from a peer one by one, and the gateway starts that itself for engines that missed an update; ' +
       'call an engine of /workers'

@@ -6,7 +6,7 @@ import { toUpdateFields, updateFields } from './update-fields.ts'
 
 const { weight_version: version, flush_cache: flush, abort_all_requests: abort, transaction } = updateFields
 
-const KeptName = Type.Object({
+export const KeptName = Type.Object({
   name: Type.String({ minLength: 1, maxLength: 200 }),
   generation: Type.Integer({
     minimum: 0,

@@ -33,6 +33,8 @@ export interface TensorPayload {
   loadFormat: string | null
   /** The references stay the sender's: another engine gives them back. */
   borrowed?: boolean | undefined
+  /** Senders that each have an entry of their own (default: the engine's ranks have the entries). */
+  senders?: number | undefined
 }
 
 /**
@@ -235,9 +237,11 @@ export class TensorReceiver {
 
   #entriesRequest<T extends 'announce' | 'open'> (
     type: T,
-    { entries, loadFormat, borrowed }: Pick<SentEntries, 'entries' | 'loadFormat' | 'borrowed'>
+    { entries, loadFormat, borrowed, senders }:
+      & Pick<SentEntries, 'entries' | 'loadFormat' | 'borrowed'>
+      & Pick<TensorPayload, 'senders'>
   ): { type: T } & SentEntries {
-    const { ranks, gpus } = this.#options
+    const { ranks, gpus } = senders === undefined ? this.#options : { ranks: senders, gpus: [] }
     return { type, entries, loadFormat, ranks, gpus, borrowed }
   }
 

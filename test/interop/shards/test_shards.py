@@ -1,0 +1,191 @@
+"""Updates from the shards of a 4-rank FSDP2 trainer, with real torch processes on gloo, checked tensor by tensor."""
+
+import pytest
+
+from python_client import refit
+from sharded import RankFailed, Trainer
+from tensors import MODELS, Model
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+TRANSPORTS = ["handles", "kept", "group", "upload"]
+
+
+@pytest.fixture(scope="module")
+def trainer():
+    made = Trainer(4)
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def leaves(request):
+    yield
+    if "trainer" in request.fixturenames:
+        request.getfixturevalue("trainer")("leave")
+
+
+def check(server, model, variant):
+    client = refit.Client(server.url)
+    assert client.checksums() == model.checksums(variant)
+    assert client.weights() == {"state": "current"}
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_fsdp2_of_4_ranks_arrives_by_every_transport(trainer, engine_of, model_of, ranks, transport):
+    engine, model = engine_of("qwen3", ranks), model_of("qwen3")
+    trainer("setup", kind="qwen3", folder=str(model.folder), mesh=[4])
+    for step, variant in enumerate([1, 2, 3]):
+        refit.Client(engine.url).check_weights("reset_tensors")
+        options = dict(urls=[engine.url], version=f"{transport} {step}", transport=transport, bucket_bytes=1 << 14)
+        answers = trainer("update", variant=variant, **options)
+        check(engine, model, variant)
+        assert refit.Client(engine.url).version() == f"{transport} {step}"
+        assert answers[0]["outcome"] == {engine.url: "new"}
+        assert answers[0]["tensors"] == len(model.shapes)
+
+
+@pytest.mark.parametrize("transport", ["handles", "group"])
+def test_experts_that_transformers_fuses_arrive(trainer, engine_of, model_of, transport):
+    engine, model = engine_of("qwen3-moe", 2), model_of("qwen3-moe")
+    trainer("setup", kind="qwen3-moe", folder=str(model.folder), mesh=[4])
+    for variant in (4, 5):
+        trainer("update", urls=[engine.url], version=str(variant), variant=variant, transport=transport)
+        check(engine, model, variant)
+
+
+@pytest.mark.parametrize(
+    ("kind", "mesh", "dims"),
+    [("llama", [2, 2], ["dp", "tp"]), ("qwen2", [2, 2], ["replicate", "shard"])],
+    ids=["tensor parallel under FSDP2", "hybrid, tied"],
+)
+def test_two_dimensional_meshes_arrive(trainer, engine_of, model_of, kind, mesh, dims):
+    engine, model = engine_of(kind, 2), model_of(kind)
+    trainer("setup", kind=kind, folder=str(model.folder), mesh=mesh, dims=dims)
+    assert any("Strided" in text or "R" in text for text in trainer("placements")[0])
+    for variant, transport in ((6, "handles"), (7, "group")):
+        trainer("update", urls=[engine.url], version=str(variant), variant=variant, transport=transport)
+        check(engine, model, variant)
+
+
+def test_three_of_four_ranks_hold_uneven_shards_in_float32(trainer, engine_of, model_of):
+    engine, model = engine_of("qwen3", 2), model_of("qwen3")
+    trainer("setup", kind="qwen3", folder=str(model.folder), mesh=[3], ranks=[1, 2, 3], dtype="float32")
+    for variant, transport in ((8, "handles"), (9, "upload"), (10, "kept"), (11, "kept")):
+        trainer("update", urls=[engine.url], version=str(variant), variant=variant, transport=transport)
+        check(engine, model, variant)
+
+
+def test_interleaved_rows_arrive_where_torch_says_they_are_neighbours(trainer, engine_of, model_of):
+    engine, model = engine_of("qwen3", 2), model_of("qwen3")
+    trainer("setup", kind="qwen3", folder=str(model.folder), mesh=[4])
+    names = sorted(model.shapes)
+    for mesh, cut in (([2, 2], [["shard", 0, 1], ["shard", 0, 2]]), ([2, 2], [["shard", 0, 4], ["shard", 0, 1]])):
+        trainer("cut", names=names, variant=12, mesh=mesh, cut=cut)
+        refit.Client(engine.url).check_weights("reset_tensors")
+        trainer("update", urls=[engine.url], version="strided", what="dict", transport="handles")
+        check(engine, model, 12)
+
+
+def test_a_forward_pass_without_gradients_changes_nothing(trainer, engine_of, model_of):
+    engine, model = engine_of("qwen3", 1), model_of("qwen3")
+    trainer("setup", kind="qwen3", folder=str(model.folder), mesh=[4])
+    trainer("fill", variant=13)
+    trainer("forward")
+    trainer("update", urls=[engine.url], version="13", transport="upload")
+    check(engine, model, 13)
+
+
+def test_several_engines_are_updated_together(trainer, engine_of, model_of):
+    engines, model = [engine_of("qwen3", 2), engine_of("qwen3", 1)], model_of("qwen3")
+    trainer("setup", kind="qwen3", folder=str(model.folder), mesh=[4])
+    for variant, transport in ((14, "handles"), (15, "group"), (16, "upload")):
+        urls = [engine.url for engine in engines]
+        trainer("update", urls=urls, version=str(variant), variant=variant, transport=transport)
+        for engine in engines:
+            check(engine, model, variant)
+
+
+def test_a_trainer_needs_no_more_memory_than_two_chunks(trainer, serve, tmp_path_factory, monkeypatch):
+    import transformers
+
+    wide = transformers.Qwen3Config(
+        hidden_size=1024, intermediate_size=256, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=16384, head_dim=32, max_position_embeddings=256, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    monkeypatch.setitem(MODELS, "wide", lambda: wide)
+    model = Model("wide", tmp_path_factory.mktemp("wide"))
+    engine = serve(model.folder, "--dtype", "bfloat16", "--max-total-tokens", 512, "--skip-tokenizer-init", "--tp", 2)
+    trainer("setup", kind=f"@{model.folder}", folder=str(model.folder), mesh=[4])
+    bucket, slack, whole = 1 << 21, 8 << 20, 16384 * 1024 * 2
+    assert whole > 2 * bucket + slack, "a whole tensor would be noticed"
+    for transport in ("handles", "group", "upload"):
+        options = dict(urls=[engine.url], version=transport, transport=transport, bucket_bytes=bucket)
+        trainer("update", variant=17, **options)
+        growth = trainer("measured", **options)
+        assert max(growth) < 2 * bucket + slack, f"{transport}: {growth}"
+    check(engine, model, 17)
+    # Before the engine ends.
+    trainer("leave")
+
+
+@pytest.mark.parametrize("kind", ["die", "sleep"])
+@pytest.mark.parametrize("transport", ["group", "upload"])
+def test_a_rank_that_dies_or_never_comes_is_named_and_the_next_update_heals(serve, model_of, transport, kind):
+    model = model_of("qwen3")
+    engine = serve(
+        model.folder, "--dtype", "bfloat16", "--max-total-tokens", 512, "--skip-tokenizer-init", "--tp", 2,
+        "--group-timeout", 4, "--upload-timeout", 4,
+    )  # fmt: skip
+    client = refit.Client(engine.url)
+    codes = dict(group=("GROUP_BROKEN", "GROUP_TIMEOUT"), upload=("DEADLINE",))[transport]
+    options = dict(urls=[engine.url], transport=transport, bucket_bytes=1 << 14)
+    for chunk in (0, 3):
+        trainer = Trainer(4)
+        try:
+            trainer("setup", kind="qwen3", folder=str(model.folder), mesh=[4])
+            trainer("update", version="first", variant=20, **options)
+            trainer("fill", variant=21)
+            trainer.begin("fault", only=[3], kind=kind, chunk=chunk)
+            trainer.end(only=[3])
+            trainer.begin("update", version="second", **options)
+            answers = {rank: trainer.answer(rank) for rank in (0, 1, 2)}
+            assert all("error" in answer for answer in answers.values()), answers
+            assert answers[0]["code"] in (codes if chunk == 0 else ("WEIGHTS_TORN",)), answers[0]
+            assert "rank 3" in answers[0]["error"], "the rank is named"
+        finally:
+            trainer.close()
+        assert client.version() == "first"
+        if chunk == 0:
+            check(engine, model, 20)
+        else:
+            weights = client.weights()
+            assert weights["state"] == "torn" and 0 < len(weights["tensors"]) <= len(model.shapes)
+    trainer = Trainer(2)
+    try:
+        trainer("setup", kind="qwen3", folder=str(model.folder), mesh=[2])
+        trainer("update", version="third", variant=22, **options)
+        check(engine, model, 22)
+        trainer("leave")
+    finally:
+        trainer.close()
+
+
+def test_a_forgotten_plan_is_announced_again_and_two_trainers_take_turns(trainer, engine_of, model_of):
+    engine, model = engine_of("qwen3", 2), model_of("qwen3")
+    client = refit.Client(engine.url)
+    trainer("setup", kind="qwen3", folder=str(model.folder), mesh=[4])
+    trainer("update", urls=[engine.url], version="1", variant=23, transport="kept")
+    trainer("forget", urls=[engine.url])
+    trainer("update", urls=[engine.url], version="2", variant=24, transport="kept")
+    check(engine, model, 24)
+    opened = client.json("POST", "/weight_transactions", dict(owner="another trainer"), admin=True)
+    with pytest.raises(RankFailed) as failed:
+        trainer("update", urls=[engine.url], version="3", variant=25, transport="handles")
+    assert set(failed.value.codes.values()) == {"TRANSACTION_OPEN"}
+    client.json("POST", f"/weight_transactions/{opened['id']}/abort", {}, admin=True)
+    check(engine, model, 24)
+    other = engine_of("llama", 1)
+    with pytest.raises(RankFailed) as failed:
+        trainer("update", urls=[other.url], version="3", transport="handles")
+    assert set(failed.value.codes.values()) <= {"WEIGHTS_UNKNOWN_NAME", "WEIGHTS_MISMATCH"}
