@@ -20,6 +20,11 @@ const COMMANDS: Record<string, Command> = {
     // Each command loads its own modules, so that `--help` answers at once.
     run: async args => await (await import('./cli/serve.ts')).serve(args)
   },
+  demo: {
+    summary: 'demo              Serve the bundled model and train it: watch it learn.',
+    help: async () => (await import('./cli/demo.ts')).DEMO_HELP,
+    run: async args => await (await import('./cli/demo.ts')).demo(args)
+  },
   gateway: {
     summary: 'gateway           Serve many engines at one address: --engine URL --engine URL ...',
     help: () => gatewayHelp(Math.min(process.stdout.columns ?? 100, 120)),

@@ -44,6 +44,12 @@ class Sampler:
             if (a, b) not in self.refused:
                 return a, b
 
+    def three_digits(self) -> Sum:
+        """A sum as the held-out ones are: both numbers have three digits."""
+        while min(pair := self.sum()) < 100:
+            pass
+        return pair
+
     def plain(self) -> list[tuple[str, bool]]:
         a, b = self.sum()
         return [(plain(a, b), False), (f"{a + b}<|endoftext|>", True)]

@@ -1,0 +1,174 @@
+"""examples/grpo: the policy learns through refit, by every transport, and over the end of the server."""
+
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+
+from conftest import ROOT
+from server import node, settled
+
+sys.path[:0] = [str(ROOT / "examples/grpo"), str(ROOT / "examples/adder"), str(ROOT / "clients/python")]
+import grpo  # noqa: E402
+import on_gpu  # noqa: E402
+import refit  # noqa: E402
+import sender  # noqa: E402
+
+MODEL = ROOT / "models/adder-base"
+# float32 on both sides leaves only the order of sums; bfloat16 rounds weights and activations of the engine.
+FLAGS = ["--dtype", "float32", "--threads", 1, "--max-total-tokens", 16384]
+
+
+@pytest.fixture(autouse=True)
+def default_threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def arguments(server, *more, steps=3):
+    return grpo.arguments("", ["--url", server.url, "--steps", str(steps), "--patience", "120", *map(str, more)])
+
+
+def rows_of(folder):
+    with open(folder / "steps.csv") as file:
+        return [{name: float(value) for name, value in row.items() if value != ""} for row in csv.DictReader(file)]
+
+
+def test_the_policy_learns_and_its_logprobs_are_the_engines(serve, tmp_path):
+    server = serve(MODEL, *FLAGS)
+    before, after = grpo.train(arguments(server, "--out", tmp_path, "--measure", 20, steps=40))
+    assert after > before + 0.08
+    rows = rows_of(tmp_path)
+    assert len(rows) == 40 and all(row["staleness"] == 0 for row in rows)
+    assert max(row["mismatch_max"] for row in rows) < 1e-3
+    assert (tmp_path / "steps.svg").read_text().count("<polyline") == 8
+    # The server has measured the same.
+    truth = server.get("/truth")
+    assert len(truth["versions"]) == 16 and truth["versions"][-1]["version"] == "step-39"
+    assert 0 < truth["mean"] < 1e-4 and truth["max"] < 1e-3 and truth["clipped"] == 0
+    assert truth["tokens"] == server.metric("refit:truth_tokens_total")
+
+
+def test_in_bfloat16_the_mismatch_stays_under_its_bound(serve, tmp_path):
+    server = serve(MODEL, "--threads", 1)
+    grpo.train(arguments(server, "--out", tmp_path, steps=5))
+    rows = rows_of(tmp_path)
+    assert all(0 < row["mismatch"] < 0.05 and row["mismatch_max"] < 1 for row in rows)
+    assert server.get("/truth")["kl"] < 0.01
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("transport", sender.TRANSPORTS)
+def test_every_transport_sends_the_trainers_weights(serve, tmp_path, transport):
+    server = serve(MODEL, *FLAGS, "--model-root", tmp_path)
+    grpo.train(arguments(server, "--transport", transport, "--folder", tmp_path, "--out", tmp_path))
+    rows = rows_of(tmp_path)
+    assert len(rows) == 3 and max(row["mismatch_max"] for row in rows) < 1e-3
+    assert server.get("/weight_version")["weight_version"] == "step-3"
+    assert server.metric("refit:kept_tensor_names") == 0 and server.metric("refit:weight_groups") == 0
+
+
+@pytest.mark.parametrize("transport", ["kept", "group"])
+def test_an_asynchronous_run_is_one_step_stale(serve, tmp_path, transport):
+    server = serve(MODEL, *FLAGS)
+    grpo.train(arguments(server, "--asynchronous", "--transport", transport, "--out", tmp_path, steps=6))
+    rows = rows_of(tmp_path)
+    assert rows[0]["staleness"] == 0
+    assert all(0 <= row["staleness"] <= 1 for row in rows[1:]) and max(row["staleness"] for row in rows) > 0
+    # One step of learning lies between the two policies.
+    assert max(row["mismatch"] for row in rows) < 0.2
+
+
+@pytest.mark.parametrize("transport", ["handles", "group"])
+def test_two_engines_behind_one_port_get_the_same_weights(serve, tmp_path, transport):
+    server = serve(MODEL, *FLAGS, "--dp", 2)
+    grpo.train(arguments(server, "--transport", transport, "--out", tmp_path))
+    assert max(row["mismatch_max"] for row in rows_of(tmp_path)) < 1e-3
+    assert len({str(sorted(one["checksums"].items())) for one in
+                server.post("/weights_checker", dict(action="checksum"))["engines"].values()}) == 1
+
+
+class Restarted:
+    """Kills a server once it has the weights of a step, and starts another at the same port."""
+
+    def __init__(self, server, version, flags):
+        self.server, self.version, self.flags = server, version, flags
+        self.thread = threading.Thread(target=self.run)
+        self.thread.start()
+
+    def run(self):
+        settled(lambda: self.server.get("/weight_version")["weight_version"], lambda version: version == self.version)
+        self.server.process.send_signal(signal.SIGKILL)
+        self.server.process.wait()
+        command = [node(), str(ROOT / "bin/refit.js"), "serve", str(MODEL), "--port", str(self.server.port)]
+        self.server.process = subprocess.Popen(
+            [*command, *map(str, self.flags)], stdout=self.server.log, stderr=subprocess.STDOUT
+        )
+
+
+@pytest.mark.parametrize(
+    "transport, asynchronous", [*((name, False) for name in sender.TRANSPORTS), ("kept", True), ("group", True)]
+)
+def test_a_run_goes_on_when_its_server_is_killed(serve, tmp_path, capsys, transport, asynchronous):
+    flags = [*FLAGS, "--model-root", tmp_path]
+    server = serve(MODEL, *flags)
+    restarted = Restarted(server, "step-2", flags)
+    more = ["--asynchronous"] if asynchronous else []
+    options = ["--transport", transport, "--folder", tmp_path, "--out", tmp_path, *more]
+    grpo.train(arguments(server, *options, steps=6))
+    restarted.thread.join()
+    assert re.search("the server fails, waiting for it", capsys.readouterr().out)
+    rows = rows_of(tmp_path)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    if not asynchronous:
+        assert max(row["mismatch_max"] for row in rows) < 1e-3, "no sample came from the base model of the new server"
+    assert refit.Client(server.url).version() == "step-6"
+
+
+def test_a_refusal_ends_the_run_with_its_reason(serve, tmp_path):
+    server = serve(MODEL, *FLAGS)
+    with pytest.raises(refit.RefitError, match="model-root"):
+        grpo.train(arguments(server, "--transport", "file", "--folder", tmp_path, "--patience", 5))
+
+
+def test_the_script_for_gpus_runs_on_a_cpu(tmp_path):
+    options = ["--device", "cpu", "--size", "tiny", "--steps", "2", "--tokens", "8", "--prompts", "2", "--samples", "2"]
+    rows = on_gpu.main([*options, "--json", str(tmp_path / "rows.json"), "--flag=--threads=1"])
+    assert [row["transport"] for row in rows] == list(sender.TRANSPORTS)
+    assert all(row["mismatch"] < 0.05 and row["update_ms"] > 0 for row in rows)
+    assert json.loads((tmp_path / "rows.json").read_text()) == rows
+
+
+def test_refit_demo_trains_and_leaves_no_process(tmp_path):
+    log = open(tmp_path / "log", "w+")
+    mark = f"refit-demo-{os.getpid()}-{time.time_ns()}"
+    process = subprocess.Popen(
+        [node(), str(ROOT / "bin/refit.js"), "demo", "--port", "0", "--python", sys.executable, "--threads", "1"],
+        stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "REFIT_DEMO_MARK": mark},
+    )  # fmt: skip
+    text = settled(lambda: open(log.name).read(), lambda text: "step   2" in text or process.poll() is not None, 120)
+    assert "step   2" in text and re.search(r"open http://127\.0\.0\.1:\d+/ui ", text), text
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 0
+    assert settled(lambda: marked(mark), lambda left: left == [], 5) == []
+
+
+def marked(mark):
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/environ", "rb") as file:
+                if mark.encode() in file.read():
+                    found.append(int(name))
+        except OSError:
+            pass
+    return found
