@@ -227,9 +227,10 @@ export class Update implements WeightUpdate {
     this.#ended = true
     const { ledger } = this.#context.store
     try {
-      await this.#gate?.open(ledger.opening(flushCache))
+      await this.#gate?.open(ledger.opening(flushCache)).finally(() => {
+        this.#closure!.openedAt = performance.now()
+      })
     } finally {
-      if (this.#closure !== undefined) this.#closure.openedAt = performance.now()
       this.#context.leave()
     }
   }

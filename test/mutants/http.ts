@@ -229,5 +229,20 @@ export const http: readonly Mutant[] = [
       'test/dialects/checkpoint-engine.test.ts',
       'test/dialects/checkpoint-engine-stopped.test.ts'
     ]
+  },
+  {
+    why: 'the page shows prompts without --ui-prompts',
+    file: 'src/ui/engine-source.ts',
+    before: '{ prompts = false }',
+    after: '{ prompts = true }',
+    tests: ['test/routes/refit/page.test.ts']
+  },
+  {
+    why: 'a page that lost frames goes on without the changes in them',
+    file: 'src/ui/feed-reader.ts',
+    before: `    this.#waiting = []
+    this.#anew = true`,
+    after: '    this.#waiting = []',
+    tests: ['test/ui/feed.test.ts']
   }
 ]

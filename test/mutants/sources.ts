@@ -161,12 +161,11 @@ export const sources: readonly Mutant[] = [
   {
     why: 'a source stays open after a failed write',
     file: 'src/updates/run-update.ts',
-    before: `    return await write().finally(async () => {
+    before: `    const report = await write().finally(async () => {
       await source.close()
     })`,
     after: `    const report = await write()
-    await source.close()
-    return report`,
+    await source.close()`,
     tests: [
       'test/routes/sglang/weights.test.ts',
       'test/sources/tensor-receiver.test.ts',
