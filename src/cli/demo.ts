@@ -19,7 +19,7 @@ address that it prints. Ctrl-C ends both.
 
   --python PATH        a Python with torch and transformers (default: the variable REFIT_PYTHON, else the first of
                        build/venv/bin/python, python3 and python that has both; without one, the server runs alone)
-  --steps N            most steps of the trainer (default 300; it ends at 97 % of unseen sums)
+  --steps N            most steps of the trainer (default 320; it ends at 97 % of unseen sums)
 `
 
 const LIBRARIES = ['torch', 'transformers']
@@ -72,7 +72,7 @@ function readArguments (args: readonly string[]): { python: string | undefined, 
       if (own[name] === '') throw bad(`--${name} needs a value`)
     }
   }
-  const steps = own.steps ?? '300'
+  const steps = own.steps ?? '320'
   if (!/^[1-9]\d{0,6}$/.test(steps)) throw bad(`--steps: expected a whole number from 1, got ${JSON.stringify(steps)}`)
   return { python: own.python, steps, rest }
 }

@@ -244,5 +244,33 @@ export const http: readonly Mutant[] = [
     this.#anew = true`,
     after: '    this.#waiting = []',
     tests: ['test/ui/feed.test.ts']
+  },
+  {
+    why: 'a retried report of logprobs counts again',
+    file: 'src/http/samples/truth-meter.ts',
+    before: 'sample.isMeasured || seen.has(claim.id)',
+    after: 'seen.has(claim.id)',
+    tests: ['test/routes/refit/truth.test.ts']
+  },
+  {
+    why: 'a receipt of mixed weights names the digest of the last ones',
+    file: 'src/http/samples/kept-samples.ts',
+    before: 'before === after ? before : null',
+    after: 'Math.max(before, after)',
+    tests: ['test/routes/refit/samples.test.ts']
+  },
+  {
+    why: 'prompts are kept although nobody asked for it',
+    file: 'src/http/samples/kept-samples.ts',
+    before: 'plan.receipt !== true',
+    after: 'plan.receipt === null',
+    tests: ['test/routes/refit/samples.test.ts']
+  },
+  {
+    why: 'a replay takes other weights for the same',
+    file: 'src/replay/compare-receipts.ts',
+    before: 'if (wanted === held) return { equal: true,',
+    after: 'if (wanted !== held) return { equal: true,',
+    tests: ['test/cli/replay.test.ts']
   }
 ]
