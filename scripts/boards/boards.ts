@@ -1,0 +1,298 @@
+import { CHOSEN, percentile, perSecond } from './board.ts'
+import type { Board } from './board.ts'
+
+const at = (metric: string, more = ''): string => `${metric}{${CHOSEN}${more}}`
+const per = (label: string): string => `{{instance}} {{${label}}}`
+const ONE = '{{instance}}'
+
+const engine: Board = {
+  uid: 'refit-engine',
+  title: 'refit: engine',
+  description: 'Requests, tokens, latencies and memory of refit servers.',
+  instances: 'refit:num_requests_running',
+  rows: [
+    {
+      title: 'Requests',
+      panels: [
+        { title: 'Running', queries: [[at('refit:num_requests_running'), ONE]] },
+        { title: 'Waiting', queries: [[at('refit:num_requests_waiting'), ONE]] },
+        {
+          title: 'Ended, by reason',
+          unit: 'reqps',
+          queries: [[
+            `sum by (instance, finished_reason) (rate(${at('refit:request_success_total')}[$__rate_interval]))`,
+            per('finished_reason')
+          ]]
+        }
+      ]
+    },
+    {
+      title: 'Tokens',
+      panels: [
+        { title: 'Generated tokens per second', queries: [[perSecond('refit:generation_tokens_total'), ONE]] },
+        { title: 'Prompt tokens per second', queries: [[perSecond('refit:prompt_tokens_total'), ONE]] },
+        {
+          title: 'Prompt tokens from the prefix cache',
+          unit: 'percentunit',
+          queries: [[
+            `${perSecond('refit:prefix_cache_hits_total')} / ${perSecond('refit:prompt_tokens_total')}`,
+            ONE
+          ]]
+        }
+      ]
+    },
+    {
+      title: 'Latency',
+      panels: [
+        {
+          title: 'Time to first token',
+          unit: 's',
+          queries: [
+            [percentile(0.5, 'refit:time_to_first_token_seconds'), `p50 ${ONE}`],
+            [percentile(0.99, 'refit:time_to_first_token_seconds'), `p99 ${ONE}`]
+          ]
+        },
+        {
+          title: 'From one token to the next',
+          unit: 's',
+          help: 'An update that stops generation shows in the p99.',
+          queries: [
+            [percentile(0.5, 'refit:inter_token_latency_seconds'), `p50 ${ONE}`],
+            [percentile(0.99, 'refit:inter_token_latency_seconds'), `p99 ${ONE}`]
+          ]
+        },
+        {
+          title: 'Whole request',
+          unit: 's',
+          queries: [
+            [percentile(0.5, 'refit:e2e_request_latency_seconds'), `p50 ${ONE}`],
+            [percentile(0.99, 'refit:e2e_request_latency_seconds'), `p99 ${ONE}`]
+          ]
+        },
+        { title: 'Queue', unit: 's', queries: [[percentile(0.99, 'refit:request_queue_time_seconds'), `p99 ${ONE}`]] },
+        {
+          title: 'Prefill',
+          unit: 's',
+          queries: [[percentile(0.99, 'refit:request_prefill_time_seconds'), `p99 ${ONE}`]]
+        },
+        {
+          title: 'Decode',
+          unit: 's',
+          queries: [[percentile(0.99, 'refit:request_decode_time_seconds'), `p99 ${ONE}`]]
+        }
+      ]
+    },
+    {
+      title: 'Engine',
+      panels: [
+        { title: 'KV cache in use', unit: 'percentunit', queries: [[at('refit:kv_cache_usage_perc'), ONE]] },
+        { title: 'Retractions per second', queries: [[perSecond('refit:num_preemptions_total'), ONE]] },
+        { title: 'Time of the last step', unit: 's', queries: [[at('refit:engine_step_seconds'), ONE]] },
+        { title: 'Memory of the process', unit: 'bytes', queries: [[at('process_resident_memory_bytes'), ONE]] },
+        {
+          title: 'Event loop delay, p99',
+          unit: 's',
+          queries: [[at('nodejs_eventloop_lag_p99_seconds', ',model_name!=""'), ONE]]
+        },
+        {
+          title: 'Released memory',
+          unit: 'bytes',
+          queries: [[at('refit:memory_released_bytes'), per('tag')]]
+        }
+      ]
+    }
+  ]
+}
+
+const updates: Board = {
+  uid: 'refit-updates',
+  title: 'refit: weight updates',
+  description: 'Versions, updates and their phases, process groups and adapters.',
+  instances: 'refit:weight_epoch',
+  rows: [
+    {
+      title: 'State',
+      panels: [
+        {
+          title: 'Version',
+          kind: 'stat',
+          unit: 'none',
+          width: 6,
+          help: 'The digits at the end of the label.',
+          queries: [[at('refit:weight_version'), ONE]]
+        },
+        { title: 'Torn', kind: 'stat', width: 6, queries: [[at('refit:weights_torn'), ONE]] },
+        { title: 'Paused', kind: 'stat', width: 6, queries: [[at('refit:generation_paused'), ONE]] },
+        { title: 'Asleep', kind: 'stat', width: 6, queries: [[at('refit:engine_asleep'), ONE]] }
+      ]
+    },
+    {
+      title: 'Updates',
+      panels: [
+        { title: 'Version over time', unit: 'none', queries: [[at('refit:weight_version'), ONE]] },
+        {
+          title: 'Updates, by outcome',
+          help: 'In the last five minutes.',
+          queries: [[
+            `sum by (instance, outcome) (increase(${at('refit:weight_updates_total')}[5m]))`,
+            per('outcome')
+          ]]
+        },
+        {
+          title: 'Bytes per second',
+          unit: 'Bps',
+          queries: [[perSecond('refit:weight_update_bytes_total'), ONE]]
+        },
+        {
+          title: 'Time of updates',
+          unit: 's',
+          queries: [
+            [percentile(0.5, 'refit:weight_update_seconds', ',phase="total"'), `p50 ${ONE}`],
+            [percentile(0.99, 'refit:weight_update_seconds', ',phase="total"'), `p99 ${ONE}`]
+          ]
+        },
+        {
+          title: 'Mean time of each phase',
+          unit: 's',
+          help: 'plan: names become copies. gate: until generation has stopped. write: the copies.',
+          queries: [[
+            `sum by (phase) (rate(${at('refit:weight_update_seconds_sum', ',phase!="total"')}[$__rate_interval])) / ` +
+            `sum by (phase) (rate(${at('refit:weight_update_seconds_count', ',phase!="total"')}[$__rate_interval]))`,
+            '{{phase}}'
+          ]]
+        },
+        {
+          title: 'Part of the time that generation was paused',
+          unit: 'percentunit',
+          queries: [[perSecond('refit:generation_pause_seconds_total'), ONE]]
+        },
+        { title: 'Open transactions', queries: [[at('refit:weight_transaction_open'), ONE]] }
+      ]
+    },
+    {
+      title: 'Transports',
+      panels: [
+        { title: 'Process groups', queries: [[at('refit:weight_groups'), ONE]] },
+        {
+          title: 'Broadcast bytes',
+          unit: 'Bps',
+          queries: [
+            [perSecond('refit:group_received_bytes_total'), `received ${ONE}`],
+            [perSecond('refit:group_dropped_bytes_total'), `dropped ${ONE}`]
+          ]
+        },
+        { title: 'Process groups that failed', queries: [[perSecond('refit:weight_groups_failed_total'), ONE]] },
+        {
+          title: 'Memory of uploads',
+          unit: 'bytes',
+          queries: [
+            [at('refit:upload_staging_bytes'), `in use ${ONE}`],
+            [at('refit:upload_staging_kept_bytes'), `kept ${ONE}`]
+          ]
+        },
+        {
+          title: 'Memory of trainers kept open',
+          unit: 'bytes',
+          queries: [[at('refit:kept_tensor_bytes'), ONE]]
+        },
+        {
+          title: 'Open files of shared memory',
+          help: 'A line that rises is a leak.',
+          queries: [[`${at('refit:tensor_files_opened_total')} - ${at('refit:tensor_files_closed_total')}`, ONE]]
+        }
+      ]
+    },
+    {
+      title: 'Adapters (with --enable-lora)',
+      panels: [
+        { title: 'Loaded', queries: [[at('refit:adapters_loaded'), ONE]] },
+        {
+          title: 'Slots in use',
+          queries: [[at('refit:adapter_slots_used'), ONE], [at('refit:adapter_slots'), `of ${ONE}`]]
+        },
+        {
+          title: 'Time of loads',
+          unit: 's',
+          queries: [[percentile(0.99, 'refit:adapter_load_seconds'), `p99 ${ONE}`]]
+        }
+      ]
+    }
+  ]
+}
+
+const gateway: Board = {
+  uid: 'refit-gateway',
+  title: 'refit: gateway',
+  description: 'The engines behind refit gateways.',
+  instances: 'refit:gateway_workers',
+  rows: [
+    {
+      title: 'Engines',
+      panels: [
+        { title: 'Engines, by state', queries: [[at('refit:gateway_workers'), per('state')]] },
+        {
+          title: 'Version of each engine',
+          unit: 'none',
+          queries: [[at('refit:gateway_worker_weight_version'), '{{worker}}']]
+        },
+        { title: 'In flight', queries: [[at('refit:gateway_requests_in_flight'), '{{worker}}']] }
+      ]
+    },
+    {
+      title: 'Requests',
+      panels: [
+        {
+          title: 'Requests, by status',
+          unit: 'reqps',
+          queries: [[
+            `sum by (instance, status) (rate(${at('refit:gateway_requests_total')}[$__rate_interval]))`,
+            per('status')
+          ]]
+        },
+        { title: 'Sent to another engine', unit: 'reqps', queries: [[perSecond('refit:gateway_retries_total'), ONE]] },
+        { title: 'Paused', queries: [[at('refit:gateway_paused'), ONE]] }
+      ]
+    },
+    {
+      title: 'Updates',
+      panels: [
+        {
+          title: 'Updates, by how many engines took them',
+          help: 'In the last five minutes.',
+          queries: [[
+            `sum by (instance, outcome) (increase(${at('refit:gateway_weight_updates_total')}[5m]))`,
+            per('outcome')
+          ]]
+        },
+        {
+          title: 'Time of calls to all engines',
+          unit: 's',
+          queries: [[percentile(0.99, 'refit:gateway_fan_out_seconds'), `p99 ${ONE}`]]
+        },
+        {
+          title: 'Failed replies to such calls',
+          queries: [[
+            `sum by (worker) (increase(${at('refit:gateway_fan_out_failures_total')}[5m]))`,
+            '{{worker}}'
+          ]]
+        },
+        {
+          title: 'Loads of the current weights',
+          queries: [[
+            `sum by (instance, from, outcome) (increase(${at('refit:gateway_fills_total')}[5m]))`,
+            '{{from}} {{outcome}}'
+          ]]
+        },
+        {
+          title: 'Time of such loads',
+          unit: 's',
+          queries: [[percentile(0.99, 'refit:gateway_fill_seconds'), `p99 ${ONE}`]]
+        },
+        { title: 'Version of the gateway', unit: 'none', queries: [[at('refit:gateway_weight_version'), ONE]] }
+      ]
+    }
+  ]
+}
+
+/** By the name of the file. */
+export const BOARDS: Readonly<Record<string, Board>> = { engine, updates, gateway }
