@@ -87,6 +87,20 @@ def test_interleaved_rows_arrive_where_torch_says_they_are_neighbours(trainer, e
         check(engine, model, 12)
 
 
+def test_flat_parameters_and_sharded_tensors_arrive(trainer, engine_of, model_of):
+    engine, model = engine_of("qwen3", 2), model_of("qwen3")
+    trainer("flat_units", folder=str(model.folder), variant=40)
+    trainer("update", urls=[engine.url], version="flat", what="flat", transport="handles")
+    check(engine, model, 40)
+    trainer("leave")
+    trainer("sharded_tensors", folder=str(model.folder), variant=41)
+    trainer("update", urls=[engine.url], version="sharded", what="sharded", transport="upload")
+    check(engine, model, 41)
+    refit.Client(engine.url).check_weights("reset_tensors")
+    trainer("update", urls=[engine.url], version="chunks", what="checkpoint", transport="handles")
+    check(engine, model, 41)
+
+
 def test_a_forward_pass_without_gradients_changes_nothing(trainer, engine_of, model_of):
     engine, model = engine_of("qwen3", 1), model_of("qwen3")
     trainer("setup", kind="qwen3", folder=str(model.folder), mesh=[4])
@@ -149,7 +163,8 @@ def test_a_rank_that_dies_or_never_comes_is_named_and_the_next_update_heals(serv
             trainer.begin("fault", only=[3], kind=kind, chunk=chunk)
             trainer.end(only=[3])
             trainer.begin("update", version="second", **options)
-            answers = {rank: trainer.answer(rank) for rank in (0, 1, 2)}
+            # Without a rank, collectives of torch's own group end for some ranks only at torch's timeout.
+            answers = {rank: trainer.answer(rank) for rank in ((0,) if kind == "die" else (0, 1, 2))}
             assert all("error" in answer for answer in answers.values()), answers
             assert answers[0]["code"] in (codes if chunk == 0 else ("WEIGHTS_TORN",)), answers[0]
             assert "rank 3" in answers[0]["error"], "the rank is named"
