@@ -36,7 +36,8 @@ def shards_of(weights, ranks, layout=None):
 
     weights: a module, a state dict or (name, tensor) pairs with DTensors (FSDP2, tensor parallel), ShardedTensors
     (FSDP1's SHARDED_STATE_DICT) or plain tensors, which every rank that adds them holds whole; a module of FSDP1 (its
-    flat parameters); a list of Shard, for layouts of one's own; or, with layout="megatron", a Megatron-core model or the list of its chunks."""
+    flat parameters); a list of Shard, for layouts of one's own; or, with layout="megatron", a Megatron-core model or
+    the list of its chunks."""
     if layout == "megatron":
         from .megatron import megatron_shards
 

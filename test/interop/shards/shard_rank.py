@@ -278,7 +278,7 @@ def flat_units(folder, variant):
 
 
 def sharded_tensors(folder, variant):
-    """torch's ShardedTensor, by rows, as FSDP1's SHARDED_STATE_DICT has them; and the same as chunks of a checkpoint."""
+    """torch's ShardedTensor, by rows, as in FSDP1's SHARDED_STATE_DICT; and the same as chunks of a checkpoint."""
     from torch.distributed._shard.sharded_tensor import Shard as Part
     from torch.distributed._shard.sharded_tensor import init_from_local_shards
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
@@ -312,6 +312,8 @@ def fault(kind, chunk):
         if number == chunk:
             if kind == "die":
                 os._exit(9)
+            # Once.
+            Blocks.pack = pack
             time.sleep(12)
         return pack(self, number, turn)
 

@@ -3,6 +3,7 @@
 import pytest
 
 from python_client import refit
+from server import settled
 from sharded import RankFailed, Trainer
 from tensors import MODELS, Model
 
@@ -143,47 +144,59 @@ def test_a_trainer_needs_no_more_memory_than_two_chunks(trainer, serve, tmp_path
     trainer("leave")
 
 
-@pytest.mark.parametrize("kind", ["die", "sleep"])
-@pytest.mark.parametrize("transport", ["group", "upload"])
-def test_a_rank_that_dies_or_never_comes_is_named_and_the_next_update_heals(serve, model_of, transport, kind):
-    model = model_of("qwen3")
-    engine = serve(
+def impatient(serve, model):
+    return serve(
         model.folder, "--dtype", "bfloat16", "--max-total-tokens", 512, "--skip-tokenizer-init", "--tp", 2,
         "--group-timeout", 4, "--upload-timeout", 4,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("transport", ["group", "upload"])
+def test_a_rank_that_does_not_come_is_named_and_the_next_update_heals(trainer, serve, model_of, transport):
+    model = model_of("qwen3")
+    engine = impatient(serve, model)
     client = refit.Client(engine.url)
-    codes = dict(group=("GROUP_BROKEN", "GROUP_TIMEOUT"), upload=("DEADLINE",))[transport]
+    codes = dict(group="GROUP_TIMEOUT", upload="DEADLINE")
     options = dict(urls=[engine.url], transport=transport, bucket_bytes=1 << 14)
+    trainer("setup", kind="qwen3", folder=str(model.folder), mesh=[4])
+    trainer("update", version="first", variant=20, **options)
     for chunk in (0, 3):
-        trainer = Trainer(4)
-        try:
-            trainer("setup", kind="qwen3", folder=str(model.folder), mesh=[4])
-            trainer("update", version="first", variant=20, **options)
-            trainer("fill", variant=21)
-            trainer.begin("fault", only=[3], kind=kind, chunk=chunk)
-            trainer.end(only=[3])
-            trainer.begin("update", version="second", **options)
-            # Without a rank, collectives of torch's own group end for some ranks only at torch's timeout.
-            answers = {rank: trainer.answer(rank) for rank in ((0,) if kind == "die" else (0, 1, 2))}
-            assert all("error" in answer for answer in answers.values()), answers
-            assert answers[0]["code"] in (codes if chunk == 0 else ("WEIGHTS_TORN",)), answers[0]
-            assert "rank 3" in answers[0]["error"], "the rank is named"
-        finally:
-            trainer.close()
+        trainer("fill", variant=21)
+        trainer.begin("fault", only=[3], kind="sleep", chunk=chunk)
+        trainer.end(only=[3])
+        with pytest.raises(RankFailed) as failed:
+            trainer("update", version="second", **options)
+        assert set(failed.value.answers) == {0, 1, 2, 3}, "all ranks know"
+        assert failed.value.codes[0] == (codes[transport] if chunk == 0 else "WEIGHTS_TORN")
+        assert "rank 3" in failed.value.answers[0]["error"]
         assert client.version() == "first"
         if chunk == 0:
             check(engine, model, 20)
         else:
-            weights = client.weights()
-            assert weights["state"] == "torn" and 0 < len(weights["tensors"]) <= len(model.shapes)
-    trainer = Trainer(2)
+            assert client.weights()["state"] == "torn"
+    trainer("update", version="third", variant=22, **options)
+    check(engine, model, 22)
+    trainer("leave")
+
+
+def test_a_rank_that_dies_is_named_by_the_engine_at_once(serve, model_of):
+    model = model_of("qwen3")
+    engine = impatient(serve, model)
+    made = Trainer(4)
     try:
-        trainer("setup", kind="qwen3", folder=str(model.folder), mesh=[2])
-        trainer("update", version="third", variant=22, **options)
-        check(engine, model, 22)
-        trainer("leave")
+        made("setup", kind="qwen3", folder=str(model.folder), mesh=[4])
+        options = dict(urls=[engine.url], transport="group", bucket_bytes=1 << 14)
+        made("update", version="first", variant=23, **options)
+        made("fill", variant=24)
+        made.begin("fault", only=[3], kind="die", chunk=0)
+        made.end(only=[3])
+        made.begin("update", version="second", **options)
+        # The trainer's other ranks wait for the dead one in collectives of torch's, which a launcher ends.
+        log = settled(engine.tail, lambda text: "GROUP_BROKEN" in text and "rank 3" in text)
+        assert "GROUP_BROKEN" in log and "rank 3" in log
     finally:
-        trainer.close()
+        made.close()
+    check(engine, model, 23)
 
 
 def test_a_forgotten_plan_is_announced_again_and_two_trainers_take_turns(trainer, engine_of, model_of):
