@@ -3,7 +3,6 @@
 import pytest
 
 from python_client import refit
-from server import settled
 from sharded import RankFailed, Trainer
 from tensors import MODELS, Model
 
@@ -162,7 +161,7 @@ def test_a_rank_that_does_not_come_is_named_and_the_next_update_heals(trainer, s
     trainer("update", version="first", variant=20, **options)
     for chunk in (0, 3):
         trainer("fill", variant=21)
-        trainer.begin("fault", only=[3], kind="sleep", chunk=chunk)
+        trainer.begin("fault", only=[3], chunk=chunk)
         trainer.end(only=[3])
         with pytest.raises(RankFailed) as failed:
             trainer("update", version="second", **options)
@@ -177,26 +176,6 @@ def test_a_rank_that_does_not_come_is_named_and_the_next_update_heals(trainer, s
     trainer("update", version="third", variant=22, **options)
     check(engine, model, 22)
     trainer("leave")
-
-
-def test_a_rank_that_dies_is_named_by_the_engine_at_once(serve, model_of):
-    model = model_of("qwen3")
-    engine = impatient(serve, model)
-    made = Trainer(4)
-    try:
-        made("setup", kind="qwen3", folder=str(model.folder), mesh=[4])
-        options = dict(urls=[engine.url], transport="group", bucket_bytes=1 << 14)
-        made("update", version="first", variant=23, **options)
-        made("fill", variant=24)
-        made.begin("fault", only=[3], kind="die", chunk=0)
-        made.end(only=[3])
-        made.begin("update", version="second", **options)
-        # The trainer's other ranks wait for the dead one in collectives of torch's, which a launcher ends.
-        log = settled(engine.tail, lambda text: "GROUP_BROKEN" in text and "rank 3" in text)
-        assert "GROUP_BROKEN" in log and "rank 3" in log
-    finally:
-        made.close()
-    check(engine, model, 23)
 
 
 def test_a_forgotten_plan_is_announced_again_and_two_trainers_take_turns(trainer, engine_of, model_of):
