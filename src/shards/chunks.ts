@@ -97,7 +97,10 @@ function assignChunks (
     counts[chunk] = (counts[chunk] ?? 0) + 1
   }
   let end = 0
-  const ends = counts.map(count => end += count)
+  const ends = counts.map(count => {
+    end += count
+    return end
+  })
   const next = ends.map((end, chunk) => end - counts[chunk]!)
   const order = new Int32Array(length)
   for (let index = 0; index < length; index++) order[next[chunkOf[index]!]!++] = index

@@ -1,6 +1,6 @@
 import type { ShardPlan } from './compile-plan.ts'
 
-/** Everything that one rank of the trainer sends, as columns. Offsets are bytes from the start of its part of a chunk. */
+/** All that one rank of the trainer sends, as columns. Offsets are bytes from the start of its part of a chunk. */
 export interface Sends {
   /** One message for each: the chunk, the rank of the engine, and its bytes. */
   blocks: Record<'chunk' | 'rank' | 'offset' | 'bytes', number[]>

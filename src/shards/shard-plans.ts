@@ -84,7 +84,7 @@ export class ShardPlans {
     const { ranks, params, tensors } = this.#table
     // Names, shapes and ranks decide where each tensor lies.
     this.#layout ??= createHash('sha256')
-      .update(JSON.stringify([VERSION, ranks, params, Array.from(tensors.values(), ({ name, shape }) => [name, shape])]))
+      .update(JSON.stringify([VERSION, ranks, params, [...tensors].map(([name, { shape }]) => [name, shape])]))
       .digest('hex')
     return this.#layout
   }

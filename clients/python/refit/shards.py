@@ -36,7 +36,8 @@ def shards_of(weights, ranks, layout=None):
 
     weights: a module, a state dict or (name, tensor) pairs with DTensors (FSDP2, tensor parallel), ShardedTensors
     (FSDP1's SHARDED_STATE_DICT) or plain tensors, which every rank that adds them holds whole; a module of FSDP1 (its
-    flat parameters); or, with layout="megatron", a Megatron-core model or the list of its chunks."""
+    flat parameters); a list of Shard, for layouts of one's own; or, with layout="megatron", a Megatron-core model or
+    the list of its chunks."""
     if layout == "megatron":
         from .megatron import megatron_shards
 
@@ -50,6 +51,8 @@ def shards_of(weights, ranks, layout=None):
         if flat:
             return flat_shards(weights, flat, ranks)
         weights = state_of(weights)
+    if isinstance(weights, list) and all(isinstance(one, Shard) for one in weights):
+        return weights
     pairs = weights.items() if hasattr(weights, "items") else weights
     return [shard_of(name, tensor, ranks) for name, tensor in pairs]
 

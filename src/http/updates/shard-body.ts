@@ -67,8 +67,8 @@ export const ShardPlanBody = Type.Object({
         Type.Array(Type.Object({ name: Type.String(), rows: Type.Integer({ minimum: 1 }) }, strict), {
           minItems: 1,
           description: 'For fused rows: `rows` rows belong to the first of these tensors, then to the second, and so ' +
-            'on, again and again. Qkv by query group: [q: group x head, k: head, v: head]; gate and up: [gate: all of ' +
-            'its rows, up: all of its rows].'
+            'on, again and again. Qkv by query group: [q: group x head, k: head, v: head]; gate and up: [gate: ' +
+            'all of its rows, up: all of its rows].'
         })
       ),
       padded: Type.Optional(

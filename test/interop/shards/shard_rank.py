@@ -13,7 +13,8 @@ import time
 import traceback
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(ROOT / "clients/python"), str(ROOT / "test/interop"), str(ROOT / "test/gpu")]
+FOLDERS = [ROOT / "test/interop/shards", ROOT / "clients/python", ROOT / "test/interop", ROOT / "test/gpu"]
+sys.path[:0] = [str(folder) for folder in FOLDERS]
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
@@ -228,16 +229,89 @@ class Shell:
         self.device_mesh, self.placements = device_mesh, placements
 
 
-def fault(kind, chunk):
-    """This rank dies, or does not go on, when it packs a chunk."""
+def megatron(kind, folder, **parallel):
+    """A Megatron-core model over all ranks."""
+    import megatron_rank
+
+    state.clear()
+    state.update(shapes=shapes_of(folder), group=dist.group.WORLD, member=True, config=MODELS[kind]())
+    state["chunks"] = megatron_rank.build(state["config"], **parallel)
+    return [sorted(name for name, _ in chunk.named_parameters()) for chunk in state["chunks"]]
+
+
+def megatron_fill(variant):
+    import megatron_rank
+
+    grids = megatron_rank.places()
+    megatron_rank.fill(state["chunks"], state["config"], state["shapes"], variant, grids)
+
+
+def flat_units(folder, variant):
+    """The flat parameters of FSDP1, which torch makes on accelerators alone: its own metadata, computed by its rules.
+
+    Two units; each is flattened, padded to a multiple of the ranks, and cut in equal parts."""
+    from torch.distributed.fsdp._flat_param import _ShardParamInfo
+
+    state.clear()
+    state.update(shapes=shapes_of(folder), group=dist.group.WORLD, member=True)
+    model = torch.nn.Module()
+    names = sorted(state["shapes"])
+    for unit, own in enumerate((names[::2], names[1::2])):
+        whole = torch.cat([coded(variant, name, state["shapes"][name]).reshape(-1) for name in own])
+        size = -(-whole.numel() // world)
+        begin, end = rank * size, (rank + 1) * size
+        padded = torch.nn.functional.pad(whole, (0, size * world - whole.numel()))
+        flat, infos, at = torch.nn.Parameter(padded[begin:end].clone()), [], 0
+        for name in own:
+            count = coded(variant, name, state["shapes"][name]).numel()
+            first, last = max(begin, at), min(end, at + count)
+            place = (first - begin, last - first, first - at, last - at - 1) if first < last else (None,) * 4
+            infos.append(_ShardParamInfo(first < last, *place))
+            at += count
+        flat._fqns, flat._shapes = own, [state["shapes"][name] for name in own]
+        flat._shard_param_infos = infos
+        module = torch.nn.Module()
+        module._flat_param = flat
+        # The client drops the names of wrappers.
+        model.add_module(("_fsdp_wrapped_module", "_checkpoint_wrapped_module")[unit], module)
+    state["flat"] = model
+
+
+def sharded_tensors(folder, variant):
+    """torch's ShardedTensor, by rows, as in FSDP1's SHARDED_STATE_DICT; and the same as chunks of a checkpoint."""
+    from torch.distributed._shard.sharded_tensor import Shard as Part
+    from torch.distributed._shard.sharded_tensor import init_from_local_shards
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
+
+    from refit.ranks import Ranks
+    from refit.shards import checkpoint_shards
+
+    state.clear()
+    state.update(shapes=shapes_of(folder), group=dist.group.WORLD, member=True, sharded={})
+    metadata, chunks = {}, {}
+    for name, shape in sorted(state["shapes"].items()):
+        whole = coded(variant, name, shape)
+        parts = whole.chunk(world, 0)
+        firsts = [sum(part.shape[0] for part in parts[:place]) for place in range(len(parts))]
+        offsets = [[first, *[0] * (len(shape) - 1)] for first in firsts]
+        own = [Part.from_tensor_and_offsets(parts[rank].clone(), offsets[rank], rank)] if rank < len(parts) else []
+        state["sharded"][name] = init_from_local_shards(own, *shape)
+        sizes = [ChunkStorageMetadata(torch.Size(o), part.shape) for o, part in zip(offsets, parts)]
+        metadata[name] = TensorStorageMetadata(TensorProperties(dtype=whole.dtype), torch.Size(shape), sizes)
+        chunks[name] = [(offsets[rank], parts[rank].clone())] if rank < len(parts) else []
+    state["checkpoint"] = checkpoint_shards(metadata, chunks, Ranks(dist.group.WORLD))
+
+
+def fault(chunk):
+    """This rank does not go on when it packs a chunk."""
     from refit.blocks import Blocks
 
     pack = Blocks.pack
 
     def faulty(self, number, turn):
         if number == chunk:
-            if kind == "die":
-                os._exit(9)
+            # Once.
+            Blocks.pack = pack
             time.sleep(12)
         return pack(self, number, turn)
 
