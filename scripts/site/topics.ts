@@ -41,6 +41,7 @@ export const TOPICS: readonly { text: string, items: Page[] }[] = [
       page('Updates', '/updates'),
       page('Tensors', '/tensor-updates'),
       page('Process groups', '/groups'),
+      page("A trainer's shards", '/shards'),
       page('Uploads', '/uploads'),
       page('Disk deltas', '/disk-deltas'),
       page('checkpoint-engine', '/checkpoint-engine'),
@@ -61,13 +62,15 @@ export const TOPICS: readonly { text: string, items: Page[] }[] = [
       page('Structured output', '/structured-output'),
       page('Scores of prompts', '/scoring'),
       page('Sampling masks', '/sampling-masks'),
-      page('Routing replay', '/routed-experts')
+      page('Routing replay', '/routed-experts'),
+      page('Receipts, replay, truth', '/samples')
     ]
   },
   {
     text: 'Operation',
     items: [
       page('Operations', '/operations'),
+      page('The page', '/ui'),
       page('Metrics', '/metrics'),
       page('OpenTelemetry', '/telemetry'),
       page('Bench, chat, report', '/bench'),
