@@ -23,6 +23,8 @@ const GPU_PARTS = [
   'scripts/test-gpu.js',
   'scripts/bench-gpu.js',
   'scripts/run-limited.js',
+  'examples/adder',
+  'examples/grpo',
   'examples/trainers',
   'clients/python',
   'test/contract',

@@ -21,6 +21,7 @@ const CHANGE_WEIGHTS = [
   'POST /update_weights_from_distributed',
   'POST /update_weights_from_ipc',
   'POST /update_weights_from_peer',
+  'POST /update_weights_from_shards',
   'POST /update_weights_from_tensor',
   'POST /update_weights_skyrl',
   'POST /weight_checker',
