@@ -5,6 +5,8 @@ import { FakeEngine } from '../../helpers/fake-engine.ts'
 import { call, routeApp } from '../../helpers/route-app.ts'
 import { BUCKETS, MODELS, serve } from '../../helpers/transaction-server.ts'
 
+process.env.REFIT_NATIVE = join(packageRoot, 'build/faults/refit.node')
+
 const PHASES = ['announce', 'wait', 'plan', 'gate', 'scatter', 'verify', 'commit', 'close']
 
 t.test('an update is listed with its phases, bytes, rate, sender, labels and stall', async t => {
