@@ -34,7 +34,8 @@ export async function joinModules (from, to, { entries = [], external = [] } = {
     sourcemap: true,
     // A stack has the positions; the sources are in the checkout.
     sourcesContent: false,
-    external,
+    // Loaded on demand, by few. Joined, names of CommonJS packages are missing from a dynamic import.
+    external: ['@opentelemetry/*', ...external],
     plugins: [ownPaths(from, to)],
     // Packages of CommonJS call `require`, which ES modules do not have.
     banner: {
