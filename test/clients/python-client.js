@@ -90,7 +90,8 @@ function named (name, schema, classes) {
     })
     classes.set(name, `${name} = TypedDict("${name}", {\n${fields.join('\n')}\n})`)
   } else {
-    classes.set(name, `${name} = ${typeOf(schema, name, classes)}`)
+    // The cases of a union need names other than its own.
+    classes.set(name, `${name} = ${typeOf(schema, `${name}Case`, classes)}`)
   }
   return `"${name}"`
 }
