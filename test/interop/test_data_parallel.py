@@ -3,7 +3,7 @@
 import pytest
 
 from distributed_group import Group
-from server import Refused
+from server import Refused, settled
 from tensors import post, serialize, update
 
 KIND = "qwen3"
@@ -22,7 +22,12 @@ def ask(server, rank, tokens=1):
 
 
 def holds(server, party, variant):
-    """Each engine, not only the merged reply."""
+    """Each engine, not only the merged reply. An engine that was torn joins again a moment after it was healed."""
+    states = settled(
+        lambda: [worker["state"] for worker in server.get("/workers")["workers"]],
+        lambda states: states == ["ready"] * SIZE,
+    )
+    assert states == ["ready"] * SIZE
     replies = server.post("/weights_checker", dict(action="checksum"))["engines"]
     assert len(replies) == SIZE
     for reply in replies.values():
