@@ -39,7 +39,8 @@ export const LoggedUpdate = Type.Object({
   ], { description: 'refused: nothing has changed. torn: it broke off after the first byte.' }),
   error: Type.Union([Type.Object({ code: Type.String(), message: Type.String() }), Type.Null()]),
   spans: Type.Array(
-    Type.Tuple([Type.String(), Type.Number(), Type.Number(), Type.Integer()]),
+    // OpenAPI has no form of a tuple that all tools read.
+    Type.Array(Type.Union([Type.String(), Type.Number()]), { minItems: 4, maxItems: 4 }),
     {
       description: 'Its phases in order, at most 256: name, begin and length in milliseconds since its begin, and ' +
         'number of the request.'
