@@ -4,7 +4,7 @@ import t from 'tap'
 import { bench } from '../../src/cli/bench.ts'
 import type { LoadSummary } from '../../src/load/summary.ts'
 import { serveModel } from '../helpers/conformance/served-model.ts'
-import { runCommand } from '../helpers/load/run-command.ts'
+import { runCommand } from '../helpers/cli/run-command.ts'
 import { json, scriptedServer } from '../helpers/load/scripted-server.ts'
 
 t.test('wrong arguments are refused with what was expected', async t => {

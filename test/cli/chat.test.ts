@@ -7,7 +7,7 @@ import { ChatSession } from '../../src/chat/chat-session.ts'
 import { ChatTerminal } from '../../src/chat/terminal.ts'
 import { chat } from '../../src/cli/chat.ts'
 import { serveModel } from '../helpers/conformance/served-model.ts'
-import { runCommand } from '../helpers/load/run-command.ts'
+import { runCommand } from '../helpers/cli/run-command.ts'
 import { END, event, json, scriptedServer } from '../helpers/load/scripted-server.ts'
 import type { Asked } from '../helpers/load/scripted-server.ts'
 

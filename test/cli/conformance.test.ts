@@ -5,28 +5,8 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import t from 'tap'
 import { conformance } from '../../src/cli/conformance.ts'
+import { runCommand } from '../helpers/cli/run-command.ts'
 import { MODEL, serveModel } from '../helpers/conformance/served-model.ts'
-
-/** Runs the command. Returns what it wrote and its exit code. */
-async function run (...args: string[]): Promise<{ out: string, err: string, code: unknown }> {
-  const [stdout, stderr] = [
-    t.capture(process.stdout, 'write', () => true),
-    t.capture(process.stderr, 'write', () => true)
-  ]
-  const before = process.exitCode
-  try {
-    await conformance(args)
-    return {
-      out: stdout().map(({ args }) => String(args[0])).join(''),
-      err: stderr().map(({ args }) => String(args[0])).join(''),
-      code: process.exitCode
-    }
-  } finally {
-    process.exitCode = before
-    stdout.restore()
-    stderr.restore()
-  }
-}
 
 t.test('wrong arguments are refused with what was expected', async t => {
   const refused = async (message: RegExp, ...args: string[]): Promise<unknown> =>
@@ -49,18 +29,24 @@ t.test('wrong arguments are refused with what was expected', async t => {
 })
 
 t.test('--list prints every promise with its title', async t => {
-  const { out } = await run('--list')
+  const { out } = await runCommand(t, conformance, '--list')
   t.match(out, /^identity\/round-trip +After B, A, C, A the server answers as with B, A, C, A\.$/m)
 })
 
 t.test('a server that cannot be reached, or has no such routes, is exit code 2', async t => {
-  const { err, code } = await run('http://127.0.0.1:9', '--model', MODEL)
+  const { err, code } = await runCommand(t, conformance, 'http://127.0.0.1:9', '--model', MODEL)
   t.equal(code, 2)
   t.match(err, /http:\/\/127\.0\.0\.1:9 cannot be reached/)
   const other = createServer((_request, reply) => reply.writeHead(404).end('{}'))
   await new Promise<void>(resolve => other.listen(0, '127.0.0.1', resolve))
   t.teardown(() => other.close())
-  const there = await run(`http://127.0.0.1:${(other.address() as AddressInfo).port}`, '--model', MODEL)
+  const there = await runCommand(
+    t,
+    conformance,
+    `http://127.0.0.1:${(other.address() as AddressInfo).port}`,
+    '--model',
+    MODEL
+  )
   t.equal(there.code, 2)
   t.match(there.err, /has no routes of vLLM/)
 })
@@ -70,7 +56,19 @@ t.test('the table is printed and written, and nothing is left in the folder', as
   const file = join(mkdtempSync(join(tmpdir(), 'refit-conformance-json-')), 'rows.json')
   t.teardown(() => rmSync(join(file, '..'), { recursive: true }))
   const folder = options.work.path
-  const { out, code } = await run(url, '--model', MODEL, '--folder', folder, '--only', 'no-folder', '--json', file)
+  const { out, code } = await runCommand(
+    t,
+    conformance,
+    url,
+    '--model',
+    MODEL,
+    '--folder',
+    folder,
+    '--only',
+    'no-folder',
+    '--json',
+    file
+  )
   t.match(out, /^kept +files\/no-folder \(disk\): 400: .*\n\n1 kept, 0 broken\n$/)
   t.not(code, 1)
   t.match(JSON.parse(readFileSync(file, 'utf8')), { url, rows: [{ id: 'no-folder', way: 'disk', verdict: 'kept' }] })
@@ -82,7 +80,7 @@ t.test('a folder that is no checkpoint is refused', async t => {
   const model = join(options.work.path, 'empty')
   mkdirSync(model)
   writeFileSync(join(model, 'config.json'), '{}')
-  await t.rejects(run(url, '--model', model), {
+  await t.rejects(runCommand(t, conformance, url, '--model', model), {
     code: 'CHECKPOINT_PATH',
     message: /has neither model\.safetensors nor/
   })

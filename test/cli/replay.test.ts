@@ -6,6 +6,8 @@ import { replay } from '../../src/cli/replay.ts'
 import { sealed } from '../../src/http/samples/receipt.ts'
 import type { Receipt } from '../../src/http/samples/receipt.ts'
 import { packageRoot } from '../../src/root.ts'
+import { runCommand } from '../helpers/cli/run-command.ts'
+import type { CommandResult } from '../helpers/cli/run-command.ts'
 import { MODEL, serveModel } from '../helpers/conformance/served-model.ts'
 import { call } from '../helpers/route-app.ts'
 
@@ -16,27 +18,10 @@ async function run (
   t: Test,
   receipt: unknown,
   ...args: string[]
-): Promise<{ out: string, err: string, code: unknown }> {
+): Promise<CommandResult> {
   const path = join(t.testdir(), 'receipt.json')
   writeFileSync(path, typeof receipt === 'string' ? receipt : JSON.stringify(receipt))
-  const [stdout, stderr] = [
-    t.capture(process.stdout, 'write', () => true),
-    t.capture(process.stderr, 'write', () => true)
-  ]
-  const before = process.exitCode
-  process.exitCode = undefined
-  try {
-    await replay([path, ...args])
-    return {
-      out: stdout().map(({ args }) => String(args[0])).join(''),
-      err: stderr().map(({ args }) => String(args[0])).join(''),
-      code: process.exitCode ?? 0
-    }
-  } finally {
-    process.exitCode = before
-    stdout.restore()
-    stderr.restore()
-  }
+  return await runCommand(t, replay, path, ...args)
 }
 
 t.test('wrong arguments are refused with what was expected', async t => {

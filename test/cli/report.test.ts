@@ -5,7 +5,7 @@ import { report } from '../../src/cli/report.ts'
 import { loadConfig } from '../../src/config/load-config.ts'
 import { redact } from '../../src/config/redact.ts'
 import { MODEL, serveModel } from '../helpers/conformance/served-model.ts'
-import { runCommand } from '../helpers/load/run-command.ts'
+import { runCommand } from '../helpers/cli/run-command.ts'
 import { json, scriptedServer } from '../helpers/load/scripted-server.ts'
 
 const KEYS = { api: 'the-key-of-clients', admin: 'the-key-of-operators', peer: 'the-key-of-the-peer' }

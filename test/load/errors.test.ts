@@ -1,29 +1,10 @@
 import type { ServerResponse } from 'node:http'
 import t from 'tap'
 import { ServerConnection } from '../../src/client/server-connection.ts'
-import { APIS } from '../../src/load/apis.ts'
 import { detectServer } from '../../src/load/detect.ts'
 import { runLoad } from '../../src/load/run-load.ts'
-import type { LoadPlan } from '../../src/load/run-load.ts'
+import { PLAN } from '../helpers/load/plan.ts'
 import { END, event, json, scriptedServer, sglangEvent } from '../helpers/load/scripted-server.ts'
-
-const PLAN: Omit<LoadPlan, 'connection'> = {
-  api: APIS.sglang,
-  model: 'm',
-  arrivals: { concurrency: 1 },
-  requests: 1,
-  seconds: null,
-  warmup: 0,
-  prompt: { kind: 'fixed', tokens: 2 },
-  output: { kind: 'fixed', tokens: 2 },
-  sharedPrefix: 0,
-  ids: { least: 1, most: 9 },
-  samples: 1,
-  temperature: 1,
-  ignoreEos: true,
-  seed: 1,
-  timeoutMs: 60_000
-}
 
 const stream = (reply: ServerResponse, ...events: string[]): ServerResponse => {
   reply.writeHead(200)

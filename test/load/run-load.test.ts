@@ -8,6 +8,7 @@ import type { LoadPlan } from '../../src/load/run-load.ts'
 import { summarise } from '../../src/load/summary.ts'
 import type { LoadSummary } from '../../src/load/summary.ts'
 import { LoadClock } from '../helpers/load/clock.ts'
+import { PLAN } from '../helpers/load/plan.ts'
 import { END, event, scriptedServer, sglangEvent } from '../helpers/load/scripted-server.ts'
 
 // The server and the load share a clock that the server moves before it writes, so every measured time is known.
@@ -15,26 +16,7 @@ import { END, event, scriptedServer, sglangEvent } from '../helpers/load/scripte
 function planOf (t: Test, url: string, clock: LoadClock, more: Partial<LoadPlan> = {}): LoadPlan {
   const connection = new ServerConnection(url, {})
   t.teardown(async () => await connection.close())
-  return {
-    connection,
-    api: APIS.sglang,
-    model: 'm',
-    arrivals: { concurrency: 1 },
-    requests: 1,
-    seconds: null,
-    warmup: 0,
-    prompt: { kind: 'fixed', tokens: 7 },
-    output: { kind: 'fixed', tokens: 5 },
-    sharedPrefix: 0,
-    ids: { least: 1, most: 9 },
-    samples: 1,
-    temperature: 1,
-    ignoreEos: true,
-    seed: 1,
-    timeoutMs: 60_000,
-    clock,
-    ...more
-  }
+  return { ...PLAN, connection, clock, ...more }
 }
 
 async function load (plan: LoadPlan): Promise<LoadSummary> {
