@@ -18,7 +18,7 @@ def arguments(description, given=None):
     parser.add_argument("--folder", help="for the transport file: a folder inside the server's --model-root")
     parser.add_argument("--asynchronous", action="store_true", help="refit samples while the trainer learns")
     parser.add_argument("--steps", type=int, default=320, help="over which the rate falls")
-    parser.add_argument("--target", type=float, default=0.97, help="the accuracy at which the run ends")
+    parser.add_argument("--target", type=float, default=0.99, help="the accuracy at which the run ends")
     parser.add_argument("--prompts", type=int, default=160, help="sums of a step")
     parser.add_argument("--samples", type=int, default=4, help="of each sum")
     parser.add_argument("--rate", type=float, default=4e-4)
