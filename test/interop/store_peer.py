@@ -58,9 +58,13 @@ def wait(name, keys, seconds):
 
 
 def gloo_group(group, url, rank, world_size, timeout=20):
-    """init_custom_process_group as trainers define it, with gloo. A test reads the keys that it writes."""
+    """init_custom_process_group as trainers define it, with gloo. A test reads the keys that it writes.
+
+    The store outlives a refused group: the other ranks may still read from it.
+    """
     limit = datetime.timedelta(seconds=timeout)
     parent = dist.PrefixStore(group, next(dist.rendezvous(url, rank, world_size, timeout=limit))[0])
+    groups.append(parent)
     made, _ = dist.distributed_c10d._new_process_group_helper(
         world_size, rank, [], "gloo", parent, group_name=group, timeout=limit
     )
