@@ -166,6 +166,12 @@ def shared_files(pid=None):
     return sorted(glob.glob(f"/dev/shm/torch_{os.getpid() if pid is None else pid}_*"))
 
 
+def remove_shared_files():
+    """For receivers that were killed: they returned no references, so torch keeps the files until this process ends."""
+    for path in shared_files():
+        os.unlink(path)
+
+
 def file_count(path):
     """The reference count at the start of a shared memory file."""
     with open(path, "rb") as file:

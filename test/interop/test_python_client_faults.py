@@ -1,6 +1,5 @@
 """clients/python/refit when an update fails: every failure is reported, and the next update repairs the weights."""
 
-import os
 import socket
 import threading
 
@@ -8,7 +7,7 @@ import pytest
 import torch
 
 from python_client import WAYS, brought, options_of, refit
-from tensors import shared_files
+from tensors import remove_shared_files
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -172,9 +171,9 @@ def test_a_request_whose_reply_was_lost_is_repeated_without_another_effect(engin
     direct.release_kept()
     proxy.listener.close()
     del update
-    for path in shared_files(os.getpid()) if not after else []:
-        # Whether the server had opened it is unknown; torch's shm manager frees it when the process ends.
-        os.unlink(path)
+    if not after:
+        # Whether the server had opened them is unknown.
+        remove_shared_files()
 
 
 def test_a_generation_whose_reply_was_lost_is_not_repeated(engine_of):
