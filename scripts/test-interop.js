@@ -1,4 +1,4 @@
-import { spawn } from 'node:child_process'
+import { spawn, spawnSync } from 'node:child_process'
 import { existsSync, readdirSync } from 'node:fs'
 import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
@@ -8,7 +8,7 @@ import { pythonWith } from './python.js'
 // npm run test:interop [-- --rounds 100]: refit against the real Python libraries. test/interop has *.test.ts (which
 // read the interpreter from $REFIT_PYTHON) and test_*.py (pytest, which gets the arguments). test/contract has the
 // requests of each trainer (npm run matrix makes their table). The Python needs the libraries in
-// test/interop/requirements.txt.
+// test/interop/requirements.txt; the wheel of Megatron-core is fetched here.
 
 process.chdir(join(dirname(fileURLToPath(import.meta.url)), '..'))
 const FOLDERS = [join('test', 'interop'), join('test', 'contract')]
@@ -31,6 +31,8 @@ for (const [folder, pattern] of [[FOLDERS[0], /\.test\.ts$/], ...FOLDERS.map(fol
   if (!names.some(name => pattern.test(name))) fail(`there are no tests in ${folder}`)
 }
 
+const { status } = spawnSync(python, [join('scripts', 'wheels.py'), 'megatron-core', 'einops'], { stdio: 'inherit' })
+if (status !== 0) fail('the wheels of Megatron-core cannot be had')
 const program = await joinProgram()
 
 // All run at the same time, because each often waits for processes, connections and deadlines. Each folder has its own

@@ -1,15 +1,18 @@
-"""Megatron-core models in the ranks of shard_rank.py: real ones where megatron-core can be imported."""
+"""Models of the released Megatron-core in the ranks of shard_rank.py."""
 
 import functools
-import importlib.util
+import sys
 import warnings
 
 import torch
 import torch.distributed as dist
 
+from released import absent, folder_of
 from tensor_weights import coded
 
-HAS_MEGATRON = bool(importlib.util.find_spec("megatron") and importlib.util.find_spec("megatron.core"))
+sys.path[:0] = [str(folder_of(name)) for name in ("megatron-core", "einops")]
+# A Triton kernel of its inference, which no CPU can run.
+absent("megatron.core.inference.contexts.fused_kv_append_kernel")
 
 
 def head_dim(config):

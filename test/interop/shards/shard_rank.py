@@ -13,8 +13,8 @@ import time
 import traceback
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-FOLDERS = [ROOT / "test/interop/shards", ROOT / "clients/python", ROOT / "test/interop", ROOT / "test/gpu"]
-sys.path[:0] = [str(folder) for folder in FOLDERS]
+FOLDERS = ["test/interop/shards", "clients/python", "test/interop", "test/gpu", "test/trainers"]
+sys.path[:0] = [str(ROOT / folder) for folder in FOLDERS]
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402

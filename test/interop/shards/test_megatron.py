@@ -1,16 +1,11 @@
-"""Updates from real Megatron-core models: 4 processes on gloo. Skipped without megatron-core (a throwaway environment:
-pip install --no-deps --target FOLDER megatron-core einops triton, and PYTHONPATH=FOLDER)."""
+"""Updates from models of the released Megatron-core (scripts/wheels.py): 4 processes on gloo."""
 
 import pytest
 
-from megatron_rank import HAS_MEGATRON
 from python_client import refit
 from sharded import Trainer
 
-pytestmark = [
-    pytest.mark.usefixtures("nothing_left"),
-    pytest.mark.skipif(not HAS_MEGATRON, reason="megatron-core is not installed"),
-]
+pytestmark = pytest.mark.usefixtures("nothing_left")
 LAYOUTS = {
     "dense TP2 x PP2": ("qwen3", dict(tp=2, pp=2)),
     "TP2 x DP2, tied, biases": ("qwen2", dict(tp=2)),
