@@ -251,7 +251,7 @@ function installHandlers (app: FastifyInstance, options: RefitPluginOptions): vo
     }
     return payload
   })
-  installBodyParsers(app, new BodyMemory(options.bodyMemory))
+  installBodyParsers(app, new BodyMemory(options.bodyMemory), options.maxBodyBytes)
   app.addHook('onRequest', async ({ headers, method, routeOptions }) => {
     if (method === 'POST' && routeOptions.config.auth === 'normal') rankOf(headers, 1)
   })

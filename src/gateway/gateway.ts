@@ -7,6 +7,7 @@ import type { Keys } from '../http/auth.ts'
 import { errorHandler } from '../http/error-reply.ts'
 import { requireContentType } from '../http/content-type.ts'
 import type { PageOptions } from '../http/pages.ts'
+import { checkJsonCost, mostPoints } from '../http/json-cost.ts'
 import { holdBody } from '../http/upload/hold-body.ts'
 import { BodyMemory, releaseBodies } from '../http/upload/body-memory.ts'
 import { MAX_BODY_BYTES, TENSOR_BODY_LIMIT } from '../http/limits.ts'
@@ -123,13 +124,27 @@ function installBodyParsers ({ app, fleet, table, options }: GatewayParts): void
     async (request: FastifyRequest, body: IncomingMessage) =>
       isStreamed(fleet, table.calls[String(request.routeOptions.url)])
         ? null
-        : await holdBody(body, limitOf(request, options), request.headers, memory.claimFor(request))
+        : await requireCheap(
+          await holdBody(body, limitOf(request, options), request.headers, memory.claimFor(request)),
+          request,
+          options
+        )
   )
   for (const type of [BYTES, FORM]) {
     app.addContentTypeParser(type, (_request, _payload, done) => {
       done(null, null)
     })
   }
+}
+
+/** The engines have the same limit. Here it bounds the search for fields. */
+async function requireCheap (
+  body: Buffer,
+  { routeOptions }: FastifyRequest,
+  { maxBodyBytes }: GatewayOptions
+): Promise<Buffer> {
+  await checkJsonCost(body, mostPoints(routeOptions.config.auth, maxBodyBytes))
+  return body
 }
 
 function limitOf ({ routeOptions }: FastifyRequest, { maxBodyBytes = MAX_BODY_BYTES }: GatewayOptions): number {
@@ -182,7 +197,7 @@ function addRoute (
 
 function toOneEngine (context: GatewayContext): Handler {
   return async (request, reply) => {
-    const body = await bodyOf(request)
+    const body = await bodyOf(request, context.options)
     if (body === null) throw new RefitError('UNSUPPORTED', 'this route takes JSON')
     return await passToOneEngine(context, request, reply, body)
   }
@@ -195,7 +210,7 @@ function toEngines (context: GatewayContext, call: GatewayCall | null): Handler 
       context,
       request,
       call ?? unknownCall(request.url.split('?', 1)[0]!, request.method),
-      await bodyOf(request)
+      await bodyOf(request, context.options)
     )
     return await reply.code(status).type(type).send(body)
   }
@@ -207,12 +222,12 @@ function isStreamed ({ members }: Fleet, call: GatewayCall | undefined): boolean
 }
 
 /** Null: the body is passed on piece by piece and is not read here. */
-async function bodyOf (request: FastifyRequest): Promise<Buffer | null> {
+async function bodyOf (request: FastifyRequest, options: GatewayOptions): Promise<Buffer | null> {
   if (request.body === null) return null
   if (Buffer.isBuffer(request.body)) return request.body
   // Some clients send JSON with a GET; Fastify does not parse the body of a GET.
   const { 'content-length': length = '0', 'transfer-encoding': encoding } = request.headers
   return request.method === 'GET' && (length !== '0' || encoding !== undefined)
-    ? await readAll(request.raw, TENSOR_BODY_LIMIT)
+    ? await requireCheap(await readAll(request.raw, TENSOR_BODY_LIMIT), request, options)
     : Buffer.alloc(0)
 }

@@ -16,10 +16,13 @@ const [QUOTE, BACKSLASH, OPEN_BRACE, CLOSE_BRACE, OPEN_BRACKET, CLOSE_BRACKET, C
   '"\\{}[],:'
 ) as unknown as [number, number, number, number, number, number, number, number]
 
+/** More than an object has fields that the gateway reads, or a list has ranks. Each takes about a microsecond. */
+const MOST_MEMBERS = 1 << 16
+
 /**
  * A JSON body that is searched, not parsed: the gateway reads a few fields of it and changes even fewer, so hundreds of
  * megabytes of handles are neither decoded nor encoded again. A body that is not JSON has no fields; the engine that
- * gets it refuses it.
+ * gets it refuses it. Neither have objects and lists of more than 65,536 members.
  */
 export class JsonBody {
   readonly bytes: Buffer
@@ -122,6 +125,7 @@ function outline (text: Buffer, begin: number, members: Map<Step, Span>): void {
   let at = skipSpace(text, begin + 1)
   if (text[at] === closing) return
   for (let index = 0;; index++) {
+    if (index === MOST_MEMBERS) throw new RangeError('too many members')
     let name: Step = index
     if (opening === OPEN_BRACE) {
       const end = skipString(text, at)

@@ -6,6 +6,8 @@ import { mediaTypeError, requireContentType } from './content-type.ts'
 import { sendContinue } from './upload/expect-continue.ts'
 import { BodyMemory, releaseBodies } from './upload/body-memory.ts'
 import { freeBody, holdBody } from './upload/hold-body.ts'
+import { checkJsonCost, mostPoints } from './json-cost.ts'
+import { MAX_BODY_BYTES } from './limits.ts'
 import { parseJsonText } from './parse-json.ts'
 import { hasTime, nextTurn } from './turns.ts'
 import { BYTES, FORM, uploadType } from './upload/upload-types.ts'
@@ -14,21 +16,22 @@ declare module 'fastify' {
   interface FastifyRequest {
     /** Memory of the bodies of all requests. */
     bodyMemory: BodyMemory
+    /** The limit of bytes that json-cost.ts takes. */
+    maxBodyBytes: number
   }
 }
-
-const OPENINGS = Buffer.from('{[')
-const SCANNED = 16 << 20
-/** About 100 ms of parsing. */
-const MOST_CONTAINERS = 1 << 20
-const CONTAINER_BYTES = 64
 
 /**
  * refit's own parsers, in its own scope: a host may have parsers for the same types, and Fastify's refuse empty bodies,
  * which trainers send. Other types than JSON, and bodies without a type, are refused before they are read.
  */
-export function installBodyParsers (app: FastifyInstance, memory = new BodyMemory()): void {
+export function installBodyParsers (
+  app: FastifyInstance,
+  memory = new BodyMemory(),
+  maxBodyBytes = MAX_BODY_BYTES
+): void {
   app.decorateRequest('bodyMemory', { getter: () => memory })
+  app.decorateRequest('maxBodyBytes', { getter: () => maxBodyBytes })
   releaseBodies(app)
   app.removeAllContentTypeParsers()
   for (const type of ['application/json', '*']) {
@@ -67,34 +70,13 @@ async function readText (request: FastifyRequest, body: IncomingMessage): Promis
   const bytes = await holdBody(body, routeOptions.bodyLimit, body === raw ? headers : {}, claim)
   // Several long bodies may have come in this turn of the event loop.
   if (!hasTime()) await nextTurn()
-  const containers = countContainers(bytes)
-  // The text, and about as much for the strings and numbers that it becomes.
-  claim.grow(bytes.length + containers * CONTAINER_BYTES)
-  const text = isAscii(bytes) ? bytes.toString('latin1') : bytes.toString('utf8')
-  freeBody(bytes)
-  return text
-}
-
-/**
- * How many objects and lists the JSON text may have; those in its strings count, too. Each takes far more memory than
- * its two characters.
- */
-function countContainers (bytes: Buffer): number {
-  let count = 0
-  for (let at = 0; bytes.length <= SCANNED && at < bytes.length; at++) {
-    if (bytes[at] === OPENINGS[0] || bytes[at] === OPENINGS[1]) count++
+  try {
+    // The text, and what it becomes.
+    claim.grow(bytes.length + await checkJsonCost(bytes, mostPoints(routeOptions.config.auth, request.maxBodyBytes)))
+    return isAscii(bytes) ? bytes.toString('latin1') : bytes.toString('utf8')
+  } finally {
+    freeBody(bytes)
   }
-  // Long bodies are handles in base64, where the search is many times faster.
-  for (const opening of bytes.length <= SCANNED ? [] : OPENINGS) {
-    for (let at = bytes.indexOf(opening); at !== -1; at = bytes.indexOf(opening, at + 1)) {
-      if (++count > MOST_CONTAINERS) break
-    }
-  }
-  if (count <= MOST_CONTAINERS) return count
-  throw new RefitError(
-    'INVALID_REQUEST',
-    `the body has more than ${MOST_CONTAINERS} objects and lists ("{" and "["); send it in several requests`
-  )
 }
 
 /** Parses JSON text; an empty text is `{}`. A key that would reach a prototype is refused, not dropped. */

@@ -7,6 +7,7 @@ interface Schema {
   anyOf?: Schema[]
   properties?: Record<string, Schema>
   items?: Schema
+  maxItems?: number
 }
 
 const TRUE = new Set(['true', '1', 'yes', 'on', 't', 'y'])
@@ -50,12 +51,12 @@ function coerceUnion (branches: Schema[], value: unknown): unknown {
 }
 
 /**
- * Whether the value and its contents have the types of the schema, without conversions. Limits and patterns are not
- * checked.
+ * Whether the value and its contents have the types of the schema, without conversions. Of limits, only that
+ * of a list's length is checked.
  */
 function fits (schema: Schema, value: unknown): boolean {
   if (schema.anyOf !== undefined) return schema.anyOf.some(branch => fits(branch, value))
-  const { type, items, properties = {} } = schema
+  const { type, items, maxItems = Infinity, properties = {} } = schema
   switch (type) {
     case undefined:
       return true
@@ -64,11 +65,14 @@ function fits (schema: Schema, value: unknown): boolean {
     case 'integer':
       return Number.isInteger(value)
     case 'array':
-      return Array.isArray(value) && (items === undefined || value.every(item => fits(items, item)))
+      if (!Array.isArray(value) || items === undefined) return Array.isArray(value)
+      if (value.length > maxItems) return false
+      // Token ids may be millions.
+      return items.type === 'integer' ? value.every(Number.isInteger) : value.every(item => fits(items, item))
     case 'object':
       return typeof value === 'object' && value !== null && !Array.isArray(value) &&
-        Object.entries(properties).every(([name, field]) =>
-          !Object.hasOwn(value, name) || fits(field, (value as Record<string, unknown>)[name])
+        Object.keys(value).every(name =>
+          !Object.hasOwn(properties, name) || fits(properties[name]!, (value as Record<string, unknown>)[name])
         )
     default:
       return typeof value === type
@@ -92,8 +96,9 @@ function boolean (value: unknown): unknown {
 }
 
 function array (schema: Schema, value: unknown): unknown {
-  const { items } = schema
-  if (!Array.isArray(value) || items === undefined) return value
+  const { items, maxItems = Infinity } = schema
+  // The validation refuses a list that is too long.
+  if (!Array.isArray(value) || items === undefined || value.length > maxItems) return value
   let copy: unknown[] | undefined
   for (let i = 0; i < value.length; i++) {
     const coerced = coerceLax(items, value[i])
@@ -107,10 +112,12 @@ function array (schema: Schema, value: unknown): unknown {
 function object (schema: Schema, value: unknown): unknown {
   if (typeof value !== 'object' || Array.isArray(value)) return value
   const fields = value as Record<string, unknown>
+  const { properties = {} } = schema
   let copy: Record<string, unknown> | undefined
-  for (const [name, field] of Object.entries(schema.properties ?? {})) {
-    if (!Object.hasOwn(fields, name)) continue
-    const coerced = coerceLax(field, fields[name])
+  // Not over the schema: a list may have thousands of objects with one of fifty fields.
+  for (const name of Object.keys(fields)) {
+    if (!Object.hasOwn(properties, name)) continue
+    const coerced = coerceLax(properties[name]!, fields[name])
     if (coerced === fields[name]) continue
     copy ??= { ...fields }
     copy[name] = coerced

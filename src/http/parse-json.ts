@@ -4,18 +4,36 @@ import { randomUUID } from 'node:crypto'
 // of long strings takes a fraction of a millisecond, and a slice of a string is no copy.
 
 /** Strings from this length on are cut out before the rest is parsed. */
-const LONG = 16 * 1024
+export const LONG = 16 * 1024
 
 /** Like JSON.parse, except that long strings may contain control characters. Throws SyntaxError. */
 export function parseJsonText (text: string): unknown {
   const cut = text.length < LONG ? undefined : cutLongTexts(text)
   if (cut === undefined) return JSON.parse(text)
   const { rest, mark, texts } = cut
-  return JSON.parse(
-    rest,
-    (_key, value: unknown) =>
-      typeof value === 'string' && value.startsWith(mark) ? texts[Number(value.slice(mark.length))] : value
-  )
+  const root = { value: JSON.parse(rest) as unknown }
+  restore(root, mark, texts)
+  return root.value
+}
+
+/** Puts the texts in the places of their marks. A reviver of JSON.parse would take ten times as long. */
+function restore (root: Record<string, unknown>, mark: string, texts: readonly string[]): void {
+  // Iterative: a body may nest deeper than the stack.
+  const open: (unknown[] | Record<string, unknown>)[] = [root]
+  const look = (value: unknown): string | undefined => {
+    if (typeof value === 'string') return value.startsWith(mark) ? texts[Number(value.slice(mark.length))] : undefined
+    if (typeof value === 'object' && value !== null) open.push(value as Record<string, unknown>)
+  }
+  for (let at = open.pop(); at !== undefined; at = open.pop()) {
+    if (Array.isArray(at)) {
+      for (let i = 0; i < at.length; i++) at[i] = look(at[i]) ?? at[i]
+    } else {
+      for (const name of Object.keys(at)) {
+        const text = look(at[name])
+        if (text !== undefined) at[name] = text
+      }
+    }
+  }
 }
 
 /** Returns the text with a mark and a number in place of each long string; undefined if there is none. */

@@ -26,12 +26,11 @@ interface Schema {
  * Refuses the first field of `value` that its schema marks as `refused` and that is set. Objects in it are checked too.
  */
 export function refuseFields (schema: object, value: unknown, at = ''): void {
-  if (typeof value !== 'object' || value === null) return
+  if (typeof value !== 'object' || value === null || !refusesSome(schema)) return
   const { anyOf = [], items, properties = {} } = schema as Schema
   for (const branch of anyOf) refuseFields(branch, value, at)
   if (Array.isArray(value)) {
-    // Lists of token ids have no fields.
-    if (items === undefined || typeof value[0] !== 'object') return
+    if (items === undefined) return
     value.forEach((item, i) => refuseFields(items, item, `${at}[${i}]`))
     return
   }
@@ -44,6 +43,20 @@ export function refuseFields (schema: object, value: unknown, at = ''): void {
     if (field[REFUSED] === undefined) refuseFields(field, item, param)
     else refuseField(field[REFUSED], item, param)
   }
+}
+
+const refusing = new WeakMap<object, boolean>()
+
+/** Whether the schema, or one in it, marks a field as refused. Lists of a million token ids are not looked at then. */
+function refusesSome (schema: Schema): boolean {
+  let known = refusing.get(schema)
+  if (known === undefined) {
+    const { anyOf = [], items, properties = {} } = schema
+    const inner: Schema[] = [...anyOf, ...items === undefined ? [] : [items], ...Object.values(properties)]
+    known = inner.some(part => part[REFUSED] !== undefined || refusesSome(part))
+    refusing.set(schema, known)
+  }
+  return known
 }
 
 function refuseField (

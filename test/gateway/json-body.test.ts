@@ -113,3 +113,11 @@ t.test('megabytes of handles are skipped, and deep nesting uses no stack', async
   t.equal(body.get('flush'), true)
   t.equal(join(body.slice(['handles'], 0, 1)).length, handles.length + 4)
 })
+
+t.test('objects and lists of more members than any that the gateway reads have none', async t => {
+  const [most, more] = [65_536, 65_537].map(length => {
+    return text({ list: Array(length - 1).fill(0).concat(7), object: { ...Array(length).fill(0) } })
+  })
+  t.same([most!.count('list'), most!.get('list', 65_535), most!.has('object', '65535')], [65_536, 7, true])
+  t.same([more!.count('list'), more!.get('list', 0), more!.get('object', '1')], [0, undefined, undefined])
+})

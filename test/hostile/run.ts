@@ -44,7 +44,7 @@ for (const signal of ['SIGINT', 'SIGTERM'] as const) {
     void world.stop().then(() => process.exit(1))
   })
 }
-const endPolling = pollHealth(world.targets.map(({ url }) => url))
+const endPolling = await pollHealth(world.targets.map(({ url }) => url))
 try {
   let round = 0
   do {

@@ -31,7 +31,7 @@ t.test('the poll of /health sees a server that stands still, and replies other t
   t.teardown(() => server.close())
   await new Promise<void>(resolve => server.listen(0, '127.0.0.1', resolve))
   const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}`
-  const end = pollHealth([url])
+  const end = await pollHealth([url])
   await until(() => requests >= 10)
   server.closeAllConnections()
   const times = await end()

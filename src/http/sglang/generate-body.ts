@@ -32,7 +32,7 @@ export const GenerateBody = Type.Object({
   ),
   input_ids: nullable(Type.Union([TokenIds, Type.Array(TokenIds)]), 'The prompt as token ids, or a batch of prompts.'),
   sampling_params: nullable(
-    Type.Union([SamplingFields, Type.Array(SamplingFields)]),
+    Type.Union([SamplingFields, Type.Array(SamplingFields, { maxItems: 1 << 16 })]),
     'One object for all prompts, or one for each.'
   ),
   rid: nullable(

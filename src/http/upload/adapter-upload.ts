@@ -5,6 +5,7 @@ import type { Upload } from '../../sources/upload/upload.ts'
 import { loadAdapterFromSource, requireAdapters } from '../../updates/adapter-load.ts'
 import type { AdapterFields } from '../../updates/adapter-load.ts'
 import type { UpdatesContext } from '../context.ts'
+import { checkJsonCost, mostPoints } from '../json-cost.ts'
 import { sendContinue } from './expect-continue.ts'
 import { readForm } from './upload-form.ts'
 import type { FormFile } from './upload-form.ts'
@@ -102,8 +103,10 @@ class ConfigFile implements FormFile {
   }
 
   async end (): Promise<void> {
+    const bytes = Buffer.concat(this.#chunks)
+    await checkJsonCost(bytes, mostPoints('normal'))
     try {
-      this.#value = { json: JSON.parse(String(Buffer.concat(this.#chunks))) }
+      this.#value = { json: JSON.parse(String(bytes)) }
     } catch (error) {
       throw new RefitError('CHECKPOINT_FORMAT', `${CONFIG} is no JSON: ${(error as Error).message.slice(0, 200)}`)
     }

@@ -1,5 +1,6 @@
 import { spawn } from 'node:child_process'
 import type { ChildProcess } from 'node:child_process'
+import { once } from 'node:events'
 import { fileURLToPath } from 'node:url'
 
 const PROGRAM = fileURLToPath(new URL('./health-poller.js', import.meta.url))
@@ -17,13 +18,18 @@ export interface HealthTimes {
   bad: number
 }
 
-/** Starts the process that polls /health. The result ends it and returns the times of each URL, and of `control`. */
-export function pollHealth (urls: readonly string[]): () => Promise<HealthTimes[]> {
+/**
+ * Starts the process that polls /health, and waits until it has connections: Node.js accepts one in each turn of its
+ * event loop, so behind many new ones this would take long. The result ends the process and returns the times of each
+ * URL, and of `control`.
+ */
+export async function pollHealth (urls: readonly string[]): Promise<() => Promise<HealthTimes[]>> {
   const child: ChildProcess = spawn(process.execPath, [PROGRAM, ...urls], { stdio: ['pipe', 'pipe', 'inherit'] })
   let text = ''
   child.stdout!.setEncoding('utf8').on('data', chunk => {
     text += chunk
   })
+  await once(child.stdout!, 'data')
   return async () => {
     child.stdin!.end()
     await new Promise(resolve => child.once('close', resolve))

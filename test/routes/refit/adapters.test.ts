@@ -59,7 +59,8 @@ t.test('forms that are no adapter are refused, and nothing is loaded', async t =
       [[config, ['adapter_model.bin', 'x']], /the form has "adapter_model\.bin"; an adapter is the files/],
       [[['adapter_config.json', '{'], weights], /adapter_config\.json is no JSON/],
       [[config, ['adapter_model.safetensors', weights[1].slice(0, 40)]], /adapter_model\.safetensors/],
-      [[['adapter_config.json', ' '.repeat((4 << 20) + 1)], weights], /more than 4194304 bytes/]
+      [[['adapter_config.json', ' '.repeat((4 << 20) + 1)], weights], /more than 4194304 bytes/],
+      [[['adapter_config.json', `[${'{},'.repeat(350_000)}{}]`], weights], /has more values than can be parsed/]
     ] as const
   ) {
     const { status, json } = await upload(`${url}/adapters/x`, parts)
