@@ -2,6 +2,7 @@ import Fastify, { LogController } from 'fastify'
 import type { FastifyBaseLogger, FastifyInstance } from 'fastify'
 import health from '../../routes/gateway/health.ts'
 import metrics from '../../routes/gateway/metrics.ts'
+import samples from '../../routes/gateway/samples.ts'
 import ui from '../../routes/gateway/ui.ts'
 import updates from '../../routes/gateway/updates.ts'
 import workers from '../../routes/gateway/workers.ts'
@@ -61,6 +62,7 @@ export async function createGateway (options: GatewayServerOptions): Promise<Gat
   await app.register(health, { context })
   await app.register(metrics, { context })
   await app.register(updates, { context })
+  await app.register(samples, { context })
   if (options.ui === true) await app.register(ui, { context })
   const { fleet } = context
   // One after another, so that the first engine of the list decides which weights are current.

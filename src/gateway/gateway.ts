@@ -48,6 +48,8 @@ export interface GatewayContext {
   fleet: Fleet
   health: Health
   metrics: GatewayMetrics
+  /** The memory of the bodies of requests under way. */
+  bodies: BodyMemory
   options: GatewayOptions
 }
 
@@ -76,7 +78,8 @@ export function registerGateway (
   const metrics = new GatewayMetrics(fleet)
   const catchUp = options.fill === false ? null : { timeoutMs: options.fillTimeoutMs ?? CATCH_UP_MS, metrics }
   const health = new Health(fleet, { intervalMs: options.healthMs ?? 2000, catchUp })
-  const context: GatewayContext = { fleet, health, metrics, options }
+  const bodies = new BodyMemory(options.bodyMemory)
+  const context: GatewayContext = { fleet, health, metrics, bodies, options }
   const parts: GatewayParts = { ...context, app, table }
   app.setErrorHandler(errorHandler)
   installBodyParsers(parts)
@@ -110,8 +113,7 @@ function keyHeaders ({ calls }: CallTable): string[] {
 }
 
 /** Bodies are read whole, except those that are passed on piece by piece. */
-function installBodyParsers ({ app, fleet, table, options }: GatewayParts): void {
-  const memory = new BodyMemory(options.bodyMemory)
+function installBodyParsers ({ app, fleet, table, bodies, options }: GatewayParts): void {
   app.removeAllContentTypeParsers()
   releaseBodies(app)
   app.addHook('preParsing', async request => {
@@ -123,7 +125,7 @@ function installBodyParsers ({ app, fleet, table, options }: GatewayParts): void
     async (request: FastifyRequest, body: IncomingMessage) =>
       isStreamed(fleet, table.calls[String(request.routeOptions.url)])
         ? null
-        : await holdBody(body, limitOf(request, options), request.headers, memory.claimFor(request))
+        : await holdBody(body, limitOf(request, options), request.headers, bodies.claimFor(request))
   )
   for (const type of [BYTES, FORM]) {
     app.addContentTypeParser(type, (_request, _payload, done) => {
