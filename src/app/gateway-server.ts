@@ -14,6 +14,7 @@ import { ALL_DIALECTS } from './dialects.ts'
 import { hostsFor } from './hosts-for.ts'
 import { describeApi } from './openapi.ts'
 import { validatorCompiler } from '../http/validation.ts'
+import type { Telemetry } from '../telemetry/telemetry.ts'
 import { redirectBrowsers } from '../ui/page.ts'
 
 export interface GatewayServerOptions extends GatewayOptions {
@@ -23,6 +24,8 @@ export interface GatewayServerOptions extends GatewayOptions {
   logger?: FastifyBaseLogger
   /** Serve the page at /ui (default false). */
   ui?: boolean
+  /** Sends traces and metrics to an OpenTelemetry collector. The caller closes it after the gateway. */
+  telemetry?: Telemetry | undefined
 }
 
 export type GatewayServer = FastifyInstance & { gateway: GatewayContext }
@@ -56,7 +59,9 @@ export async function createGateway (options: GatewayServerOptions): Promise<Gat
   app.setValidatorCompiler(validatorCompiler)
   await describeApi(app, API)
   if (options.ui === true) redirectBrowsers(app)
-  const context = registerGateway(app, ALL_DIALECTS, { ...options, allowedHosts }, app.log)
+  const watchCalls = options.telemetry?.watchGateway(app)
+  const context = registerGateway(app, ALL_DIALECTS, { ...options, allowedHosts, watchCalls }, app.log)
+  options.telemetry?.addMetrics(context.metrics.registry)
   app.get('/openapi.json', { config: { auth: 'public' }, schema: { hide: true } }, async () => app.swagger())
   await app.register(workers, { context })
   await app.register(health, { context })

@@ -42,6 +42,8 @@ export interface GatewayOptions extends Keys, PageOptions {
   maxBodyBytes?: number | undefined
   /** Most memory of the bodies of requests under way, in bytes (default a quarter of the heap's limit). */
   bodyMemory?: number | undefined
+  /** Gets all calls to engines. */
+  watchCalls?: ConnectionOptions['watchCalls']
 }
 
 export interface GatewayContext {
@@ -74,7 +76,7 @@ export function registerGateway (
 ): GatewayContext {
   const table = callTable(dialects)
   const via = `1.1 refit-gateway-${randomUUID()}`
-  const fleet = new Fleet({ ...options.engineKeys, via }, keyHeaders(table), log)
+  const fleet = new Fleet({ ...options.engineKeys, via, watchCalls: options.watchCalls }, keyHeaders(table), log)
   const metrics = new GatewayMetrics(fleet)
   const catchUp = options.fill === false ? null : { timeoutMs: options.fillTimeoutMs ?? CATCH_UP_MS, metrics }
   const health = new Health(fleet, { intervalMs: options.healthMs ?? 2000, catchUp })
