@@ -29,6 +29,7 @@ const LEVELS: Record<string, 'public' | 'normal' | 'admin'> = {
   'POST /ping': 'normal',
   'POST /generate': 'normal',
   'GET /samples/:id': 'normal',
+  'POST /samples/find': 'normal',
   'POST /truth': 'normal',
   'GET /truth': 'normal',
   'PUT /generate': 'normal',

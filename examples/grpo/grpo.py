@@ -135,7 +135,7 @@ def differences(batch, logprobs, step, most_weight):
 
 def tell_truth(client, batch, logprobs):
     """refit compares the logprobs with its own: GET /truth, /metrics. A server that was started again knows nothing of
-    the samples, and a gateway has no truth meter."""
+    the samples."""
     rows = zip(batch.request_ids, logprobs, batch.answer)
     with contextlib.suppress(RefitError):
         client.measure_truth([{"id": id, "logprobs": row[answer]} for id, row, answer in rows])

@@ -1,6 +1,6 @@
 """Mismatch and timings on a GPU: a real architecture with random weights, every transport in turn.
 
-    python3 examples/grpo/on_gpu.py [--device cuda] [--size small] [--transports handles,kept,upload,group,file]
+    python3 examples/grpo/on_gpu.py [--device cuda] [--size small] [--transports handles,kept,...]
 
 For each transport: a server of its own, some steps of grpo.py's loop (sample, one step of policy gradient with random
 rewards, send), and a row of a table: how far the trainer's logprobs are from refit's, and how long it took.

@@ -29,4 +29,7 @@ def arguments(description, given=None):
     parser.add_argument("--patience", type=float, default=600, help="seconds to wait for a server that has ended")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, help="folder for steps.csv and steps.svg")
-    return parser.parse_args(given)
+    args = parser.parse_args(given)
+    # A live update has requests to reach only while refit samples.
+    args.asynchronous |= TRANSPORTS[args.transport].live
+    return args

@@ -6,7 +6,10 @@ import shutil
 import time
 from pathlib import Path
 
-from refit import RefitError
+import torch.distributed as dist
+from refit import Clients, RefitError
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 
 # No reply, or one that says "later": the server has ended, starts, or has torn weights.
 LOST = (0, 502, 503, 504)
@@ -15,8 +18,16 @@ LOST = (0, 502, 503, 504)
 class Plain:
     """A transport of the client that needs nothing besides its name."""
 
+    live = False  # updates never wait for requests
+
     def __init__(self, client, name, folder):
-        self.options = {"transport": name}
+        self.client, self.options = client, {"transport": name}
+
+    def update(self, version):
+        return self.client.update(version=version, **self.options)
+
+    def add(self, update, model):
+        update.add_all(model)
 
     def sent(self, label):
         """The server has all weights under this label."""
@@ -32,18 +43,68 @@ class Kept(Plain):
     """The model's own memory stays open in the server; from the second update on, a request is a few bytes."""
 
     def __init__(self, client, name, folder):
-        super().__init__(client, name, folder)
-        self.client, self.options["in_place"] = client, True
+        super().__init__(client, "kept", folder)
+        self.options["in_place"] = True
 
     def close(self):
         with contextlib.suppress(RefitError):
             self.client.release_kept()
 
 
+class Live(Kept):
+    """The same while answers are generated: they go on with the new weights, and no update waits for their end."""
+
+    live = True
+
+
+class Shards(Plain):
+    """The parameters as DTensors of a mesh, read by the engines where they lie. The mesh has one rank here, so the
+    trainer is the same as with every transport; a trainer in FSDP2 calls add_sharded(model) on all its ranks.
+
+    A plan of shards belongs to one engine, so the engines behind a gateway are updated themselves."""
+
+    def __init__(self, client, name, folder):
+        self.front, self.mesh = client, None
+        self.own = not dist.is_initialized()
+        if self.own:
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        self.client, self.options = None, {"transport": "handles", "process_group": dist.group.WORLD}
+
+    def update(self, version):
+        if self.client is None:
+            self.client = engines_of(self.front)
+        return super().update(version)
+
+    def add(self, update, model):
+        if self.mesh is None:
+            self.mesh = DeviceMesh(model.device.type, [0])
+        weights = model.named_parameters()
+        update.add_sharded([(name, DTensor.from_local(one.detach(), self.mesh, [Shard(0)])) for name, one in weights])
+
+    def lost(self):
+        self.client = None  # a server that is started again may have other engines
+
+    def close(self):
+        if self.own:
+            dist.destroy_process_group()
+
+
+def engines_of(client):
+    """The client, or a client of the engines if it is one of a gateway."""
+    try:
+        workers = client.json("GET", "/workers")["workers"]
+    except RefitError as error:
+        if error.status != 404:
+            raise
+        return client
+    return Clients([client.at(worker["url"]) for worker in workers])
+
+
 class Group(Plain):
     """A broadcast; the group is made again after a failure."""
 
     def __init__(self, client, name, folder):
+        super().__init__(client, name, folder)
         self.group = client.group(timeout_s=60)
         self.options = {"group": self.group}
 
@@ -61,6 +122,7 @@ class File(Plain):
     def __init__(self, client, name, folder):
         if folder is None:
             raise SystemExit("--transport file needs --folder, a folder inside the server's --model-root")
+        super().__init__(client, name, folder)
         self.folder, self.label, self.options = Path(folder), None, {"folder": folder}
 
     def sent(self, label):
@@ -70,7 +132,15 @@ class File(Plain):
 
 
 # One more transport of the client is one more line.
-TRANSPORTS = {"handles": Plain, "kept": Kept, "upload": Plain, "group": Group, "file": File}
+TRANSPORTS = {
+    "handles": Plain,
+    "kept": Kept,
+    "upload": Plain,
+    "group": Group,
+    "file": File,
+    "shards": Shards,
+    "live": Live,
+}
 
 
 class Sender:
@@ -83,13 +153,13 @@ class Sender:
 
     def send(self, label, running=False):
         """Replaces the weights, however often the server ends meanwhile. running: requests go on with the new ones."""
-        self.label, self.running = label, running
+        self.label, self.running = label, running or self.transport.live
         self.insist(self.once)
 
     def once(self):
         pause = self.client.paused("in_place") if self.running else contextlib.nullcontext()
-        with pause, self.client.update(version=self.label, **self.transport.options) as update:
-            update.add_all(self.model)
+        with pause, self.transport.update(self.label) as update:
+            self.transport.add(update, self.model)
         self.transport.sent(self.label)
         self.reports.append(update.report)
 

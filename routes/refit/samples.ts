@@ -3,6 +3,7 @@ import { RefitError } from '../../src/errors.ts'
 import type { GenerationContext, Routes } from '../../src/http/context.ts'
 import { MAX_RID_LENGTH } from '../../src/http/limits.ts'
 import { Receipt, toReceipt } from '../../src/http/samples/receipt.ts'
+import { Found, FindRequest } from '../../src/http/samples/truth-schemas.ts'
 import { whereKept } from '../../src/http/samples/where-kept.ts'
 import { nullable, refusals } from '../../src/http/schemas.ts'
 
@@ -45,6 +46,23 @@ const samples: Routes<GenerationContext> = async (app, { context }) => {
       : await digests.of(epoch)
     return toReceipt(sample, { info: engine.info, program: version, epoch: engine.epoch, digest })
   })
+
+  app.post('/samples/find', {
+    config: { auth: 'normal' },
+    schema: {
+      operationId: 'findSamples',
+      summary: 'Which of these samples are kept',
+      description: 'A gateway finds the engine of a sample by it.',
+      tags: ['generation'],
+      body: FindRequest,
+      response: { 200: Found, ...refusals() }
+    }
+  }, async ({ body: { ids } }): Promise<Found> => ({
+    samples: [...new Set(ids)].flatMap(id => {
+      const sample = samples.get(id)
+      return sample === undefined ? [] : [{ id, ended: sample.endedAt / 1000 }]
+    })
+  }))
 }
 
 export default samples

@@ -1,51 +1,9 @@
-import { Type } from 'typebox'
-import type { Static } from 'typebox'
 import { RefitError } from '../../src/errors.ts'
 import type { GenerationContext, Routes } from '../../src/http/context.ts'
-import { MAX_RID_LENGTH } from '../../src/http/limits.ts'
-import type { Differences } from '../../src/http/samples/difference-tally.ts'
-import type { TruthReport, VersionDifferences } from '../../src/http/samples/truth-meter.ts'
+import type { TruthReport } from '../../src/http/samples/truth-meter.ts'
+import { Measured, Truth, TruthRequest } from '../../src/http/samples/truth-schemas.ts'
 import { whereKept } from '../../src/http/samples/where-kept.ts'
-import { nullable, refusals, TokenIds } from '../../src/http/schemas.ts'
-
-const strict = { additionalProperties: false } as const
-
-const Claim = Type.Object({
-  id: Type.String({ minLength: 1, maxLength: MAX_RID_LENGTH, description: '`meta_info.id` of the sample.' }),
-  logprobs: Type.Array(Type.Number(), { description: "The trainer's logprob of each output token." }),
-  output_ids: nullable(TokenIds, "The output as the trainer knows it, to be compared with the engine's.")
-}, { ...strict, title: 'TruthClaim' })
-
-const Body = Type.Object({
-  samples: Type.Array(Claim, { minItems: 1, maxItems: 65536 })
-}, { ...strict, title: 'TruthRequest' })
-
-const differences = {
-  tokens: Type.Integer(),
-  mean: Type.Number({ description: "Mean |trainer's logprob - the engine's|." }),
-  max: Type.Number(),
-  p99: Type.Number({ description: '99th percentile, at most 12 % too large.' }),
-  kl: Type.Number({ description: 'Mean of ratio - 1 - log(ratio): an estimate of KL(engine, trainer) per token.' }),
-  clipped: Type.Number({ description: 'Part of the tokens that are more than twice as probable in the trainer.' })
-}
-const Versions = Type.Array(Type.Object({ version: Type.String(), ...differences }), {
-  description: 'By the weight version that made the tokens, the oldest first.'
-})
-
-const Measured = Type.Object({
-  samples: Type.Integer(),
-  ...differences,
-  unknown: Type.Array(Type.String(), { description: 'Ids of samples that are not kept.' }),
-  repeated: Type.Integer({ description: 'Samples that were counted before, and are not counted again.' }),
-  versions: Versions
-}, { title: 'TruthReport', description: 'The comparison of this request.' })
-
-const Truth = Type.Object({
-  samples: Type.Integer(),
-  ...differences,
-  warnings: Type.Integer({ description: 'Comparisons whose mean was above --truth-warn.' }),
-  versions: Versions
-}, { title: 'Truth', description: 'All comparisons since the start, and the last 16 versions one by one.' })
+import { refusals } from '../../src/http/schemas.ts'
 
 /** Compares trainers' logprobs with the engine's. */
 const truth: Routes<GenerationContext> = async (app, { context }) => {
@@ -59,10 +17,10 @@ const truth: Routes<GenerationContext> = async (app, { context }) => {
       description: 'Of samples that this engine generated with "return_logprob" and kept ("receipt": true, or ' +
         '--keep-samples all). A sample counts once.',
       tags: ['generation'],
-      body: Body,
+      body: TruthRequest,
       response: { 200: Measured, ...refusals() }
     }
-  }, async ({ body, log }): Promise<Static<typeof Measured>> => {
+  }, async ({ body, log }): Promise<Measured> => {
     const report = truth.measure(
       body.samples.map(({ id, logprobs, output_ids: outputIds }) => ({
         id,
@@ -95,7 +53,7 @@ const truth: Routes<GenerationContext> = async (app, { context }) => {
       tags: ['info'],
       response: { 200: Truth, ...refusals() }
     }
-  }, async (): Promise<Static<typeof Truth>> => ({
+  }, async (): Promise<Truth> => ({
     samples: truth.samples,
     ...truth.all.values,
     warnings: truth.warnings,
@@ -103,9 +61,7 @@ const truth: Routes<GenerationContext> = async (app, { context }) => {
   }))
 }
 
-function measured (
-  { all, samples, unknown, repeated, versions }: TruthReport
-): { samples: number, unknown: string[], repeated: number, versions: VersionDifferences[] } & Differences {
+function measured ({ all, samples, unknown, repeated, versions }: TruthReport): Measured {
   return { samples, ...all, unknown, repeated, versions }
 }
 

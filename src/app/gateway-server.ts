@@ -2,6 +2,7 @@ import Fastify, { LogController } from 'fastify'
 import type { FastifyBaseLogger, FastifyInstance } from 'fastify'
 import health from '../../routes/gateway/health.ts'
 import metrics from '../../routes/gateway/metrics.ts'
+import samples from '../../routes/gateway/samples.ts'
 import ui from '../../routes/gateway/ui.ts'
 import updates from '../../routes/gateway/updates.ts'
 import workers from '../../routes/gateway/workers.ts'
@@ -13,6 +14,7 @@ import { ALL_DIALECTS } from './dialects.ts'
 import { hostsFor } from './hosts-for.ts'
 import { describeApi } from './openapi.ts'
 import { validatorCompiler } from '../http/validation.ts'
+import type { Telemetry } from '../telemetry/telemetry.ts'
 import { redirectBrowsers } from '../ui/page.ts'
 
 export interface GatewayServerOptions extends GatewayOptions {
@@ -22,6 +24,8 @@ export interface GatewayServerOptions extends GatewayOptions {
   logger?: FastifyBaseLogger
   /** Serve the page at /ui (default false). */
   ui?: boolean
+  /** Sends traces and metrics to an OpenTelemetry collector. The caller closes it after the gateway. */
+  telemetry?: Telemetry | undefined
 }
 
 export type GatewayServer = FastifyInstance & { gateway: GatewayContext }
@@ -55,12 +59,15 @@ export async function createGateway (options: GatewayServerOptions): Promise<Gat
   app.setValidatorCompiler(validatorCompiler)
   await describeApi(app, API)
   if (options.ui === true) redirectBrowsers(app)
-  const context = registerGateway(app, ALL_DIALECTS, { ...options, allowedHosts }, app.log)
+  const watchCalls = options.telemetry?.watchGateway(app)
+  const context = registerGateway(app, ALL_DIALECTS, { ...options, allowedHosts, watchCalls }, app.log)
+  options.telemetry?.addMetrics(context.metrics.registry)
   app.get('/openapi.json', { config: { auth: 'public' }, schema: { hide: true } }, async () => app.swagger())
   await app.register(workers, { context })
   await app.register(health, { context })
   await app.register(metrics, { context })
   await app.register(updates, { context })
+  await app.register(samples, { context })
   if (options.ui === true) await app.register(ui, { context })
   const { fleet } = context
   // One after another, so that the first engine of the list decides which weights are current.

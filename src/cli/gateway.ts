@@ -7,6 +7,7 @@ import { RefitError } from '../errors.ts'
 import { createGateway } from '../app/gateway-server.ts'
 import { checkPort, listenError } from './check-port.ts'
 import { createLog } from './log.ts'
+import { GATEWAY_SERVICE, openTelemetry } from './open-telemetry.ts'
 
 /** How long replies may continue after Ctrl-C or SIGTERM before their connections are cut. */
 const GRACE_MS = 10_000
@@ -24,6 +25,7 @@ export async function gateway (args: readonly string[]): Promise<void> {
     `gateway to ${config.engine.join(', ') || 'no engine yet'}`
   )
   await checkPort(config.host, config.port)
+  const telemetry = await openTelemetry(config.otlpEndpoint, log, GATEWAY_SERVICE)
   const app = await createGateway({
     engines: config.engine,
     engineKeys: { apiKey: config.engineApiKey ?? undefined, adminApiKey: config.engineAdminApiKey ?? undefined },
@@ -38,6 +40,7 @@ export async function gateway (args: readonly string[]): Promise<void> {
     fill: config.fill,
     fillTimeoutMs: config.fillTimeout * 1000,
     ui: config.ui,
+    telemetry: telemetry ?? undefined,
     logger: log
   })
     .catch((error: unknown) => {
@@ -51,6 +54,7 @@ export async function gateway (args: readonly string[]): Promise<void> {
     else log.info(`${signal ?? 'end'}: shutting down`)
     setTimeout(() => app.server.closeAllConnections(), GRACE_MS).unref()
     await app.close()
+    await telemetry?.close()
   })
   log.info(`the gateway is ready on ${app.listeningOrigin}`)
 }

@@ -9,14 +9,13 @@ import type { DataParallel, RolloutEngine } from '../contract/rollout-engine.ts'
 import { endProcess } from '../engine/end-process.ts'
 import { RefitError } from '../errors.ts'
 import { replyParsers } from '../text/reply-parsers.ts'
-import { telemetryOptions } from '../telemetry/telemetry.ts'
-import type { Telemetry } from '../telemetry/telemetry.ts'
 import { loadTokenizer } from '../text/tokenizer.ts'
 import type { Tokenizer } from '../text/tokenizer.ts'
 import { listenError } from './check-port.ts'
 import { endOnFailure } from './end-on-failure.ts'
 import { LoadProgress } from './load-progress.ts'
 import type { Log } from './log.ts'
+import { openTelemetry } from './open-telemetry.ts'
 import { shutDown } from './shut-down.ts'
 import { startAdapters } from '../app/start-adapters.ts'
 import { parseAdapters } from './parse-adapters.ts'
@@ -52,7 +51,7 @@ export async function openServer (parts: ServerParts): Promise<OpenServer> {
   const weightLoaders = await loadWeightLoaders(config.weightLoader)
   const tokenizer = await openTokenizer(config, path, log)
   const adapters = parseAdapters(config.loraPaths)
-  const telemetry = await openTelemetry(config, log)
+  const telemetry = await openTelemetry(config.otlpEndpoint, log)
   const engine = await load(path, tokenizer, parts)
   await startAdapters(engine, adapters, log).catch(async (error: unknown) => {
     await engine.close()
@@ -110,16 +109,6 @@ export async function openServer (parts: ServerParts): Promise<OpenServer> {
       log.info('shut down')
     }
   }
-}
-
-/** Loads OpenTelemetry only where it is switched on. */
-async function openTelemetry ({ otlpEndpoint }: Config, log: Log): Promise<Telemetry | null> {
-  const options = telemetryOptions(otlpEndpoint, process.env)
-  if (options === null) return null
-  const { startTelemetry } = await import('../telemetry/otlp.ts')
-  const { traces, metrics, protocol } = options
-  log.info({ traces, metrics, protocol }, 'OpenTelemetry is on')
-  return await startTelemetry(options)
 }
 
 async function openTokenizer (config: Config, modelPath: string, log: Log): Promise<Tokenizer | null> {

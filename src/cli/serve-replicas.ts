@@ -4,6 +4,7 @@ import type { ResolvedModel } from '../config/resolve-model.ts'
 import type { Config } from '../config/schema.ts'
 import { listenError } from './check-port.ts'
 import type { Log } from './log.ts'
+import { GATEWAY_SERVICE, openTelemetry } from './open-telemetry.ts'
 import { replicaConfig } from './replica-config.ts'
 import { ReplicaProcess } from './replica-process.ts'
 
@@ -37,6 +38,7 @@ export async function serveReplicas (config: Config, model: ResolvedModel, log: 
   const stopAll = async (): Promise<void> => {
     await Promise.all(replicas.map(async replica => await replica.stop()))
   }
+  const telemetry = await openTelemetry(config.otlpEndpoint, log, GATEWAY_SERVICE)
   let app: GatewayServer
   try {
     await Promise.all(replicas.map(async replica => await replica.start()))
@@ -49,6 +51,7 @@ export async function serveReplicas (config: Config, model: ResolvedModel, log: 
       maxBodyBytes,
       bodyMemory: bodyMemory ?? undefined,
       ui: config.ui,
+      telemetry: telemetry ?? undefined,
       allowedHosts: allowedHost.length > 0 ? allowedHost : undefined,
       logger: log
     })
@@ -67,6 +70,7 @@ export async function serveReplicas (config: Config, model: ResolvedModel, log: 
       await stopAll()
       app.server.closeAllConnections()
       await closed
+      await telemetry?.close()
     }
   }
 }

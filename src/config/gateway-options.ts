@@ -1,8 +1,8 @@
 import { OPTIONS } from './schema.ts'
 import type { Option, OptionValue } from './option.ts'
 
-const { host, port, apiKey, adminApiKey, insecure, ui, maxBodyBytes, bodyMemory, allowedHost, logLevel, config } =
-  OPTIONS
+const { host, port, apiKey, adminApiKey, insecure, ui, maxBodyBytes, bodyMemory } = OPTIONS
+const { allowedHost, otlpEndpoint, logLevel, config } = OPTIONS
 
 /** The options of `refit gateway`. Those of its own address are the server's. */
 export const GATEWAY_OPTIONS = {
@@ -84,6 +84,7 @@ export const GATEWAY_OPTIONS = {
   maxBodyBytes,
   bodyMemory,
   allowedHost,
+  otlpEndpoint,
   logLevel,
   config
 } as const satisfies Record<string, Option>

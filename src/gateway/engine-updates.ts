@@ -1,12 +1,7 @@
 import type { IncomingHttpHeaders } from 'node:http'
-import { fanOut } from './fan-out.ts'
 import type { Fleet } from './fleet.ts'
-import { readHeaders } from './headers.ts'
+import { readRefitEngines } from './refit-engines.ts'
 import { failureOf } from './replies.ts'
-import type { Outcome } from './replies.ts'
-import type { Worker } from './worker.ts'
-
-const READ_MS = 5000
 
 export interface EngineUpdate {
   started_at: number
@@ -24,7 +19,7 @@ export interface JoinedUpdates {
 export async function joinUpdates (fleet: Fleet, headers: IncomingHttpHeaders): Promise<JoinedUpdates> {
   const updates: EngineUpdate[] = []
   const errors: JoinedUpdates['errors'] = []
-  for (const outcome of await readAllEngines(fleet, '/updates', headers)) {
+  for (const outcome of await readRefitEngines(fleet, '/updates', headers)) {
     const engine = outcome.worker.url
     const failure = failureOf(outcome)
     const list = 'json' in outcome ? (outcome.json as { updates?: unknown } | null)?.updates : undefined
@@ -43,19 +38,9 @@ export async function findTrace (
   id: string,
   headers: IncomingHttpHeaders
 ): Promise<{ body: Buffer, disposition: string } | undefined> {
-  for (const outcome of await readAllEngines(fleet, `/updates/${encodeURIComponent(id)}/trace.json`, headers)) {
+  for (const outcome of await readRefitEngines(fleet, `/updates/${encodeURIComponent(id)}/trace.json`, headers)) {
     if ('error' in outcome || outcome.status !== 200) continue
     return { body: outcome.body, disposition: String(outcome.headers['content-disposition'] ?? 'attachment') }
   }
   return undefined
-}
-
-async function readAllEngines (fleet: Fleet, path: string, headers: IncomingHttpHeaders): Promise<Outcome[]> {
-  const engines: Worker[] = fleet.list.filter(({ facts }) => facts?.kind === 'refit')
-  return await fanOut(engines, () => ({
-    method: 'GET',
-    path,
-    headers: readHeaders(headers),
-    signal: AbortSignal.timeout(READ_MS)
-  }))
 }

@@ -43,12 +43,16 @@ export interface GatewayOptions extends Keys, PageOptions {
   maxBodyBytes?: number | undefined
   /** Most memory of the bodies of requests under way, in bytes (default a quarter of the heap's limit). */
   bodyMemory?: number | undefined
+  /** Gets all calls to engines. */
+  watchCalls?: ConnectionOptions['watchCalls']
 }
 
 export interface GatewayContext {
   fleet: Fleet
   health: Health
   metrics: GatewayMetrics
+  /** The memory of the bodies of requests under way. */
+  bodies: BodyMemory
   options: GatewayOptions
 }
 
@@ -73,11 +77,12 @@ export function registerGateway (
 ): GatewayContext {
   const table = callTable(dialects)
   const via = `1.1 refit-gateway-${randomUUID()}`
-  const fleet = new Fleet({ ...options.engineKeys, via }, keyHeaders(table), log)
+  const fleet = new Fleet({ ...options.engineKeys, via, watchCalls: options.watchCalls }, keyHeaders(table), log)
   const metrics = new GatewayMetrics(fleet)
   const catchUp = options.fill === false ? null : { timeoutMs: options.fillTimeoutMs ?? CATCH_UP_MS, metrics }
   const health = new Health(fleet, { intervalMs: options.healthMs ?? 2000, catchUp })
-  const context: GatewayContext = { fleet, health, metrics, options }
+  const bodies = new BodyMemory(options.bodyMemory)
+  const context: GatewayContext = { fleet, health, metrics, bodies, options }
   const parts: GatewayParts = { ...context, app, table }
   app.setErrorHandler(errorHandler)
   installBodyParsers(parts)
@@ -111,8 +116,7 @@ function keyHeaders ({ calls }: CallTable): string[] {
 }
 
 /** Bodies are read whole, except those that are passed on piece by piece. */
-function installBodyParsers ({ app, fleet, table, options }: GatewayParts): void {
-  const memory = new BodyMemory(options.bodyMemory)
+function installBodyParsers ({ app, fleet, table, bodies, options }: GatewayParts): void {
   app.removeAllContentTypeParsers()
   releaseBodies(app)
   app.addHook('preParsing', async request => {
@@ -125,7 +129,7 @@ function installBodyParsers ({ app, fleet, table, options }: GatewayParts): void
       isStreamed(fleet, table.calls[String(request.routeOptions.url)])
         ? null
         : await requireCheap(
-          await holdBody(body, limitOf(request, options), request.headers, memory.claimFor(request)),
+          await holdBody(body, limitOf(request, options), request.headers, bodies.claimFor(request)),
           request,
           options
         )

@@ -1,4 +1,5 @@
 import type { Dispatcher, Pool } from 'undici'
+import type { CallWatcher } from '../contract/call-watcher.ts'
 import { RefitError } from '../errors.ts'
 
 export interface ConnectionOptions {
@@ -11,6 +12,7 @@ export interface ConnectionOptions {
   via?: string
   /** Longest time to open a connection (default 10 s). */
   connectMs?: number
+  watchCalls?: CallWatcher | undefined
 }
 
 export interface EngineRequest {
@@ -23,6 +25,8 @@ export interface EngineRequest {
   /** The route changes weights or the state of the engine, so it gets the admin key. */
   admin?: boolean
 }
+
+type Headers = NonNullable<EngineRequest['headers']>
 
 const CONNECT_MS = 10_000
 /** Longest reply that is held in memory: twice the checksums of a hundred thousand tensors. */
@@ -61,17 +65,26 @@ export class Connection {
     { method, path, headers = {}, body = null, signal, admin = false }: EngineRequest
   ): Promise<Dispatcher.ResponseData> {
     const key = admin ? this.#options.adminApiKey ?? this.#options.apiKey : this.#options.apiKey
-    const pool = await this.#pool
-    return await pool.request({
-      method: method as Dispatcher.HttpMethod,
-      path: this.#prefix + path,
-      headers: this.#headers(headers, key),
-      body,
-      ...signal === undefined ? {} : { signal }
-    })
+    const own = this.#headers(headers, key)
+    const watched = this.#options.watchCalls?.({ url: this.url, method, path, headers: own })
+    try {
+      const pool = await this.#pool
+      const reply = await pool.request({
+        method: method as Dispatcher.HttpMethod,
+        path: this.#prefix + path,
+        headers: watched?.headers ?? own,
+        body,
+        ...signal === undefined ? {} : { signal }
+      })
+      if (watched != null) reply.body.once('close', () => watched.ended(reply.body.errored ?? reply.statusCode))
+      return reply
+    } catch (error) {
+      watched?.ended(error as Error)
+      throw error
+    }
   }
 
-  #headers (headers: NonNullable<EngineRequest['headers']>, key: string | undefined): EngineRequest['headers'] {
+  #headers (headers: Headers, key: string | undefined): Headers {
     const { withhold = [], via } = this.#options
     const sent = { ...headers }
     for (const name of withhold) delete sent[name]

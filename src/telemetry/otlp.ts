@@ -7,17 +7,18 @@ import { BasicTracerProvider, BatchSpanProcessor } from '@opentelemetry/sdk-trac
 import type { SpanExporter } from '@opentelemetry/sdk-trace-base'
 import type { Metrics } from '../http/metrics.ts'
 import { packageVersion } from '../http/version.ts'
+import { callSpans } from './call-spans.ts'
 import { RegistryProducer } from './registry-producer.ts'
 import { RequestSpans } from './request-spans.ts'
 import type { Telemetry, TelemetryOptions } from './telemetry.ts'
 
 const CLOSE_MS = 3000
 
-/** Starts OpenTelemetry's SDK. Its further settings are the standard variables, which the SDK reads. */
-export async function startTelemetry (options: TelemetryOptions): Promise<Telemetry> {
+/** Starts OpenTelemetry's SDK. It reads its further settings from the standard variables, `service` too. */
+export async function startTelemetry (options: TelemetryOptions, service = 'refit'): Promise<Telemetry> {
   const resource = defaultResource()
     .merge(resourceFromAttributes({
-      'service.name': 'refit',
+      'service.name': service,
       'service.version': packageVersion(),
       'service.instance.id': randomUUID()
     }))
@@ -39,11 +40,19 @@ export async function startTelemetry (options: TelemetryOptions): Promise<Teleme
       ]
     })
     : null
-  const spans = tracing === null ? null : new RequestSpans(tracing.getTracer('refit', packageVersion()))
+  const tracer = tracing?.getTracer('refit', packageVersion())
+  const spans = tracer === undefined ? null : new RequestSpans(tracer)
   return {
     watch: (app: FastifyInstance, metrics: Metrics) => {
       producer.add(metrics.registry)
       spans?.watch(app, metrics)
+    },
+    watchGateway: (app: FastifyInstance) => {
+      spans?.watchGateway(app)
+      return tracer === undefined ? undefined : callSpans(tracer)
+    },
+    addMetrics: registry => {
+      producer.add(registry)
     },
     close: async () => {
       const ends = Promise.allSettled([tracing?.shutdown(), metering?.shutdown()])

@@ -1,6 +1,13 @@
 import { AsyncLocalStorage } from 'node:async_hooks'
 import type { FastifyInstance, FastifyReply, FastifyRequest, RouteHandlerMethod, RouteOptions } from 'fastify'
-import { defaultTextMapGetter, ROOT_CONTEXT, SpanKind, SpanStatusCode, trace } from '@opentelemetry/api'
+import {
+  defaultTextMapGetter,
+  defaultTextMapSetter,
+  ROOT_CONTEXT,
+  SpanKind,
+  SpanStatusCode,
+  trace
+} from '@opentelemetry/api'
 import type { Context, Span, Tracer } from '@opentelemetry/api'
 import { W3CTraceContextPropagator } from '@opentelemetry/core'
 import { generationOf } from '../http/generation/generation.ts'
@@ -10,7 +17,19 @@ import { hrTime } from './times.ts'
 import { failedUpdateSpan, updateSpans } from './update-spans.ts'
 
 /** Routes that are called every few seconds and tell nothing. */
-const QUIET = new Set(['/health', '/health_generate', '/ready', '/ping', '/metrics', '/v1/loads', '/get_load'])
+const QUIET = new Set([
+  '/health',
+  '/health_generate',
+  '/ready',
+  '/ping',
+  '/metrics',
+  '/engine_metrics',
+  '/v1/loads',
+  '/get_load',
+  '/server_info',
+  '/capabilities',
+  '/ui/state'
+])
 
 interface Traced {
   span: Span
@@ -49,24 +68,36 @@ export class RequestSpans {
     })
   }
 
+  /** A gateway passes the headers of a request on: they name its span as the parent from here on. */
+  watchGateway (app: FastifyInstance): void {
+    app.addHook('onRequest', (request, reply, done) => {
+      const context = this.#begin(request, reply)
+      if (context !== undefined) this.#propagator.inject(context, request.headers, defaultTextMapSetter)
+      done()
+    })
+  }
+
   #ofUpdate (): Traced | undefined {
     const request = this.#updates.current
     return request === undefined ? undefined : this.#traced.get(request)
   }
 
-  #begin (request: FastifyRequest, reply: FastifyReply): void {
+  /** Returns the context of the request's span; undefined if it has none. */
+  #begin (request: FastifyRequest, reply: FastifyReply): Context | undefined {
     const { method, headers, routeOptions: { url: route = '' } } = request
-    if (QUIET.has(route)) return
+    if (QUIET.has(route)) return undefined
     const parent = this.#propagator.extract(ROOT_CONTEXT, headers, defaultTextMapGetter)
     const span = this.#tracer.startSpan(`${method} ${route}`, {
       kind: SpanKind.SERVER,
       startTime: hrTime(performance.now()),
       attributes: { 'http.request.method': method, 'http.route': route, 'url.scheme': request.protocol }
     }, parent)
-    if (!span.isRecording()) return
-    const traced = { span, context: trace.setSpan(parent, span) }
+    const context = trace.setSpan(parent, span)
+    if (!span.isRecording()) return context
+    const traced = { span, context }
     this.#traced.set(request, traced)
     reply.raw.once('close', () => this.#end(request, reply, traced))
+    return context
   }
 
   #end (request: FastifyRequest, { raw, statusCode }: FastifyReply, { span, context }: Traced): void {

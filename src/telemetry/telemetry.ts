@@ -1,4 +1,6 @@
 import type { FastifyInstance } from 'fastify'
+import type { Registry } from 'prom-client'
+import type { CallWatcher } from '../contract/call-watcher.ts'
 import { RefitError } from '../errors.ts'
 import type { Metrics } from '../http/metrics.ts'
 
@@ -8,6 +10,10 @@ import type { Metrics } from '../http/metrics.ts'
 export interface Telemetry {
   /** Watches the routes that are registered on `app` after this call. */
   watch: (app: FastifyInstance, metrics: Metrics) => void
+  /** The same for a gateway. The result watches its calls to engines; undefined: no traces are sent. */
+  watchGateway: (app: FastifyInstance) => CallWatcher | undefined
+  /** Sends the metrics of a registry. */
+  addMetrics: (registry: Registry) => void
   /** Sends the rest, for at most a few seconds. */
   close: () => Promise<void>
 }

@@ -171,5 +171,12 @@ export const gateway: readonly Mutant[] = [
 `,
     after: '',
     tests: ['test/gateway/replies.test.ts']
+  },
+  {
+    why: 'all engines get all samples of a report',
+    file: 'src/gateway/engine-samples.ts',
+    before: 'samples: parts.get(worker)!.map(index => claims[index])',
+    after: 'samples: claims',
+    tests: ['test/gateway/engine-samples.test.ts']
   }
 ]

@@ -5,6 +5,7 @@ import { packageRoot } from '../../src/root.ts'
 import { startTelemetry } from '../../src/telemetry/otlp.ts'
 import type { TelemetryOptions } from '../../src/telemetry/telemetry.ts'
 import { serveModel } from '../helpers/conformance/served-model.ts'
+import { gatewayTo } from '../helpers/gateway.ts'
 import { metricsOf, otlpReceiver, protobufFields, spansOf } from '../helpers/load/otlp-receiver.ts'
 import type { Received, ReceivedSpan } from '../helpers/load/otlp-receiver.ts'
 
@@ -19,16 +20,13 @@ interface Traced {
   end: () => Promise<Received[]>
 }
 
+function optionsTo (endpoint: string): TelemetryOptions {
+  return { endpoint, protocol: 'http/json', traces: true, metrics: true, metricIntervalMs: 60_000 }
+}
+
 async function traced (t: Test, options: Partial<TelemetryOptions> = {}): Promise<Traced> {
   const collector = await otlpReceiver(t)
-  const telemetry = await startTelemetry({
-    endpoint: collector.url,
-    protocol: 'http/json',
-    traces: true,
-    metrics: true,
-    metricIntervalMs: 60_000,
-    ...options
-  })
+  const telemetry = await startTelemetry({ ...optionsTo(collector.url), ...options })
   const { url } = await serveModel(t, { telemetry, modelRoots: [join(packageRoot, 'models')] })
   return {
     url,
@@ -207,4 +205,78 @@ t.test('a collector that is not there costs no request, and does not hold up the
   const { status } = await post('/generate', { text: '1+2=', sampling_params: { max_new_tokens: 2 } })
   t.equal(status, 200)
   t.strictSame(await end(), [])
+})
+
+t.test("a gateway's span is the parent of one for each engine that it calls, and that of the engine's own", async t => {
+  const { url: endpoint, received } = await otlpReceiver(t)
+  const options = optionsTo(endpoint)
+  const all = await Promise.all([options, options].map(async one => await startTelemetry(one)))
+  const models = join(packageRoot, 'models')
+  const engines = await Promise.all(all.map(async one => await serveModel(t, { telemetry: one, modelRoots: [models] })))
+  const urls = engines.map(({ url }) => url)
+  const telemetry = await startTelemetry(options, 'refit-gateway')
+  const gateway = await gatewayTo(t, urls, { telemetry })
+  const from = (parent: string, flags = '01'): Record<string, string> => ({
+    traceparent: `00-${TRACE}-${parent.repeat(16)}-${flags}`
+  })
+  const replies = [
+    await gateway.post('/generate', { text: '1+2=', sampling_params: { max_new_tokens: 2 } }, from('1')),
+    await gateway.post('/update_weights_from_disk', { model_path: TRAINED, weight_version: 'step-1' }, from('2')),
+    await gateway.post('/update_weights_from_disk', { model_path: join(models, 'none') }, from('3')),
+    await gateway.post('/generate', { text: '1+2=', sampling_params: { max_new_tokens: 2 } }, from('4', '00'))
+  ]
+  t.strictSame(replies.map(({ status }) => status), [200, 200, 400, 200])
+  await gateway.get('/health')
+  for (const one of [...all, telemetry]) await one.close()
+  const spans = spansOf(received)
+  const requests = spans.filter(({ kind, traceId }) => kind === 2 && traceId === TRACE)
+  t.strictSame([requests.length, spans.filter(({ kind }) => kind === 3).length], [3 + 5, 5], 'as many as were sampled')
+  const others = spans.filter(({ traceId }) => traceId !== TRACE)
+  t.ok(others.every(({ name }) => name === 'POST /weights_checker'), 'the gateway compares engines, and polls silently')
+  for (
+    const [parent, name, called, status] of [
+      ['1', 'POST /generate', 1, 200],
+      ['2', 'POST /update_weights_from_disk', 2, 200],
+      ['3', 'POST /update_weights_from_disk', 2, 400]
+    ] as const
+  ) {
+    const [request, ...others] = requests.filter(({ parentSpanId }) => parentSpanId === parent.repeat(16))
+    t.strictSame(others, [])
+    t.match(request, { name, attributes: { 'http.response.status_code': status } })
+    const toEngines = under(spans, request!)
+    t.equal(toEngines.length, called, name)
+    for (const call of toEngines) {
+      const url = String(call.attributes['refit.engine'])
+      t.ok(urls.includes(url))
+      t.match(call, {
+        name: `engine ${url}`,
+        kind: 3,
+        error: status === 400,
+        attributes: { 'http.response.status_code': status, 'url.path': name.slice(5) }
+      })
+      const [own, ...more] = under(spans, call)
+      t.strictSame(more, [])
+      t.match(own, { name, kind: 2 })
+      t.strictSame(under(spans, own!).map(({ name }) => name), [name === 'POST /generate' ? 'sample' : 'weight update'])
+      t.ok(request!.start <= call.start && call.start <= own!.start && call.end <= request!.end)
+    }
+  }
+  t.match(metricsOf(received)['refit.gateway_weight_updates_total'].sum, { isMonotonic: true })
+  t.match(received.map(({ body }) => String(body)).join(''), /"service\.name"[^}]*"refit-gateway"/)
+})
+
+t.test('a call to an engine that ends without a reply is an error', async t => {
+  const { url: endpoint, received } = await otlpReceiver(t)
+  const telemetry = await startTelemetry({ ...optionsTo(endpoint), metrics: false })
+  const gateway = await gatewayTo(t, [(await serveModel(t)).url], { telemetry, healthMs: 3_600_000 })
+  const [worker] = gateway.app.gateway.fleet.list
+  const long = { text: '1+2=', sampling_params: { max_new_tokens: 4000, ignore_eos: true } }
+  const running = gateway.post('/generate', long, { traceparent: `00-${TRACE}-${PARENT}-01` })
+  while (worker!.load === 0) await new Promise(resolve => setTimeout(resolve, 1))
+  await worker!.connection.close()
+  t.equal((await running).status, 502)
+  await telemetry.close()
+  const spans = spansOf(received)
+  t.match(named(spans, `engine ${worker!.url}`), { error: true, attributes: { 'error.type': 'ENGINE_CLOSED' } })
+  t.equal(spans.length, 2)
 })

@@ -56,7 +56,7 @@ t.test('no file outside of src/telemetry imports OpenTelemetry, and its own star
   t.strictSame(users.filter(file => !file.startsWith('src/telemetry/')), [])
   t.notOk(users.includes('src/telemetry/telemetry.ts'))
   t.strictSame(importing(/^import .*'\.[^']*\/telemetry\/(?!telemetry\.ts)/m), [])
-  t.strictSame(importing(/await import\('[^']*telemetry\/otlp\.ts'\)/), ['src/cli/open-server.ts'])
+  t.strictSame(importing(/await import\('[^']*telemetry\/otlp\.ts'\)/), ['src/cli/open-telemetry.ts'])
   t.end()
 })
 

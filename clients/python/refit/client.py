@@ -72,6 +72,10 @@ class Client(Engines, Connection):
         self.engines = [self]
         self.kept, self.plans = {}, {}
 
+    def at(self, url):
+        """A client of another server, with the keys and options of this one."""
+        return Client(url, self._api_key, self._admin_key, self.timeout, self.retries, self.owner)
+
     # state
 
     def health(self):

@@ -1,7 +1,6 @@
 import { begin, BOTH, GET, label, read, state } from '../../gateway/gateway-call.ts'
 import type { Dialect } from '../dialect.ts'
 
-const SAMPLES = 'the engine that generated a sample keeps it; call that engine (of /workers)'
 const PLANS = 'a plan belongs to one engine: announce shards to the engines of /workers, and update them there'
 
 export const refit: Dialect<'refit'> = {
@@ -20,8 +19,6 @@ export const refit: Dialect<'refit'> = {
     '/weight_transactions/:id/abort': { to: 'members' }
   },
   refusedByGateway: {
-    '/samples/:id': SAMPLES,
-    '/truth': SAMPLES,
     '/ui/state': 'the page of the gateway reads its engines itself; call an engine of /workers',
     '/shard_plans': PLANS,
     '/shard_plans/:id': PLANS,

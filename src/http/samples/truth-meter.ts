@@ -4,7 +4,7 @@ import { DifferenceTally } from './difference-tally.ts'
 import type { Differences } from './difference-tally.ts'
 
 /** Weight versions that are reported one by one. */
-const VERSIONS = 16
+export const VERSIONS = 16
 
 /** A trainer's logprobs of the output of a sample. */
 export interface Claim {

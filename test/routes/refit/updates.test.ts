@@ -115,10 +115,19 @@ t.test("a trace is in Chrome's format, with a row for the gate and one for each 
   const { status, body } = await server.get(`/updates/${id}/trace.json`)
   t.equal(status, 200)
   const events: any[] = body.traceEvents
-  for (const event of events) {
-    t.ok(event.ph === 'M' || (event.ph === 'X' && event.ts >= 0 && event.dur >= 0), event.name)
-    t.equal(event.pid, 1)
+  t.same(Object.keys(body).sort(), ['displayTimeUnit', 'otherData', 'traceEvents'])
+  const isTime = (value: unknown): boolean => Number.isSafeInteger(value) && Number(value) >= 0
+  for (const { name, cat, ph, ts, dur, pid, tid, args } of events) {
+    if (ph === 'M') t.ok(['process_name', 'thread_name'].includes(name) && typeof args.name === 'string', name)
+    else t.ok(ph === 'X' && cat === 'update' && isTime(ts) && isTime(dur) && typeof args === 'object', name)
+    t.ok(pid === 1 && (name === 'process_name' || Number.isInteger(tid)))
   }
+  // A row holds a stack: the events of one row follow each other or lie inside of each other.
+  const complete = events.filter(({ ph }) => ph === 'X')
+  const crossing = complete.filter(a =>
+    complete.some(b => a.tid === b.tid && a.ts < b.ts && b.ts < a.ts + a.dur && a.ts + a.dur < b.ts + b.dur)
+  )
+  t.same(crossing, [])
   const rows = Object.fromEntries(events.filter(({ name }) => name === 'thread_name').map(e => [e.args.name, e.tid]))
   t.same(Object.keys(rows), ['update', 'gate', 'request 1', 'request 2', 'request 3'])
   const of = (row: string): string[] => events.filter(e => e.ph === 'X' && e.tid === rows[row]).map(e => e.name)
