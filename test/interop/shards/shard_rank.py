@@ -302,14 +302,16 @@ def sharded_tensors(folder, variant):
     state["checkpoint"] = checkpoint_shards(metadata, chunks, Ranks(dist.group.WORLD))
 
 
-def fault(chunk):
-    """This rank does not go on when it packs a chunk."""
+def fault(chunk, kill=False):
+    """This rank does not go on when it packs a chunk, or ends there."""
     from refit.blocks import Blocks
 
     pack = Blocks.pack
 
     def faulty(self, number, turn):
         if number == chunk:
+            if kill:
+                os.kill(os.getpid(), signal.SIGKILL)
             # Once.
             Blocks.pack = pack
             time.sleep(12)

@@ -178,6 +178,36 @@ def test_a_rank_that_does_not_come_is_named_and_the_next_update_heals(trainer, s
     trainer("leave")
 
 
+@pytest.mark.parametrize("dead", [0, 1])
+def test_a_rank_that_dies_midway_ends_the_update_and_another_trainer_heals_it(trainer, serve, model_of, dead):
+    model = model_of("qwen3")
+    engine = impatient(serve, model)
+    client = refit.Client(engine.url)
+    options = dict(urls=[engine.url], transport="group", bucket_bytes=1 << 14)
+    mortal = Trainer(2)
+    try:
+        mortal("setup", kind="qwen3", folder=str(model.folder), mesh=[2])
+        mortal("update", version="first", variant=30, **options)
+        check(engine, model, 30)
+        mortal.begin("fault", only=[dead], chunk=2, kill=True)
+        mortal.end(only=[dead])
+        with pytest.raises(RankFailed) as failed:
+            mortal("update", version="second", **options)
+    finally:
+        mortal.close()
+    assert set(failed.value.answers) == {0, 1}, "the other rank fails too"
+    assert client.version() == "first"
+    assert client.weights()["state"] == "torn" and f"rank {dead} at" in client.weights()["reason"]
+    if dead == 0:
+        # Rank 0 would have aborted it.
+        left = client.json("GET", "/weight_transactions", admin=True)["open"]["id"]
+        client.json("POST", f"/weight_transactions/{left}/abort", {}, admin=True)
+    trainer("setup", kind="qwen3", folder=str(model.folder), mesh=[4])
+    trainer("update", version="third", variant=32, **options)
+    check(engine, model, 32)
+    trainer("leave")
+
+
 def test_a_forgotten_plan_is_announced_again_and_two_trainers_take_turns(trainer, engine_of, model_of):
     engine, model = engine_of("qwen3", 2), model_of("qwen3")
     client = refit.Client(engine.url)
