@@ -22,7 +22,15 @@ t.test('everything works by keyboard', async t => {
   for (const step of [1, 2, 3]) {
     await post(url, '/update_weights_from_disk', { model_path: join(folder, 'adder'), weight_version: `step-${step}` })
   }
-  await page.waitForFunction(() => document.querySelectorAll('button.line').length === 3, null, PATIENCE)
+  // The page shows an update before it has ended.
+  await page.waitForFunction(
+    () => {
+      const lines = document.querySelectorAll('button.line')
+      return lines.length === 3 && lines[0].textContent.includes('→ step-3')
+    },
+    null,
+    PATIENCE
+  )
   const focused = async (): Promise<string> => await page.evaluate(() => document.activeElement?.textContent ?? '')
   await page.keyboard.press('Tab')
   t.match(await focused(), /Skip to the updates/)

@@ -45,7 +45,7 @@ t.test('an update that has just happened is shown, with its phases and a trace',
   await isLive(page)
   await post(url, '/update_weights_from_disk', { model_path: join(folder, 'adder'), weight_version: 'step-1' })
   const line = page.locator('button.line')
-  await line.waitFor(PATIENCE)
+  await page.locator('.tag[data-outcome=done]').waitFor(PATIENCE)
   t.match(await line.textContent(), /done.*sglang \/update_weights_from_disk.*default → step-1.*ms.*kB.*GB\/s/)
   await page.waitForFunction(() => document.querySelector('#tiles').textContent.includes('step-1'), null, PATIENCE)
   await line.click()
