@@ -1,6 +1,8 @@
 import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
+import { setTimeout } from 'node:timers/promises'
 import t from 'tap'
+import { eventually } from '../helpers/eventually.ts'
 import { engineServer, gatewayTo, modelFolder } from '../helpers/gateway.ts'
 import { closeBrowser, isLive, openPage, post } from './browser.ts'
 
@@ -69,14 +71,15 @@ t.test('an update that has just happened is shown, with its phases and a trace',
 
 t.test('each token has the colour of its version', async t => {
   const folder = modelFolder(t)
-  const { url } = await engineServer(t, folder, { ui: true })
+  const { url, engine } = await engineServer(t, folder, { ui: true })
   const { page, problems } = await openPage(t, url)
   await isLive(page)
   await page.fill('#prompt', '123+456=')
   await page.fill('#max-tokens', '1500')
   await page.check('#ignore-eos')
   await page.press('#prompt', 'Enter')
-  await page.locator('.token').first().waitFor(PATIENCE)
+  // A busy browser shows the first token when the last has been generated.
+  await eventually(async () => await setTimeout(1, engine.stats), ({ generationTokens }) => generationTokens > 0)
   await post(url, '/pause_generation', { mode: 'in_place' })
   await post(url, '/update_weights_from_disk', { model_path: join(folder, 'adder'), weight_version: 'step-2' })
   await post(url, '/continue_generation')
