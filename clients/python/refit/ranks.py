@@ -34,6 +34,23 @@ class Ranks:
         dist.all_gather_object(gathered, mine, group=self.group)
         return gathered
 
+    def every(self, act):
+        """Runs act() on every rank and returns the results of all, by rank, on every rank. If it fails on some, all
+        ranks raise: a rank that raised alone would leave the others waiting for it."""
+        result = failed = None
+        try:
+            result = act()
+        except Exception as error:
+            failed = error
+        told = None if failed is None else f"rank {self.rank}: {failed!r}"
+        outcomes = self.gather((result, told))
+        if failed is not None:
+            raise failed
+        for _, told in outcomes:
+            if told is not None:
+                raise RuntimeError(told)
+        return [result for result, _ in outcomes]
+
     def first(self, act):
         """Runs act() on rank 0 and returns its result on all ranks. If it fails, all ranks raise its error."""
         outcome = [None, None]

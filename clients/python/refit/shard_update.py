@@ -75,8 +75,9 @@ class ShardedAdd:
         """Each engine reads the shards where they lie. CPU memory moves into shared memory, once."""
         self.synchronize()
         # One pickle for each engine: torch counts each as one reader.
-        mine = [pickled([(shard.name, handle(shard.local)) for shard in self.filled()]) for _ in self.engines]
-        every = self.ranks.gather(mine)
+        every = self.ranks.every(
+            lambda: [pickled([(shard.name, handle(shard.local)) for shard in self.filled()]) for _ in self.engines]
+        )
         texts = {engine: [own[index] for own in every] for index, engine in enumerate(self.engines)}
         self.ranks.first(lambda: done(submit(self.engines, lambda one: self.post(one, handles=texts[one], **keep))))
         if any(shard.local.device.type == "cuda" for shard in self.shards):

@@ -132,12 +132,16 @@ class Handles(Transport):
 
         A sender pickles once for each engine: the server takes equal texts as one pickle, and torch counts a pickle as
         one reader."""
-        mine = {}
-        for index, (counts, _) in enumerate(self.infos):
-            for part, count in enumerate(counts):
-                if self.ranks.rank < count:
-                    mine[index, part] = pickled(self.payload(bucket))
-        every = self.ranks.gather(mine)
+
+        def mine():
+            return {
+                (index, part): pickled(self.payload(bucket))
+                for index, (counts, _) in enumerate(self.infos)
+                for part, count in enumerate(counts)
+                if self.ranks.rank < count
+            }
+
+        every = self.ranks.every(mine)
         return [
             [every[rank % self.ranks.size][index, part] for part, count in enumerate(counts) for rank in range(count)]
             for index, (counts, _) in enumerate(self.infos)

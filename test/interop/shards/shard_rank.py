@@ -320,6 +320,19 @@ def fault(chunk, kill=False):
     Blocks.pack = faulty
 
 
+def no_shared_memory():
+    """This rank cannot share its next tensors, like one whose shared memory manager is too slow for torch."""
+    from refit import shard_update
+
+    pickled = shard_update.pickled
+
+    def faulty(value):
+        shard_update.pickled = pickled
+        raise RuntimeError("Shared memory manager connection has timed out")
+
+    shard_update.pickled = faulty
+
+
 def forget(urls):
     """The server forgets its plans, as after a restart."""
     if rank == 0:

@@ -178,6 +178,23 @@ def test_a_rank_that_does_not_come_is_named_and_the_next_update_heals(trainer, s
     trainer("leave")
 
 
+def test_all_ranks_know_that_one_could_not_share_its_tensors(trainer, engine_of, model_of):
+    engine, model = engine_of("qwen3", 2), model_of("qwen3")
+    options = dict(urls=[engine.url], transport="handles")
+    trainer("setup", kind="qwen3", folder=str(model.folder), mesh=[4])
+    trainer("update", version="before", variant=33, **options)
+    trainer("fill", variant=34)
+    trainer.begin("no_shared_memory", only=[2])
+    trainer.end(only=[2])
+    with pytest.raises(RankFailed) as failed:
+        trainer("update", version="failed", **options)
+    assert set(failed.value.answers) == {0, 1, 2, 3}
+    assert all("manager connection has timed out" in answer["error"] for answer in failed.value.answers.values())
+    assert refit.Client(engine.url).version() == "before"
+    trainer("update", version="after", variant=35, **options)
+    check(engine, model, 35)
+
+
 @pytest.mark.parametrize("dead", [0, 1])
 def test_a_rank_that_dies_midway_ends_the_update_and_another_trainer_heals_it(trainer, serve, model_of, dead):
     model = model_of("qwen3")
