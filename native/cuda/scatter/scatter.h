@@ -1,5 +1,6 @@
 // The batched scatter at the end of every update: one launch per rank runs a list of strided copies with conversion to
-// bf16, from this GPU, a peer or pinned host memory. The GPU's copy engine takes long runs of bytes on this GPU.
+// bf16, from this GPU, peers or pinned host memory. The GPU's copy engine takes long runs of bytes on this GPU. Copies
+// from peers have a launch of their own beside the others: the links and this GPU's memory work at the same time.
 #pragma once
 #include <cstdint>
 #include <memory>

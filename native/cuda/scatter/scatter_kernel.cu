@@ -57,14 +57,14 @@ __global__ void __launch_bounds__(kThreadsBeside + 32, kBlocksPerMultiprocessor)
 
 }  // namespace
 
-void launch_scatter(const ScatterWork& work, cudaStream_t stream) {
+void launch_scatter(const ScatterWork& work, cudaStream_t stream, unsigned most_blocks) {
   const uint64_t tiles = uint64_t{work.threads.tiles} + work.bulk.tiles;
   if (tiles == 0) return;
   int device = 0, multiprocessors = 0;
   check(cudaGetDevice(&device), "cudaGetDevice");
   check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
-  const auto most = static_cast<uint64_t>(multiprocessors) * kBlocksPerMultiprocessor;
-  const auto blocks = static_cast<unsigned>(std::min(tiles, most));
+  const uint64_t resident = static_cast<uint64_t>(multiprocessors) * kBlocksPerMultiprocessor;
+  const auto blocks = static_cast<unsigned>(std::min({tiles, resident, uint64_t{most_blocks}}));
   if (work.bulk.tiles > 0) {
     constexpr int kShared = kBulkStages * kBulkBytes;
     check(cudaFuncSetAttribute(scatter_bulk_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared),

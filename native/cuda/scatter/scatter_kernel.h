@@ -18,7 +18,7 @@ struct ScatterWork {
   ScatterTiles threads, bulk;
 };
 
-// The GPU is current; a bulk list needs sm_90. Throws CudaError.
-void launch_scatter(const ScatterWork& work, cudaStream_t stream);
+// With at most `most_blocks` blocks. The GPU is current; a bulk list needs sm_90. Throws CudaError.
+void launch_scatter(const ScatterWork& work, cudaStream_t stream, unsigned most_blocks);
 
 }  // namespace refit::cuda

@@ -94,8 +94,8 @@ std::vector<uint16_t> expected_target(const std::vector<Case>& cases, int64_t si
   return out;
 }
 
-// The memory of the sources.
-enum class Where { kGpu, kPeer, kPinned };
+// The memory of the sources. kMixed: some on this GPU, some on a peer.
+enum class Where { kGpu, kPeer, kMixed, kPinned };
 
 // A list with its sources and its target in GPU memory.
 struct Fixture {
@@ -112,6 +112,7 @@ struct Fixture {
   }
 
   void place(Where where) {
+    int memory = 0;
     for (Case& c : cases) {
       uint8_t* data = nullptr;
       if (where == Where::kPinned) {
@@ -121,13 +122,15 @@ struct Fixture {
         data = static_cast<uint8_t*>(p);
         std::memcpy(data, c.bytes.data(), c.bytes.size());
       } else {
-        if (where == Where::kPeer) check(cudaSetDevice(1), "cudaSetDevice");
+        const bool on_peer = where == Where::kPeer || (where == Where::kMixed && sources.size() % 3 == 1);
+        if (on_peer) check(cudaSetDevice(1), "cudaSetDevice");
         sources.push_back(std::make_unique<Gpu>(c.bytes.size()));
         data = sources.back()->data();
         check(cudaMemcpy(data, c.bytes.data(), c.bytes.size(), cudaMemcpyHostToDevice), "cudaMemcpy");
         check(cudaSetDevice(0), "cudaSetDevice");
       }
       c.copy.src = data + c.offset;
+      c.copy.memory = memory++;
     }
     target = std::make_unique<Gpu>(static_cast<size_t>(end + 2 * kGuard) * 2);
     for (Case& c : cases) {

@@ -335,7 +335,10 @@ int main(int argc, char** argv) {
     if (gpus > 1) check(cudaDeviceCanAccessPeer(&reach, 0, 1), "cudaDeviceCanAccessPeer");
     if (reach != 0) {
       check(cudaDeviceEnablePeerAccess(1, 0), "cudaDeviceEnablePeerAccess");
-      for (uint64_t i = 0; i < 3; i++) random_lists_arrive(seed + 300 + i, 40, 20000, Where::kPeer);
+      for (uint64_t i = 0; i < 3; i++) {
+        random_lists_arrive(seed + 300 + i, 40, 20000, Where::kPeer);
+        random_lists_arrive(seed + 400 + i, 60, 20000, Where::kMixed);
+      }
       for (uint64_t i = 0; i < 15; i++) long_runs_arrive(seed + i, true);
     } else {
       std::printf("one GPU, or no peer access: sources on a peer were not tried\n");
