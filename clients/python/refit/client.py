@@ -15,6 +15,7 @@ from .errors import RefitError
 from .fan_out import results, submit
 from .group import Group
 from .shard_group import ShardGroup
+from .shards import Announcements
 from .update import Update
 
 
@@ -70,7 +71,7 @@ class Client(Engines, Connection):
         super().__init__(url, api_key, admin_key, timeout, retries)
         self.owner = owner or f"refit.py {socket.gethostname()} {os.getpid()} {uuid.uuid4().hex[:8]}"
         self.engines = [self]
-        self.kept, self.plans = {}, {}
+        self.kept, self.plans, self.announcements = {}, {}, Announcements()
 
     def at(self, url):
         """A client of another server, with the keys and options of this one."""

@@ -1,13 +1,10 @@
 """Shards of all ranks reach the engines, without a gather."""
 
 import ctypes
-import hashlib
-import json
 import time
 
 from .errors import EnginesFailed, RefitError
 from .fan_out import results, submit
-from .shards import announce
 from .tensors import handle, pickled
 from .transports import is_gone
 
@@ -33,8 +30,8 @@ class ShardedAdd:
             raise ValueError(f"shards cannot be sent by transport {self.update.transport!r}: use {', '.join(ways)}")
         dtype = None if self.update.transport in ("handles", "kept") else self.update.dtype
         fields = dict(chunk_bytes=self.update.bucket_bytes, allow_missing=True)
-        self.announced = announce(self.shards, self.ranks, dtype, **fields)
-        self.key = hashlib.sha256(json.dumps(self.announced, sort_keys=True).encode()).hexdigest()
+        announcements = self.engines[0].announcements
+        self.announced, self.key = announcements.of(self.shards, self.ranks, dtype, **fields)
         self.plans = self.ranks.first(self.plan)
         way()
         first = self.plans[self.engines[0].url]
