@@ -11,11 +11,12 @@ import { endTogether, runLimited, watchLeftovers } from './run-limited.js'
 // Measures a GPU, and in the same run what each figure is compared with: the native programs (native/bench_gpu),
 // updates from tensors (bench/gpu/tensor_bench.py) and from process groups (bench/gpu/distributed_bench.py, which needs
 // two or three GPUs), then the server (bench/gpu/server_bench.py: load, memory, decode-1, decode-64) and adapters
-// (bench/gpu/adapter_bench.py). Rewrites bench/results/<date>-<gpu>-<name>.md after each part.
+// (bench/gpu/adapter_bench.py) and, on two GPUs, a trainer's shards (bench/gpu/shards_bench.py). Rewrites
+// bench/results/<date>-<gpu>-<name>.md after each part.
 // Needs a Python with torch, transformers and safetensors ($REFIT_PYTHON, else build/venv/bin/python, else python3).
 //   --only     parts whose name contains the word: native, scatter, checksum, disk, tensor, tensor-empty,
 //              tensor-pooled, tensor-ordinary, tensor-buckets, tensor-kept, tensor-30b, server, load, memory,
-//              decode-1, decode-64, adapter-throughput, adapter-replace
+//              decode-1, decode-64, adapter-throughput, adapter-replace, shards
 //   --folder   for the checkpoint (16.4 GB) instead of /dev/shm or the temporary folder
 
 const root = join(dirname(fileURLToPath(import.meta.url)), '..')
@@ -24,6 +25,7 @@ const PROGRAMS = join('build', 'cuda', 'programs')
 const SERVER_PARTS = ['load', 'memory', 'decode-1', 'decode-64']
 const TENSOR_PARTS = ['tensor-empty', 'tensor-pooled', 'tensor-ordinary', 'tensor-buckets', 'tensor-kept', 'tensor-30b']
 const ADAPTER_PARTS = ['adapter-throughput', 'adapter-replace']
+const SHARD_PARTS = ['shards']
 const DISTRIBUTED_PARTS = [
   'distributed-empty',
   'distributed-init',
@@ -88,10 +90,15 @@ await pythonParts(ADAPTER_PARTS.filter(wanted), 'adapter_bench.py', 'LoRA adapte
   'layers',
   'folder'
 ])
+await pythonParts(SHARD_PARTS.filter(wanted), 'shards_bench.py', "Updates from a trainer's shards, two GPUs", [
+  'model',
+  'layers',
+  'folder'
+])
 if (sections.length === 0) {
   fail(
     `no part's name contains ${options.only.join(' or ')}: there are ${
-      [...programs, ...TENSOR_PARTS, ...DISTRIBUTED_PARTS, ...SERVER_PARTS, ...ADAPTER_PARTS].join(', ')
+      [...programs, ...TENSOR_PARTS, ...DISTRIBUTED_PARTS, ...SERVER_PARTS, ...ADAPTER_PARTS, ...SHARD_PARTS].join(', ')
     }`
   )
 }
