@@ -32,6 +32,7 @@ for name in [
     "distributed_life",
     "distributed_examples",
     "fleet",
+    "data_parallel",
 ]:
     importlib.import_module(name)
 
