@@ -228,4 +228,4 @@ def test_the_client_must_use_another_gpu(engines, trainer):
             "/init_communicator/",
             dict(host="0.0.0.0", port=free_port(), world_size=2, client_device_uuid=trainer("uuid")),
         )
-    assert "one card" in found["body"]
+    assert "one GPU" in found["body"]

@@ -127,6 +127,20 @@ class Stream:
         pass
 
 
+class Logger(logging.Logger):
+    """vLLM's loggers also have methods that say a thing once."""
+
+    debug_once, info_once, warning_once = logging.Logger.debug, logging.Logger.info, logging.Logger.warning
+
+
+class Platform:
+    """vLLM's current_platform, as far as its NCCL asks."""
+
+    is_rocm = staticmethod(lambda: False)
+    is_cuda_alike = staticmethod(lambda: True)
+    fp8_dtype = staticmethod(lambda: torch.float8_e4m3fn)
+
+
 class Store:
     """StatelessProcessGroup: what a rendezvous needs to know."""
 
@@ -162,24 +176,37 @@ class Communicator:
 
 
 def vllm(on_gpu=False):
-    """vLLM's weight transfer, as a trainer imports it. `on_gpu`: torch's own CUDA stays."""
+    """vLLM's weight transfer, as a trainer imports it. `on_gpu`: torch's CUDA and vLLM's NCCL are the real ones."""
     bare("vllm", "vllm", "vllm.config", "vllm.distributed", "vllm.distributed.device_communicators", "vllm.utils")
     replace("pybase64", **vars(base64))
     replace("vllm.config.parallel", ParallelConfig=object)
     replace("vllm.config.weight_transfer", WeightTransferConfig=object)
-    replace("vllm.distributed.device_communicators.pynccl_wrapper", NCCL_UNIQUE_ID_BYTES=128)
-    replace("vllm.distributed.device_communicators.pynccl", PyNcclCommunicator=Communicator)
-    replace("vllm.distributed.utils", StatelessProcessGroup=Store)
-    replace("vllm.utils.nccl", unpinned_nccl_env=contextlib.nullcontext)
     replace("vllm.utils.network_utils", get_ip=lambda: "127.0.0.1", get_open_port=free_port)
-    replace("vllm.logger", init_logger=logging.getLogger)
+    replace("vllm.logger", init_logger=Logger)
     if on_gpu:
+        replace("vllm.platforms", current_platform=Platform())
+        replace("vllm.utils.torch_utils", current_stream=torch.cuda.current_stream)
+        replace("vllm.utils.system_utils", suppress_stdout=contextlib.nullcontext)
+        sys.modules["vllm.utils.network_utils"].get_tcp_uri = lambda host, port: f"tcp://{host}:{port}"
+        from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary
+
+        # vLLM disables its group if one function is missing. These came with NCCL 2.29.7, and updates do not use them.
+        newer = ("ncclCommSuspend", "ncclCommResume")
+        NCCLLibrary.exported_functions = [one for one in NCCLLibrary.exported_functions if one.name not in newer]
         return
+    gloo_for_nccl()
     torch.cuda.Stream = Stream
     torch.cuda.stream = contextlib.nullcontext
     torch.cuda.current_stream = Stream
     torch.cuda.set_device = lambda _: None
     torch.accelerator.current_device_index = lambda: 0
+
+
+def gloo_for_nccl():
+    replace("vllm.distributed.device_communicators.pynccl_wrapper", NCCL_UNIQUE_ID_BYTES=128)
+    replace("vllm.distributed.device_communicators.pynccl", PyNcclCommunicator=Communicator)
+    replace("vllm.distributed.utils", StatelessProcessGroup=Store)
+    replace("vllm.utils.nccl", unpinned_nccl_env=contextlib.nullcontext)
 
 
 def trl():

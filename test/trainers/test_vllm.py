@@ -2,30 +2,35 @@
 
 import pytest
 
+from distributed_setup import NCCL, nccl_of_torch
+
 PACKED = dict(packed=True, packed_buffer_size_bytes=30_000)
 # Its IPC producer needs room for the largest tensor.
 PACKED_IPC = dict(packed=True, packed_buffer_size_bytes=50_000)
 
 
-def joined(trainer, engine, **wire):
+def joined(trainer, engine, by="join", **wire):
     process = trainer("vllm_trainer.py")
     shapes = [[name, list(shape)] for name, shape in engine.shapes.items()]
-    process("join", url=engine.url, shapes=shapes, world=1 + engine.ranks, **wire)
+    process(by, url=engine.url, shapes=shapes, world=1 + engine.ranks, **wire)
     return process
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("wire", [dict(packed=False), PACKED], ids=["unpacked", "packed"])
-def test_three_updates_in_a_row_write_every_tensor(engines, trainer, wire, ranks):
+def send_three(process, engine):
     """Only the first update announces the tensors."""
-    engine = engines("qwen3", ranks)
-    engine.spoil()
-    process = joined(trainer, engine, **wire)
     for variant, announced in [(1, len(engine.shapes)), (2, 0), (3, 0)]:
         sent = process("send", variant=variant)
         assert sent["names"] == announced
         assert len(sent["sizes"]) > 1
         engine.holds(variant)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("wire", [dict(packed=False), PACKED], ids=["unpacked", "packed"])
+def test_three_updates_in_a_row_write_every_tensor(engines, trainer, wire, ranks):
+    engine = engines("qwen3", ranks)
+    engine.spoil()
+    send_three(joined(trainer, engine, **wire), engine)
 
 
 def test_the_client_ends_its_transfer_and_begins_another(engines, trainer):
@@ -45,6 +50,14 @@ def test_a_new_init_forgets_what_was_announced(engines, trainer):
     for variant, announced in [(5, len(engine.shapes)), (6, 0)]:
         assert fresh("send", variant=variant)["names"] == announced
         engine.holds(variant)
+
+
+@pytest.mark.cards(2)
+@pytest.mark.parametrize("wire", [dict(packed=False), PACKED], ids=["unpacked", "packed"])
+def test_three_updates_by_nccl_write_every_tensor(engines, trainer, wire):
+    engine = engines("qwen3", 1, "cuda:1", env=dict(NCCL, REFIT_NCCL=nccl_of_torch()))
+    engine.spoil()
+    send_three(joined(trainer, engine, "join_by_nccl", **wire), engine)
 
 
 @pytest.mark.cards(1)

@@ -55,11 +55,28 @@ class Weights(WeightSource):
 
 class Trainer:
     def join(self, url, shapes, world, **wire):
-        self.client, self.weights = GlooClient(url), Weights(shapes, "cpu")
+        """Over gloo, from memory of the CPU."""
+        released.gloo_for_nccl()
+        self.open_group(GlooClient(url), Weights(shapes, "cpu"), world, wire)
+
+    def join_by_nccl(self, url, shapes, world, **wire):
+        """From the first GPU; the engine's ranks have others."""
+        self.open_group(Client(url), Weights(shapes, "cuda:0"), world, wire)
+        group, group.sent = self.engine.model_update_group, []
+        broadcast = group.broadcast
+
+        def counted(tensor, *args, **fields):
+            group.sent.append(tensor.numel() * tensor.element_size())
+            broadcast(tensor, *args, **fields)
+
+        group.broadcast = counted
+
+    def open_group(self, client, weights, world, wire):
+        self.client, self.weights = client, weights
         info = NCCLTrainerInitInfo(
             rank=0, master_address="127.0.0.1", master_port=released.free_port(), world_size=world, **wire
         )
-        self.engine = NCCLTrainerWeightTransferEngine.trainer_init(info, client=self.client, source=self.weights)
+        self.engine = NCCLTrainerWeightTransferEngine.trainer_init(info, client=client, source=weights)
 
     def join_by_ipc(self, url, shapes, **wire):
         self.client, self.weights = Client(url), Weights(shapes, "cuda:0")
