@@ -128,8 +128,15 @@ async function ask (world: World, random: Random, path: string, body: string): P
     isGood,
     () => `${target.name} ${path} ${body}: ${reply.status} ${reply.text.slice(0, 500)}`
   )
-  if (reply.status >= 400 || /^data:/.test(reply.text)) return
-  world.check('an answer is JSON', isJson(reply.text), () => `${path} ${body}: ${reply.text.slice(0, 500)}`)
+  if (reply.status >= 400) return
+  const areJson = valuesOf(reply.text).every(isJson)
+  world.check('an answer is JSON', areJson, () => `${path} ${body}: ${reply.text.slice(0, 500)}`)
+}
+
+/** The values of a stream's events, or the whole answer. */
+function valuesOf (text: string): string[] {
+  if (!/^(event|data):/.test(text)) return [text]
+  return [...text.matchAll(/^data: ?(.*)$/gm)].map(([, value]) => value!).filter(value => value !== '[DONE]')
 }
 
 /** Bodies that are no JSON of an object, or whose texts are no Unicode. */
