@@ -44,7 +44,7 @@ for (const signal of ['SIGINT', 'SIGTERM'] as const) {
     void world.stop().then(() => process.exit(1))
   })
 }
-const endPolling = await pollHealth(world.targets.map(({ url }) => url))
+const endPolling = await pollHealth(world.targets.map(({ url, child }) => ({ url, pid: child.pid! })))
 try {
   let round = 0
   do {
@@ -86,10 +86,11 @@ function cpuSeconds (): number {
 
 async function checkHealth (): Promise<void> {
   const names = new Map(world.targets.map(({ url, name }) => [url, name]))
-  for (const { name: url, count, median, p99, worst, worstAt, bad } of await endPolling()) {
+  for (const { name: url, count, median, p99, longest, worst, worstAt, bad } of await endPolling()) {
     const name = names.get(url) ?? url
     const text = `/health of ${name}: ${count} times, median ${median.toFixed(1)} ms, 99 % ${p99.toFixed(0)} ms, ` +
-      `worst ${worst.toFixed(0)} ms at ${new Date(worstAt).toISOString()}, ${bad} without 200`
+      `longest ${longest.toFixed(0)} ms; without waiting for a CPU at most ${worst.toFixed(0)} ms, ` +
+      `at ${new Date(worstAt).toISOString()}; ${bad} without 200`
     console.log(text)
     // The control shows how long the machine makes a server wait that does nothing.
     if (name === 'control') continue

@@ -11,6 +11,9 @@ export interface HealthTimes {
   /** Milliseconds. */
   median: number
   p99: number
+  longest: number
+  /** The longest, without the time in which the server or the poller could run and had no CPU: on a busy machine too,
+   * this is the server's own doing. */
   worst: number
   /** Time of the worst, in milliseconds since 1970. */
   worstAt: number
@@ -23,8 +26,11 @@ export interface HealthTimes {
  * event loop, so behind many new ones this would take long. The result ends the process and returns the times of each
  * URL, and of `control`.
  */
-export async function pollHealth (urls: readonly string[]): Promise<() => Promise<HealthTimes[]>> {
-  const child: ChildProcess = spawn(process.execPath, [PROGRAM, ...urls], { stdio: ['pipe', 'pipe', 'inherit'] })
+export async function pollHealth (
+  servers: ReadonlyArray<{ pid: number, url: string }>
+): Promise<() => Promise<HealthTimes[]>> {
+  const args = servers.flatMap(({ pid, url }) => [String(pid), url])
+  const child: ChildProcess = spawn(process.execPath, [PROGRAM, ...args], { stdio: ['pipe', 'pipe', 'inherit'] })
   let text = ''
   child.stdout!.setEncoding('utf8').on('data', chunk => {
     text += chunk
@@ -33,17 +39,19 @@ export async function pollHealth (urls: readonly string[]): Promise<() => Promis
   return async () => {
     child.stdin!.end()
     await new Promise(resolve => child.once('close', resolve))
-    const times = JSON.parse(text) as Record<string, { ms: number, at: number, status: number }[]>
+    const times = JSON.parse(text) as Record<string, { ms: number, queued: number, at: number, status: number }[]>
     return Object.entries(times).map(([name, list]) => {
       const sorted = list.toSorted((a, b) => a.ms - b.ms)
-      const worst = sorted.at(-1)
+      const own = list.map(({ ms, queued }) => ms - queued)
+      const worst = Math.max(...own)
       return {
         name,
         count: list.length,
         median: sorted[Math.floor(sorted.length / 2)]?.ms ?? Infinity,
         p99: sorted[Math.floor(sorted.length * 0.99)]?.ms ?? Infinity,
-        worst: worst?.ms ?? Infinity,
-        worstAt: worst?.at ?? 0,
+        longest: sorted.at(-1)?.ms ?? Infinity,
+        worst,
+        worstAt: list[own.indexOf(worst)]?.at ?? 0,
         bad: list.filter(({ status }) => status !== 200).length
       }
     })
