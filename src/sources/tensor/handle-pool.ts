@@ -122,8 +122,7 @@ export class HandlePool {
 
   #readWeights (message: Announce): Read {
     const { id } = message
-    // The addon reads only names of weights.
-    const lists = this.#gpus === null || message.isAdapter === true || message.loadFormat === 'flattened_bucket'
+    const lists = this.#gpus === null || message.loadFormat === 'flattened_bucket'
       ? null
       : this.#readLists(message)
     if (lists !== null) {
@@ -156,7 +155,7 @@ export class HandlePool {
   }
 
   /** Null for all but lists of whole CUDA tensors. `ranks`: the ranks that load each list. */
-  #readLists ({ entries, ranks }: Announce): { gpus: HandleLists, ranks: number[][] } | null {
+  #readLists ({ entries, ranks, isAdapter }: Announce): { gpus: HandleLists, ranks: number[][] } | null {
     if (entries.length === 0 || (entries.length !== 1 && entries.length < ranks)) return null
     const ranksOf = new Map<string | Uint8Array, number[]>()
     for (let rank = 0; rank < ranks; rank++) {
@@ -167,7 +166,9 @@ export class HandlePool {
     }
     try {
       const gpus = readHandleLists(this.#addon, [...ranksOf.keys()].map(entry => decodePayload(entry)))
-      return gpus === null ? null : { gpus, ranks: [...ranksOf.values()] }
+      // body.ts says what is wrong with parts of an adapter among weights.
+      const isOther = gpus === null || (isAdapter !== true && gpus.columns.names.includes('lora_'))
+      return isOther ? null : { gpus, ranks: [...ranksOf.values()] }
     } catch {
       return null
     }
