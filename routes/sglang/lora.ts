@@ -83,20 +83,20 @@ function tensorRoutes (app: UpdateApp, context: UpdatesContext): void {
       ...common,
       operationId: 'loadLoraAdapterFromTensors',
       summary: 'Load a LoRA adapter from tensors in the memory of a torch process',
-      description: 'Handles are given back before any reply.',
+      description: 'Handles are given back before any reply, unless they are kept.',
       body: TensorAdapterBody
     }
   }, async ({ body, headers, log }) => {
     const entries = adapterEntries(body)
     const borrowed = BORROWED_HEADER in headers
-    const refusal = entries.length === 0
+    const { expected_checksums: checksums, keep, kept } = body
+    const refusal = entries.length === 0 && kept == null
       ? invalid('serialized_named_tensors', 'is required')
       : addedTokens(body.added_tokens_config)
     if (refusal !== undefined) {
       if (!borrowed) await context.tensors.discard(entries)
       throw refusal
     }
-    const { expected_checksums: checksums } = body
     const report = await loadAdapterFromTensors(context, {
       name: body.lora_name,
       config: body.config_dict,
@@ -105,6 +105,8 @@ function tensorRoutes (app: UpdateApp, context: UpdatesContext): void {
       pinned: body.pinned ?? false,
       existing: body.upsert === true ? 'replace' : 'refuse',
       checksums,
+      keep,
+      kept,
       borrowed
     })
     logAdapter(log, report)

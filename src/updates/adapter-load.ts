@@ -6,6 +6,7 @@ import { RefitError, withPrefix } from '../errors.ts'
 import { requireChecksums } from '../sources/adapter-checksums.ts'
 import type { AdapterFolder } from '../sources/disk/adapter-folder.ts'
 import type { DistributedReceiver } from '../sources/distributed/distributed.ts'
+import type { KeptName, KeptTensors } from '../sources/tensor/kept-tensors.ts'
 import type { TensorReceiver } from '../sources/tensor/tensor-receiver.ts'
 import type { CallJoiner } from '../weights/call-joiner.ts'
 import { GROUP_NAME } from './distributed-update.ts'
@@ -25,6 +26,7 @@ export interface AdapterHost {
   /** Opens an adapter inside the allowed roots. */
   readonly openAdapter: (path: string) => Promise<AdapterFolder>
   readonly tensors: Pick<TensorReceiver, 'openAdapter' | 'discard'>
+  readonly kept: KeptTensors
   readonly distributed: Pick<DistributedReceiver, 'open' | 'refuse'>
   /** Loads under way, so that a client's retry joins the load that it repeats. */
   readonly adapterRetries: CallJoiner<AdapterReport>
@@ -45,8 +47,12 @@ export interface DiskAdapter extends AdapterFields {
 export interface TensorAdapter extends AdapterFields {
   /** The content of adapter_config.json. */
   readonly config: unknown
-  /** Base64 of pickled handles, one text per rank or one for all, each with the whole adapter. */
+  /** Base64 of pickled handles, one text per rank or one for all, each with the whole adapter; empty with `kept`. */
   readonly entries: readonly string[]
+  /** Keep the opened tensors under this name, to be loaded again by `kept`. */
+  readonly keep?: KeptName | null | undefined
+  /** Instead of `entries`: load the tensors that are kept under this name again. */
+  readonly kept?: KeptName | null | undefined
   readonly loadFormat?: string | null | undefined
   /** SHA-256 of the bytes of every tensor, as hex digits by name. */
   readonly checksums?: Readonly<Record<string, string>> | null | undefined
@@ -91,25 +97,32 @@ export async function loadAdapterFromDisk (
 ): Promise<AdapterReport> {
   return await host.adapterRetries.join(
     ['disk', path, JSON.stringify(fields)],
-    async () => await load(host, fields, path, async () => await host.openAdapter(path))
+    async () => await load(host, fields, path, async write => await write(await host.openAdapter(path)))
   )
 }
 
-/** Loads an adapter from a trainer's memory. The references are given back before it returns, whatever happens. */
-export async function loadAdapterFromTensors (
-  host: AdapterHost,
-  { entries, loadFormat = null, config, checksums, borrowed = false, ...fields }: TensorAdapter
-): Promise<AdapterReport> {
+/**
+ * Loads an adapter from a trainer's memory. The references are given back before it returns, whatever happens, unless
+ * the tensors are kept.
+ */
+export async function loadAdapterFromTensors (host: AdapterHost, adapter: TensorAdapter): Promise<AdapterReport> {
+  const { entries, loadFormat = null, config, checksums, borrowed = false, keep, kept, ...fields } = adapter
   try {
     checkLoad(host.engine, fields)
+    if (kept != null && (entries.length > 0 || keep != null)) {
+      throw new RefitError('INVALID_REQUEST', 'kept: it replaces the handles and keep', { param: 'kept' })
+    }
   } catch (error) {
     if (!borrowed) await host.tensors.discard(entries)
     host.metrics.observeFailedAdapter()
     throw ofAdapter(fields.name, error)
   }
-  return await load(host, fields, FROM_TENSORS, async () => {
+  return await load(host, fields, FROM_TENSORS, async write => {
+    const writeIt = async (source: WeightSource): Promise<AdapterReport> =>
+      await write({ config, source, ...checksums == null ? {} : { checksums } })
+    if (kept != null) return await host.kept.write(kept, writeIt)
     const source = await host.tensors.openAdapter({ entries, loadFormat, borrowed })
-    return { config, source, ...checksums == null ? {} : { checksums } }
+    return keep == null ? await writeIt(source) : await host.kept.keep(keep, source, writeIt)
   })
 }
 
@@ -142,7 +155,7 @@ async function receive (
     host,
     fields,
     FROM_TENSORS,
-    async () => ({ config, source: await host.distributed.open(request) })
+    async write => await write({ config, source: await host.distributed.open(request) })
   )
 }
 
@@ -152,7 +165,7 @@ export async function loadAdapterFromSource (
   fields: AdapterFields,
   { config, open }: { config: unknown, open: () => Promise<WeightSource> }
 ): Promise<AdapterReport> {
-  return await load(host, fields, FROM_UPLOAD, async () => ({ config, source: await open() }))
+  return await load(host, fields, FROM_UPLOAD, async write => await write({ config, source: await open() }))
 }
 
 /** The same error with a sentence about the bytes of its request, if there is one. */
@@ -188,18 +201,20 @@ interface OpenAdapter {
   checksums?: Readonly<Record<string, string>>
 }
 
+/** `deliver`: opens the adapter and calls `write` once, which closes it. */
 async function load (
   { engine, metrics, updates }: Pick<AdapterHost, 'engine' | 'metrics' | 'updates'>,
   fields: AdapterFields,
   path: string,
-  open: () => Promise<OpenAdapter>
+  deliver: (write: (opened: OpenAdapter) => Promise<AdapterReport>) => Promise<AdapterReport>
 ): Promise<AdapterReport> {
   const record = updates.begin({ adapter: fields.name.slice(0, MAX_SHOWN) })
   try {
     const adapters = checkLoad(engine, fields)
-    const opened = await open()
-    record.mark('announce')
-    const report = await write(adapters, fields, path, opened, engine.deltaHost, record)
+    const report = await deliver(async opened => {
+      record.mark('announce')
+      return await write(adapters, fields, path, opened, engine.deltaHost, record)
+    })
     record.end(false)
     metrics.observeAdapter(report)
     return report

@@ -188,4 +188,21 @@ def handles(options):
                 server.post("/load_lora_adapter_from_tensors", body)
             held = {entry["name"]: entry["digest"] for entry in server.get("/adapters")["adapters"]}
             check(held["disk"] == held["card"], f"digests differ: {held}")
-    return "three loads"
+            # The same memory, kept open: its new values need no handles.
+            name = dict(name="card", generation=1)
+            buffer = io.BytesIO()
+            ForkingPickler(buffer, 2).dump(list(on_card.items()))
+            body.update(serialized_named_tensors=[base64.b64encode(buffer.getvalue()).decode()], upsert=True)
+            server.post("/load_lora_adapter_from_tensors", dict(body, keep=name))
+            del body["serialized_named_tensors"]
+            for seed in (6, 7):
+                other = adapter_files.adapter(shapes, 8, seed)
+                for tensor, value in other.items():
+                    on_card[tensor].copy_(value)
+                torch.cuda.synchronize()
+                server.post("/load_lora_adapter_from_tensors", dict(body, kept=name))
+                load(server, "disk", adapter_files.write(place / f"a{seed}", other, 8))
+                held = {entry["name"]: entry["digest"] for entry in server.get("/adapters")["adapters"]}
+                check(held["disk"] == held["card"], f"kept, seed {seed}: digests differ: {held}")
+            server.post("/release_kept_tensors", {})
+    return "three loads by handles, three of kept memory"

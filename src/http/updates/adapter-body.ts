@@ -1,5 +1,6 @@
 import { Type } from 'typebox'
 import { nullable, unused } from '../schemas.ts'
+import { KeptName } from './tensor-body.ts'
 
 // Fields of requests that load LoRA adapters.
 
@@ -49,6 +50,12 @@ export const TensorAdapterBody = Type.Object({
   expected_checksums: nullable(
     Type.Record(Type.String(), Type.String()),
     "SHA-256 of every tensor's bytes, as hex digits by name. A difference is refused."
+  ),
+  keep: nullable(KeptName, 'Keep the tensors that this request opens, to load them again with `kept`.'),
+  kept: nullable(
+    KeptName,
+    'Instead of handles: load the tensors again that are kept under this name. The sender has written new values ' +
+      'into the same memory, and has waited for its GPU.'
   ),
   pinned,
   upsert,

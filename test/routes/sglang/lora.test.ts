@@ -213,6 +213,39 @@ t.test('tensors of a trainer are loaded, and its handles given back', async t =>
   t.equal(engine.adapters!.loads.length, 2)
 })
 
+t.test('kept tensors are loaded again, and given back when they are released', async t => {
+  const { url, engine } = await withAdapters(t)
+  const path = url + '/load_lora_adapter_from_tensors'
+  const body = { lora_name: 'actor', config_dict: CONFIG, upsert: true }
+  const memories = tensors(t)
+  const counts = (): number[] => memories.map(memory => memory.count())
+  const kept = { name: 'actor of rank 0', generation: 3 }
+  const first = await call(path, { ...body, serialized_named_tensors: [entryOf(memories)], keep: kept })
+  t.match([first.status, first.json.adapter?.version], [200, 1], first.text)
+  const held = counts()
+  t.same(held.map(count => count > 4), [true, true], 'not given back')
+  for (const version of [2, 3]) {
+    t.match((await call(path, { ...body, kept })).json, { success: true, adapter: { version } })
+    t.same(counts(), held)
+  }
+  t.same(engine.adapters!.loads.map(({ names }) => names), [NAMES, NAMES, NAMES])
+
+  const refused = async (fields: object, status: number, message: RegExp): Promise<void> => {
+    const reply = await call(path, { ...body, ...fields })
+    t.equal(reply.status, status, reply.text)
+    t.match(reply.json.error_message, message)
+  }
+  await refused({ kept: { ...kept, generation: 4 } }, 400, /generation 3 is kept under "actor of rank 0", not 4/)
+  await refused({ kept: { ...kept, name: 'other' } }, 400, /nothing is kept under "other"/)
+  const more = tensors(t)
+  await refused({ kept, serialized_named_tensors: [entryOf(more)] }, 400, /kept: it replaces the handles and keep/)
+  t.same(more.map(memory => memory.count()), [4, 4])
+  await refused({ kept, keep: kept }, 400, /kept: it replaces/)
+  t.equal(engine.adapters!.loads.length, 3)
+  t.equal((await call(url + '/release_kept_tensors', {})).status, 200)
+  t.same(counts(), [4, 4])
+})
+
 t.test("a part of an adapter among the model's own weights is refused with its route", async t => {
   const { url } = await withAdapters(t)
   const memories = tensors(t)
