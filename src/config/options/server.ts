@@ -110,7 +110,7 @@ export const SERVER_OPTIONS = {
     group: 'server',
     value: 'BYTES',
     help: 'Longest body of a request that generates or reads text. Requests that change weights have limits of their ' +
-      'own. The limit of values in one body (docs/security.md) is a quarter of it, at least 2097152.'
+      'own. The limit of values in one body (docs/security.md) is a fifth of it, at least 1677721.'
   },
   bodyMemory: {
     type: 'integer',

@@ -51,10 +51,10 @@ async function wholeBodies (world: World, target: Target): Promise<void> {
     `{"input_ids":[${'1,'.repeat(3_000_000)}1]}`,
     `{"text":"${'a'.repeat(9 * MIB)}"}`,
     // Just below the limit of values.
-    `{"input_ids":[${'1,'.repeat(2_000_000)}1]}`,
-    `{"input_ids":[${'[1],'.repeat(250_000)}[1]]}`,
-    `{"text":[${Array.from({ length: 400_000 }, (_, i) => `"${i.toString(36)}"`).join(',')}]}`,
-    `{"ignored":[${Array.from({ length: 50_000 }, (_, i) => `{"${i.toString(36)}":1}`).join(',')}]}`,
+    `{"input_ids":[${'1,'.repeat(1_600_000)}1]}`,
+    `{"input_ids":[${'[1],'.repeat(220_000)}[1]]}`,
+    `{"text":[${Array.from({ length: 320_000 }, (_, i) => `"${i.toString(36)}"`).join(',')}]}`,
+    `{"ignored":[${Array.from({ length: 42_000 }, (_, i) => `{"${i.toString(36)}":1}`).join(',')}]}`,
     `{"text":["1"],"sampling_params":[${'{"n":1},'.repeat(200_000)}{}]}`
   ]
   for (const [i, body] of bodies.entries()) {
