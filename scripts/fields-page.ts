@@ -30,9 +30,11 @@ the servers that own it, and has them in three classes. They are marked in \`ope
 - refused (\`x-refit-refused\`): 400 UNSUPPORTED that names the field, unless the value is null, false, empty or one
   that means what refit does anyway.
 
-A field that no owner has (a typo, or a client's own) is ignored and logged once for each route; \`sampling_params\` of
-\`/generate\` and refit's own routes refuse it. \`npm run test:trainers\` compares the schemas with the released vLLM,
-SGLang and OpenAI packages, so a field of a new release has to be put into a class.
+A field of another route that changes tokens or scores (\`allowed_token_ids\` on \`/generate\`, \`temperature\` beside
+\`sampling_params\`) is refused by name. A field that no route has (a typo, or a client's own) is ignored and logged
+once for each route; \`sampling_params\` of \`/generate\` and refit's own routes refuse it. \`npm run test:trainers\`
+compares the schemas with the released vLLM, SGLang and OpenAI packages, so a field of a new release has to be put into
+a class.
 `
 
 /** docs/fields.md: the accepted and the refused fields of each generation route. */

@@ -28,6 +28,7 @@ const CODES = {
   PAGES_FULL: [503, 'as many pages follow the event stream as it serves'],
   ENGINE_TORN: [503, 'weights are torn: an update failed midway and has not been repeated'],
   ENGINE_ASLEEP: [503, 'memory of the engine is released and has not been resumed'],
+  GENERATION_PAUSED: [503, 'generation is paused by /pause with abort or wait, which refuses new requests'],
   ENGINE_CLOSED: [503, 'the engine is shutting down or has failed'],
   DEVICE_LOST: [503, 'a device is lost or stuck; the process must end'],
   NO_MEMORY: [503, 'there is not enough memory; nothing has changed, or released memory stays released'],

@@ -9,10 +9,13 @@ const PauseFields = Type.Object({
   mode: nullable(
     Mode,
     'Running requests end with their tokens so far (abort, default), are finished (wait), or are frozen with their ' +
-      'KV cache (keep). New ones wait.'
+      'KV cache (keep). New ones wait with keep; else they are refused with 503.'
   ),
   clear_cache: nullable(Type.Boolean(), 'Drop the prefix cache (default true; no effect with `keep`).'),
-  wait_for_inflight_requests: nullable(Type.Boolean(), 'Old spelling of mode wait.'),
+  wait_for_inflight_requests: nullable(
+    Type.Boolean(),
+    'Old spelling: true is mode wait, false is abort. New requests wait, as in the versions of vLLM that have it.'
+  ),
   wait_for_inflight_request: nullable(Type.Boolean(), "The same in SkyRL's old spelling.")
 }, { title: 'VllmPauseRequest' })
 const AbortBody = Type.Object({
@@ -48,7 +51,8 @@ const vllmControl: Routes<GenerationContext> = async (app, { context }) => {
     const { mode, clear_cache: clear, wait_for_inflight_requests: wait, wait_for_inflight_request: oldWait } =
       queryOrBody(request.query, request.body)
     const chosen = wait === true || oldWait === true ? 'wait' : mode ?? 'abort'
-    await pauseFor(context, chosen === 'keep' ? 'in_place' : chosen)
+    const refuses = chosen !== 'keep' && wait == null && oldWait == null
+    await pauseFor(context, chosen === 'keep' ? 'in_place' : chosen, { refuses })
     if (chosen !== 'keep' && clear !== false) await engine.dropCache()
     return { status: 'paused' }
   })

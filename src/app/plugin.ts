@@ -15,6 +15,7 @@ import { BODY_LIMIT, MAX_BATCH, MAX_BODY_BYTES, MAX_REQUEST_MEMORY, SAMPLES_MEMO
 import { LiveRequests } from '../http/generation/live-requests.ts'
 import { LoadedFrom } from '../updates/loaded-from.ts'
 import { UpdateLog } from '../updates/update-log.ts'
+import { refuseMisplacedFields } from '../http/misplaced-fields.ts'
 import { logUnknownFields } from '../http/unknown-fields.ts'
 import { BodyMemory } from '../http/upload/body-memory.ts'
 import { RequestMemory } from '../http/generation/request-memory.ts'
@@ -261,6 +262,7 @@ function installHandlers (app: FastifyInstance, options: RefitPluginOptions): vo
   })
   if (options.ui !== undefined && options.ui !== false) redirectBrowsers(app)
   guard(app, options)
+  refuseMisplacedFields(app)
   logUnknownFields(app)
   app.addHook('onRoute', route => {
     const { auth } = route.config ?? {}

@@ -44,6 +44,16 @@ export class Broken extends Error {
   override readonly name = 'Broken'
 }
 
+/** The server refused a request with this status. */
+export class Refused extends Broken {
+  readonly status: number
+
+  constructor (status: number, message: string) {
+    super(message)
+    this.status = status
+  }
+}
+
 /** The server lacks what the promise is about; the message says what. */
 export class NotOffered extends Error {
   override readonly name = 'NotOffered'

@@ -59,7 +59,7 @@ function refusesSome (schema: Schema): boolean {
   return known
 }
 
-function refuseField (
+export function refuseField (
   { feature, instead = 'leave the field out', unless = [] }: RefusedField,
   value: unknown,
   param: string

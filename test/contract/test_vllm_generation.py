@@ -104,8 +104,8 @@ def test_the_cache_can_be_reset_while_an_update_request_is_open(steered):
 @PRIME
 def test_requests_while_paused_wait_with_an_open_connection(steered):
     control = Control(steered)
-    for mode in ("keep", "abort", "wait"):
-        control(f"/pause?mode={mode}&clear_cache=false")
+    for mode in ("mode=keep", "wait_for_inflight_requests=false", "wait_for_inflight_requests=true"):
+        control(f"/pause?{mode}&clear_cache=false")
         waiting = [Beside(lambda: generate(steered, 5)) for _ in range(3)]
         time.sleep(0.3)
         assert not any(each.done for each in waiting), mode
@@ -115,20 +115,21 @@ def test_requests_while_paused_wait_with_an_open_connection(steered):
 
 @NATIVE
 @in_the_midst
-def test_wait_lets_running_requests_end_and_holds_new_ones(steered):
+def test_wait_lets_running_requests_end_and_refuses_new_ones(steered):
     control = Control(steered)
     running = begun(steered)
     paused = Beside(lambda: Control(steered)("/pause?mode=wait"))
     state = settled(lambda: control("/is_paused", method="GET"), lambda state: state["is_paused"])
     assert state == {"is_paused": True}
-    late = Beside(lambda: generate(steered, 5))
+    with refusal(503):
+        generate(steered, 5)
     assert paused.result() == {"status": "paused"}
     assert steered.metric("refit:num_requests_running") == 0, "they have ended when it is answered"
     assert len(read(running.result())[0]) == LONG
-    # It arrived after the pause.
-    still(late)
+    with refusal(503):
+        generate(steered, 5)
     control("/resume")
-    assert read(late.result())[1] == "length"
+    assert read(generate(steered, 5))[1] == "length"
 
 
 @NATIVE
@@ -182,11 +183,11 @@ def test_a_partial_output_is_continued_until_the_request_is_complete(steered):
     before = steered.metric("refit:generation_tokens_total")
     loop = Beside(rollout)
     settled(lambda: steered.metric("refit:generation_tokens_total") - before, lambda made: made > 20 or loop.done)
-    steered.post("/pause", {})
+    steered.post("/areal_pause_generation", {})
     time.sleep(0.3)
     # The second attempt waits.
     still(loop)
-    steered.post("/resume")
+    steered.post("/areal_continue_generation", {})
     tokens, finish, asked = loop.result()
     if asked == 1:
         raise Over

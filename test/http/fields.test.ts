@@ -108,6 +108,50 @@ for (const [path, body] of Object.entries(ROUTES)) {
   })
 }
 
+/** Fields that change no token and no score: the prompt itself, its rendering, and the form of the reply. */
+const FORM = new Set((
+  'add_generation_prompt add_special_tokens background cache_salt chat_template_kwargs container ' +
+  'continue_final_message detokenize documents enable_response_messages extra_key generation_kwargs ' +
+  'include include_reasoning include_stop_str_in_output input instructions mcp_servers messages model ' +
+  'no_stop_trim output_config output_mode parallel_tool_calls parse_context prompt prompts reasoning ' +
+  'reasoning_effort receipt request_id return_flat_raw_top_logprobs_b64 return_full_logprobs ' +
+  'return_meta_info return_prompt_text return_prompt_token_ids return_raw_logprobs ' +
+  'return_routed_experts return_sample_support return_text_in_logprobs return_token_ids ' +
+  'return_tokens_as_token_ids rid routed_experts_start_len separate_reasoning skip_special_tokens ' +
+  'spaces_between_special_tokens stream stream_deltas stream_interval stream_options stream_reasoning ' +
+  'system text thinking token_ids tokens tool_choice tools truncation_side'
+).split(' '))
+/** Objects of sampling parameters. */
+const PARAMS = /^(sampling_params|generation_kwargs)$/
+
+t.test('a field that changes tokens is refused by name on the routes that do not know it', async t => {
+  const { url, engine } = await routeApp(t)
+  const known = (path: string): Field[] =>
+    fieldsOf(bodyOf(path)).filter(({ path: [first, ...rest] }) =>
+      rest.length === 0 || (rest.length === 1 && PARAMS.test(first!))
+    )
+  const names = new Set(
+    Object.keys(ROUTES).flatMap(known).filter(({ accepted }) => !accepted).map(({ path }) => path.at(-1)!)
+  )
+  const ignored: string[] = []
+  for (const [path, body] of Object.entries(ROUTES)) {
+    const fields = known(path).map(field => field.path.join('.'))
+    for (const outer of ['', 'sampling_params', 'generation_kwargs']) {
+      if (outer !== '' && !fields.includes(outer)) continue
+      for (const name of names) {
+        const at = outer === '' ? [name] : [outer, name]
+        const param = at.join('.')
+        if (FORM.has(name) || fields.includes(param)) continue
+        const reply = await call(url + path, withField(body, at, 'x'))
+        if (reply.status !== 400 || (reply.json.param ?? reply.json.error.param) !== param) ignored.push(path + param)
+      }
+    }
+  }
+  t.same(ignored, [])
+  t.ok(names.size > 100)
+  t.equal(engine.requests.length, 0)
+})
+
 t.test('every route that generates is in the list above', async t => {
   const generating = Object.keys(document.paths).filter(path => {
     const { post } = document.paths[path]

@@ -234,6 +234,34 @@ def areal():
     replace("uvloop", run=asyncio.run, install=lambda: None)
 
 
+def sglang():
+    """SGLang's client of its HTTP server, and how it serializes tensors. The arguments of the server are a stand-in."""
+    bare("sglang", "sglang", "sglang.srt", "sglang.srt.entrypoints", "sglang.srt.utils", "sglang.srt.weight_sync")
+    absent("PIL", "orjson", "psutil", "starlette", "triton")
+    absent(*(f"sglang.srt.{name}" for name in ("environ", "observability", "platforms", "runtime_context")))
+    absent("sglang.srt.utils.msgspec_utils", "sglang.srt.utils.video_decoder")
+    replace("pybase64", **vars(base64))
+    from sglang.srt.utils import common
+
+    sys.modules["sglang.srt.utils"].__dict__.update(
+        MultiprocessingSerializer=common.MultiprocessingSerializer, kill_process_tree=common.kill_process_tree
+    )
+    replace("sglang.srt.arg_groups")
+    replace("sglang.srt.arg_groups.overrides", resolving_view=lambda args: args)
+    replace("sglang.srt.arg_groups.serving_hook", ssl_verify_of=lambda _: True)
+    replace("sglang.srt.entrypoints.http_server", launch_server=None)
+    replace("sglang.srt.server_args", ServerArgs=ServerArgs)
+
+
+class ServerArgs(types.SimpleNamespace):
+    """The arguments of a server, as far as the client reads them."""
+
+    host = port = None
+
+    def __init__(self, url, tp_size):
+        super().__init__(url=lambda: url, tp_size=tp_size)
+
+
 def openrlhf():
     """OpenRLHF's trainers and its generator of samples. Ray is absent too: the test has actors of its own."""
     import transformers  # noqa: F401

@@ -60,6 +60,18 @@ def test_three_updates_by_nccl_write_every_tensor(engines, trainer, wire):
     send_three(joined(trainer, engine, "join_by_nccl", **wire), engine)
 
 
+def test_an_update_that_repeats_nothing_is_refused(engines, trainer):
+    """A 200 that wrote nothing left the trainer's broadcast without a receiver."""
+    engine = engines("qwen3", 1)
+    joined(trainer, engine, packed=False)("send", variant=4)
+    process = joined(trainer, engine, packed=False)
+    refused = process("repeat")
+    assert refused["status"] == 400 and "names is empty" in refused["text"]
+    engine.holds(4)
+    process("send", variant=5)
+    engine.holds(5)
+
+
 @pytest.mark.cards(1)
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("wire", [dict(packed=False), PACKED_IPC], ids=["unpacked", "packed"])

@@ -1,8 +1,10 @@
 """A trainer with vLLM's own trainer engines. Commands and replies are lines of JSON."""
 
+import dataclasses
 import functools
 
 import released
+import requests
 import torch
 
 released.vllm(on_gpu=torch.cuda.is_available())
@@ -18,6 +20,7 @@ from vllm.distributed.weight_transfer.ipc_engine import (  # noqa: E402
 from vllm.distributed.weight_transfer.nccl_engine import (  # noqa: E402
     NCCLTrainerInitInfo,
     NCCLTrainerWeightTransferEngine,
+    NCCLWeightTransferUpdateInfo,
 )
 
 
@@ -96,6 +99,15 @@ class Trainer:
         self.engine.model_update_group.sent.clear()
         self.engine.send_weights()
         return dict(names=len(self.client.updates[-1]["names"]), sizes=self.engine.model_update_group.sent)
+
+    def repeat(self):
+        """The client's requests of an update that announces nothing, without a broadcast: how it is refused."""
+        self.client.start_weight_update()
+        try:
+            self.client.update_weights(dataclasses.asdict(NCCLWeightTransferUpdateInfo()))
+        except requests.HTTPError as error:
+            return dict(status=error.response.status_code, text=error.response.text)
+        return None
 
     def shutdown(self):
         self.client.shutdown_weight_transfer_engine()

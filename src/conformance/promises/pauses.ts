@@ -1,5 +1,5 @@
 import type { Context } from '../context.ts'
-import { definePromise, expect, NotOffered } from '../promise.ts'
+import { definePromise, expect, NotOffered, Refused } from '../promise.ts'
 import { difference } from '../references.ts'
 import type { PauseEffect, PauseMode } from '../servers/server.ts'
 
@@ -26,6 +26,12 @@ export function longAnswer ({ model }: Context): number {
   return Math.min(1536, Math.floor(model.contextLength * 0.75))
 }
 
+/** vLLM's pauses with abort and wait refuse new requests instead of holding them. */
+function notHeld (error: unknown): never {
+  const isRefused = error instanceof Refused && error.status === 503
+  throw isRefused ? new NotOffered(`new requests are refused: ${error.message}`) : error
+}
+
 export const holds = definePromise(GROUP, 'holds', {
   title: 'A request that arrives during a pause is answered after the end of the pause.',
   ways,
@@ -40,7 +46,7 @@ export const holds = definePromise(GROUP, 'holds', {
     await new Promise(resolve => setTimeout(resolve, HOLD_MS))
     isOver = true
     await resume(context)
-    const { tokens } = await request
+    const { tokens } = await request.catch(notHeld)
     expect(!early, 'the request was answered during the pause')
     expect(tokens.length === 8, `the request ended with ${tokens.length} of 8 tokens`)
     return undefined
@@ -56,7 +62,7 @@ export const heldGetsNew = definePromise(GROUP, 'held-gets-new', {
     const request = context.ask(references.prompts[0]!, 8)
     const label = await context.load('B')
     await resume(context)
-    const { tokens, logprobs, versions } = await request
+    const { tokens, logprobs, versions } = await request.catch(notHeld)
     const known = references.get('B').answers[0]!
     const limit = references.tolerance.output
     const count = agreeing(tokens, known.tokens)

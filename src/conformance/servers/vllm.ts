@@ -1,5 +1,5 @@
 import type { HttpTarget, Reply } from '../http-target.ts'
-import { Broken } from '../promise.ts'
+import { Broken, Refused } from '../promise.ts'
 import type { Answer, BroadcastLists, GenerateOptions, GroupFields, PauseMode, Server, VersionSpan } from './server.ts'
 import { versionField } from './sglang.ts'
 
@@ -53,7 +53,7 @@ export class VllmServer implements Server {
 
   async generate (ids: readonly number[], options: GenerateOptions): Promise<Answer> {
     const reply = await this.tryGenerate(ids, options)
-    if (!reply.ok) throw new Broken(`POST ${GENERATE} answered ${reply.text}`)
+    if (!reply.ok) throw new Refused(reply.status, `POST ${GENERATE} answered ${reply.text}`)
     return toAnswer(reply.body)
   }
 

@@ -1,4 +1,5 @@
 import { Type } from 'typebox'
+import { versionFields } from '../../http/generation/bound-version.ts'
 import { MAX_SALT_LENGTH } from '../../http/limits.ts'
 import { nullable, refused, unused } from '../../http/schemas.ts'
 
@@ -72,6 +73,7 @@ export const MessagesBody = Type.Object({
     Type.String({ maxLength: MAX_SALT_LENGTH }),
     'Keeps prefix-cache entries of different salts apart (vLLM).'
   ),
+  ...versionFields,
   metadata: unused(),
   service_tier: unused(),
   inference_geo: unused(),

@@ -18,7 +18,10 @@ export function messagesToChat (body: Static<typeof MessagesBody>): ChatBody {
     temperature: body.temperature ?? null,
     top_p: body.top_p ?? null,
     top_k: body.top_k ?? null,
-    cache_salt: body.cache_salt ?? null
+    cache_salt: body.cache_salt ?? null,
+    weight_version: body.weight_version ?? null,
+    min_weight_version: body.min_weight_version ?? null,
+    exact_weight_version: body.exact_weight_version ?? null
   }
 }
 

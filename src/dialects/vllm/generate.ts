@@ -109,7 +109,8 @@ export function planVllmGenerate (
   const from = body.sampling_params?.routed_experts_prompt_start ?? 0
   if (info.experts !== undefined) checkStart(from, [promptIds], 'sampling_params.routed_experts_prompt_start')
   const id = body.request_id ?? newRid()
-  const masks = context.samplingMasks && !stream && isMasked(sampling.params)
+  // Streams have no masks, but logprobs among the kept tokens.
+  const kept = context.samplingMasks && isMasked(sampling.params) && (!stream || logprobs !== null)
   const samples = samplesOf(sampling, maxNewTokens, {
     rid: id,
     names: [id],
@@ -117,7 +118,7 @@ export function planVllmGenerate (
     logprobs,
     version: boundVersion(body),
     cacheSalt: body.cache_salt ?? undefined,
-    kept: masks,
+    kept,
     adapter,
     ...info.experts === undefined ? {} : { expertsFrom: from }
   })
@@ -132,7 +133,7 @@ export function planVllmGenerate (
       experts: info.experts === undefined
         ? null
         : { wanted: { layout: info.experts, from }, form },
-      masks,
+      masks: kept && !stream,
       scores: scores ?? null
     },
     stream,

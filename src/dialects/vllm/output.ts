@@ -6,6 +6,7 @@ import { finite, Usage } from '../../http/openai/openai-output.ts'
 import { promptLogprobs, PromptLogprobs } from '../../http/openai/prompt-logprobs.ts'
 import type { WantedExperts } from '../../http/sglang/routed-experts.ts'
 import type { Sample } from '../../http/generation/sample.ts'
+import { amongKept } from '../../http/generation/sampling-mask.ts'
 import { nullable } from '../../http/schemas.ts'
 import { LazyList } from '../../http/json-parts.ts'
 import { encodeNpy } from '../../wire/npy.ts'
@@ -98,7 +99,7 @@ export function vllmChoice (
       ? null
       : tokenizer === null
       ? tokenLogprobs(sample, sent.tokens, best.output)
-      : chatLogprobs(sample, sent.tokens, { tokenizer, asIds: false, best: best.output }),
+      : chatLogprobs(sample, sent.tokens, { tokenizer, asIds: false, best: best.output }, amongKept),
     ...sample.finish === null ? {} : { weight_versions: sample.spans.map(span => ({ ...span })) },
     routed_experts: experts === null ? null : vllmExperts(sample, experts),
     sampling_mask: masks ? new LazyList(sample.kept.length, i => Array.from(sample.kept[i]!.ids)) : null
@@ -118,8 +119,9 @@ export function scoresNpy ({ scores }: Sample, rows: ScoredRows | null): string 
 /** By token id: the token itself, the best ones at its position, then the ones that were requested by id. */
 function tokenLogprobs (sample: Sample, from: number, best: number): object {
   const content = new LazyList(sample.logprobs.length - from, i => {
-    const own = sample.logprobs.at(from + i)
-    const top = sample.top.at(from + i).slice(0, best)
+    const change = amongKept(sample, from + i)
+    const own = change(sample.logprobs.at(from + i))
+    const top = sample.top.at(from + i).slice(0, best).map(change)
     const ranks = new Map(top.map(([, id], at) => [id, at + 1]))
     const wire = ([logprob, id]: Scored): object => ({
       token: `token_id:${id}`,
@@ -128,7 +130,7 @@ function tokenLogprobs (sample: Sample, from: number, best: number): object {
       rank: ranks.get(id) ?? null
     })
     const each = new Map<number, Scored>()
-    for (const scored of [own, ...top, ...sample.ids.at(from + i)]) {
+    for (const scored of [own, ...top, ...sample.ids.at(from + i).map(change)]) {
       if (!each.has(scored[1])) each.set(scored[1], scored)
     }
     return { ...wire(own), top_logprobs: [...each.values()].map(wire) }

@@ -7,6 +7,7 @@ import { notReady } from './bound-version.ts'
 import type { BoundVersion } from './bound-version.ts'
 import type { GenerationContext } from '../context.ts'
 import { duplicate } from './live-requests.ts'
+import { requireNoRefusingPause } from './refusing-pause.ts'
 import { Sample } from './sample.ts'
 import type { TextOptions } from '../sglang/sampling.ts'
 import { spendBody } from '../upload/body-memory.ts'
@@ -72,6 +73,7 @@ export class Generation {
     }
     const version = this.#plans[0]?.version
     if (version !== undefined) await versions.until(version, () => this.#aborted)
+    requireNoRefusingPause(engine)
     requireServing(engine.weights)
     const release = live.claim(this.#names(), this.samples)
     try {

@@ -1,6 +1,6 @@
 import { Type } from 'typebox'
 import { GREEDY_TEMPERATURE } from '../../engine/check-sampling.ts'
-import type { SamplingParams } from '../../contract/rollout-engine.ts'
+import type { SamplingParams, Scored } from '../../contract/rollout-engine.ts'
 import type { Sample } from './sample.ts'
 import { LazyList } from '../json-parts.ts'
 import { base64 } from '../sglang/routed-experts.ts'
@@ -50,6 +50,18 @@ function packedMasks (sets: Sample['kept']): Record<string, string> {
   const all = new Int32Array(offsets[sets.length]!)
   for (const [i, { ids }] of sets.entries()) all.set(ids, offsets[i])
   return { top_p_token_ids: base64(all), top_p_token_offsets: base64(offsets) }
+}
+
+/**
+ * Turns logprobs at a position of the output into logprobs among the tokens that were kept there; other tokens have
+ * -Infinity. Changes nothing if no kept sets were requested.
+ */
+export function amongKept ({ kept, logprobs }: Sample, position: number): (scored: Scored) => Scored {
+  const set = kept[position]
+  if (set === undefined) return scored => scored
+  const shift = set.logprob - logprobs.at(position)[0]
+  const ids = new Set(set.ids)
+  return ([logprob, id]) => [ids.has(id) ? Math.min(0, logprob + shift) : -Infinity, id]
 }
 
 /** False: the kept set would be the whole vocabulary. */

@@ -154,6 +154,16 @@ t.test("what cannot be followed is refused in Anthropic's form, and reaches no e
   t.equal(engine.requests.length, 0)
 })
 
+t.test('a request may be bound to a weight version', async t => {
+  const { url } = await routeApp(t, { versionWaitMs: 10 })
+  const forms = [{ weight_version: { min_version: 7 } }, { min_weight_version: 7 }, { exact_weight_version: 7 }]
+  for (const version of forms) {
+    const { status, json } = await call(`${url}/v1/messages`, { messages, max_tokens: 5, ...version })
+    t.equal(status, 409)
+    t.match(json, { type: 'error', error: { code: 'WEIGHT_VERSION' } })
+  }
+})
+
 t.test('the key may come in x-api-key', async t => {
   const { url } = await routeApp(t, { apiKey: 'secret' })
   const status = async (headers: Record<string, string>): Promise<number> =>

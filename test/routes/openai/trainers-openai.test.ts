@@ -198,7 +198,7 @@ t.test("tokenize and detokenize reply in vLLM's form", async t => {
 
 t.test('completions wait while generation is paused', async t => {
   const { url, engine } = await routeApp(t)
-  await call(`${url}/pause`, {})
+  await call(`${url}/pause`, { mode: 'keep' })
   let done = false
   const pending = call(`${url}/v1/completions`, { prompt: [97], max_tokens: 1 }).then(reply => {
     done = true

@@ -134,3 +134,24 @@ t.test("vLLM's route sends masks on servers with --enable-return-sampling-mask",
   t.ok(events.every(({ choices }) => choices[0].sampling_mask === null), 'not in streams')
   t.same(await masks({}, (await routeApp(t)).url), [null, null])
 })
+
+t.test("vLLM's route sends logprobs among the kept ids where they are reported, whole and streamed", async t => {
+  const { url } = await routeApp(t, { samplingMasks: true })
+  const bare = (await routeApp(t)).url
+  const body = { token_ids: [5, 6], sampling_params: { max_tokens: 2, top_k: 5, logprobs: 2, logprob_token_ids: [4] } }
+  const logprobs = async (address: string, more: object = {}) => {
+    const { text } = await call(`${address}/inference/v1/generate`, { ...body, ...more })
+    const replies = 'stream' in more ? frames(text).slice(0, -1) : [JSON.parse(text)]
+    return replies.flatMap(({ choices }: any) => choices[0].logprobs.content)
+  }
+  const own = (entries: any[]) => entries.map(({ logprob }) => logprob)
+  const among = [5, 6].map(token => keptOf(token).logprob)
+  const [first] = await logprobs(url)
+  const shown = Object.fromEntries(first.top_logprobs.map((entry: any) => [entry.token_id, entry.logprob]))
+  t.match(shown, { 5: among[0], 6: -9999 })
+  t.ok(Math.abs(shown[4] - (among[0]! - 0.04 + 0.05)) < 1e-9 || shown[4] === 0, 'the same shift for every kept id')
+  for (const more of [{}, { stream: true }, { output_mode: 'text' }]) {
+    t.same(own(await logprobs(url, more)), among, JSON.stringify(more))
+    t.same(own(await logprobs(bare, more)), [-5 / 100, -6 / 100], 'without masks')
+  }
+})

@@ -46,6 +46,46 @@ t.test('an unknown mode is refused with the choices, in a form that every client
   t.same(engine.calls, [])
 })
 
+t.test('a pause with abort or wait refuses new requests on every route, and other pauses hold them', async t => {
+  const { url, engine } = await routeApp(t)
+  const messages = [{ role: 'user', content: 'a' }]
+  const requests: [string, object][] = [
+    ['/inference/v1/generate', { token_ids: [5], sampling_params: { max_tokens: 1 } }],
+    ['/generate', { input_ids: [5], sampling_params: { max_new_tokens: 1 } }],
+    ['/v1/completions', { prompt: [5], max_tokens: 1 }],
+    ['/v1/chat/completions', { messages, max_tokens: 1 }],
+    ['/v1/chat/completions', { messages, max_tokens: 1, stream: true }],
+    ['/v1/messages', { messages, max_tokens: 1 }],
+    ['/v1/responses', { input: 'a', max_output_tokens: 1 }]
+  ]
+  const statuses = async (): Promise<number[]> =>
+    await Promise.all(requests.map(async ([path, body]) => (await call(url + path, body)).status))
+  for (const pause of ['/pause', '/pause?mode=wait', '/pause?mode=abort']) {
+    await post(url + pause)
+    t.same(await statuses(), requests.map(() => 503), pause)
+    const { json, headers } = await call(url + requests[0]![0], requests[0]![1])
+    t.match(json.error, { code: 'GENERATION_PAUSED', message: 'Generation is paused. Please retry after it resumes.' })
+    t.ok(headers.get('retry-after'))
+    await post(`${url}/resume`)
+    t.same(await statuses(), requests.map(() => 200))
+  }
+  for (
+    const [path, body] of [
+      ['/pause?mode=keep', undefined],
+      ['/pause', { wait_for_inflight_requests: false }],
+      ['/pause_generation', { mode: 'abort' }],
+      ['/areal_pause_generation', {}]
+    ] as const
+  ) {
+    await post(url + path, body)
+    const before = engine.requests.length
+    const held = statuses()
+    await until(() => engine.requests.length === before + requests.length)
+    await post(`${url}/resume`)
+    t.same(await held, requests.map(() => 200), path)
+  }
+})
+
 t.test('is_paused follows pause and resume of any client', async t => {
   const { url } = await routeApp(t)
   const isPaused = async () => (await call(`${url}/is_paused`)).json
