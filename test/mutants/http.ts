@@ -253,6 +253,27 @@ export const http: readonly Mutant[] = [
     tests: ['test/routes/refit/truth.test.ts']
   },
   {
+    why: 'a trainer that sends -log p is measured as if it were log p',
+    file: 'src/http/samples/truth-meter.ts',
+    before: 'value > ROUNDING',
+    after: 'value > Infinity',
+    tests: ['test/routes/refit/truth.test.ts']
+  },
+  {
+    why: 'all refusals are counted as one',
+    file: 'src/http/count-refusals.ts',
+    before: 'refusalOf(error).code',
+    after: "'INTERNAL'",
+    tests: ['test/http/count-refusals.test.ts']
+  },
+  {
+    why: 'a report has nothing that needs the admin key',
+    file: 'src/report/collect.ts',
+    before: 'path === ADMIN ? admin : normal',
+    after: 'path === ADMIN ? normal : admin',
+    tests: ['test/cli/report.test.ts']
+  },
+  {
     why: 'a receipt of mixed weights names the digest of the last ones',
     file: 'src/http/samples/kept-samples.ts',
     before: 'before === after ? before : null',
