@@ -1,8 +1,9 @@
-import { byId, bytes, count, h, keepList, plural } from './dom.js'
+import { byId, bytes, count, h, keepList, plural, setText } from './dom.js'
 
-/** The transaction that is open, process groups and adapters. */
+/** The transaction that is open, process groups, adapters and the truth meter. */
 export function drawFacts (detail) {
   drawTransaction(detail?.transaction ?? null)
+  drawTruth(detail?.truth ?? null)
   const groups = detail?.groups ?? []
   drawList(byId('groups'), groups, 'Not in a process group.', group =>
     h(
@@ -61,6 +62,35 @@ function drawTransaction (transaction) {
       row('ends by itself in', `${Math.round(left)} s`)
     )
   )
+}
+
+/** How far a trainer's logprobs are from the engine's, by weight version, the newest first. */
+function drawTruth (truth) {
+  const texts = truth === null ? [] : [
+    plural(truth.samples, 'sample'),
+    ...truth.warnings > 0 ? [`${plural(truth.warnings, 'report')} above --truth-warn ${truth.warn}`] : []
+  ]
+  setText(byId('truth-note'), texts.join(', '))
+  const versions = (truth?.versions ?? []).map(one => ({ ...one, name: one.version, warn: truth.warn }))
+  drawList(byId('truth'), versions, 'No trainer has sent logprobs (POST /truth).', one =>
+    h(
+      'li',
+      {},
+      h(
+        'span',
+        { class: 'cut', title: one.name },
+        one.name,
+        h('span', { class: 'dim' }, ` ${plural(one.tokens, 'token')}`)
+      ),
+      h('span', { class: 'dim' }, `mean ${nats(one.mean)}, max ${nats(one.max)}`),
+      h('span', { class: 'dim under' }, `KL ${nats(one.kl)}, clipped ${(100 * one.clipped).toFixed(1)} %`),
+      one.warn !== null && one.mean > one.warn ? h('span', { class: 'wide' }, 'far from the engine') : null
+    ))
+}
+
+/** Two digits that matter, however small. */
+function nats (value) {
+  return value === 0 ? '0' : value < 1e-3 ? value.toExponential(1) : String(Number(value.toPrecision(2)))
 }
 
 function drawList (list, items, empty, make) {

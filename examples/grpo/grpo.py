@@ -211,4 +211,7 @@ def train(args):
 
 
 if __name__ == "__main__":
-    train(arguments(__doc__))
+    try:
+        train(arguments(__doc__))
+    except (RefitError, TimeoutError) as error:
+        sys.exit(f"the run ends: {error}")

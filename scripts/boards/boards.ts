@@ -4,6 +4,7 @@ import type { Board } from './board.ts'
 const at = (metric: string, more = ''): string => `${metric}{${CHOSEN}${more}}`
 const per = (label: string): string => `{{instance}} {{${label}}}`
 const ONE = '{{instance}}'
+const refusals = (counter: string): string => `sum by (instance, code) (increase(${at(counter)}[5m]))`
 
 const engine: Board = {
   uid: 'refit-engine',
@@ -23,6 +24,11 @@ const engine: Board = {
             `sum by (instance, finished_reason) (rate(${at('refit:request_success_total')}[$__rate_interval]))`,
             per('finished_reason')
           ]]
+        },
+        {
+          title: 'Refused or failed, by code',
+          help: 'In the last five minutes.',
+          queries: [[refusals('refit:requests_refused_total'), per('code')]]
         }
       ]
     },
@@ -89,6 +95,7 @@ const engine: Board = {
         { title: 'Retractions per second', queries: [[perSecond('refit:num_preemptions_total'), ONE]] },
         { title: 'Time of the last step', unit: 's', queries: [[at('refit:engine_step_seconds'), ONE]] },
         { title: 'Memory of the process', unit: 'bytes', queries: [[at('process_resident_memory_bytes'), ONE]] },
+        { title: 'Memory of kept samples', unit: 'bytes', queries: [[at('refit:kept_sample_bytes'), ONE]] },
         {
           title: 'Event loop delay, p99',
           unit: 's',
@@ -107,7 +114,7 @@ const engine: Board = {
 const updates: Board = {
   uid: 'refit-updates',
   title: 'refit: weight updates',
-  description: 'Versions, updates and their phases, process groups and adapters.',
+  description: 'Versions, updates and their phases, process groups, the truth meter and adapters.',
   instances: 'refit:weight_epoch',
   rows: [
     {
@@ -139,9 +146,12 @@ const updates: Board = {
           ]]
         },
         {
-          title: 'Bytes per second',
+          title: 'Bytes per second, by transport',
           unit: 'Bps',
-          queries: [[perSecond('refit:weight_update_bytes_total'), ONE]]
+          queries: [[
+            `sum by (instance, transport) (rate(${at('refit:weight_update_bytes_total')}[$__rate_interval]))`,
+            per('transport')
+          ]]
         },
         {
           title: 'Time of updates',
@@ -199,6 +209,39 @@ const updates: Board = {
           title: 'Open files of shared memory',
           help: 'A line that rises is a leak.',
           queries: [[`${at('refit:tensor_files_opened_total')} - ${at('refit:tensor_files_closed_total')}`, ONE]]
+        },
+        {
+          title: 'Mapped segments of GPUs',
+          help: 'A line that rises is a leak, unless trainers keep their memory open.',
+          queries: [[`${at('refit:cuda_segments_opened_total')} - ${at('refit:cuda_segments_closed_total')}`, ONE]]
+        }
+      ]
+    },
+    {
+      title: "Truth meter: a trainer's logprobs against the engine's (POST /truth)",
+      panels: [
+        {
+          title: 'Difference of logprobs',
+          unit: 'none',
+          help: 'Of the newest weight version that was measured.',
+          queries: [
+            [at('refit:truth_difference_mean'), `mean ${ONE}`],
+            [at('refit:truth_difference_p99'), `p99 ${ONE}`],
+            [at('refit:truth_difference_max'), `max ${ONE}`]
+          ]
+        },
+        {
+          title: 'KL, and part of the tokens that is clipped',
+          unit: 'none',
+          queries: [[at('refit:truth_kl'), `KL ${ONE}`], [at('refit:truth_clipped_ratio'), `clipped ${ONE}`]]
+        },
+        {
+          title: 'Compared samples per second, and warnings',
+          help: '--truth-warn has the limit of warnings.',
+          queries: [
+            [perSecond('refit:truth_samples_total'), `samples ${ONE}`],
+            [perSecond('refit:truth_warnings_total'), `warnings ${ONE}`]
+          ]
         }
       ]
     },
@@ -213,8 +256,18 @@ const updates: Board = {
         {
           title: 'Time of loads',
           unit: 's',
-          queries: [[percentile(0.99, 'refit:adapter_load_seconds'), `p99 ${ONE}`]]
-        }
+          queries: [[percentile(0.99, 'refit:adapter_load_seconds', ',phase="total"'), `p99 ${ONE}`]]
+        },
+        {
+          title: 'Loads, by outcome',
+          help: 'In the last five minutes.',
+          queries: [[
+            `sum by (instance, outcome) (increase(${at('refit:adapter_loads_total')}[5m]))`,
+            per('outcome')
+          ]]
+        },
+        { title: 'Requests of each adapter', queries: [[at('refit:adapter_requests'), per('adapter')]] },
+        { title: 'Version of each adapter', unit: 'none', queries: [[at('refit:adapter_version'), per('adapter')]] }
       ]
     }
   ]
@@ -250,7 +303,12 @@ const gateway: Board = {
           ]]
         },
         { title: 'Sent to another engine', unit: 'reqps', queries: [[perSecond('refit:gateway_retries_total'), ONE]] },
-        { title: 'Paused', queries: [[at('refit:gateway_paused'), ONE]] }
+        { title: 'Paused', queries: [[at('refit:gateway_paused'), ONE]] },
+        {
+          title: 'Refused by the gateway, by code',
+          help: 'In the last five minutes. Requests that an engine refused are among those by status.',
+          queries: [[refusals('refit:gateway_requests_refused_total'), per('code')]]
+        }
       ]
     },
     {

@@ -30,6 +30,7 @@ import { Metrics } from '../http/metrics.ts'
 import { stringify } from '../http/ordered-json.ts'
 import { chooseMetricNames } from '../http/metric-families.ts'
 import type { MetricNames } from '../http/metric-families.ts'
+import { countRefusals } from '../http/count-refusals.ts'
 import { RecentErrors } from '../http/recent-errors.ts'
 import { PeerLoads } from '../peer/peer-loads.ts'
 import type { StoreRules } from '../peer/remote-stores.ts'
@@ -156,6 +157,7 @@ export default async function refit (app: FastifyInstance, options: RefitPluginO
   options.telemetry?.watch(app, context.metrics)
   installHandlers(app, options)
   errors.watch(app)
+  countRefusals(app, context.metrics.registry, 'refit:requests_refused_total')
   app.addHook('onSend', async (_request, reply, payload) => {
     const label = encodeLabel(options.engine.weightVersion)
     if (label !== undefined) reply.header(WEIGHT_VERSION_HEADER, label)

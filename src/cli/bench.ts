@@ -69,6 +69,7 @@ type Flags = ReturnType<typeof parse>['values']
 type Wanted = Omit<LoadPlan, 'connection' | 'api' | 'model' | 'deltas' | 'ids' | 'ignoreEos'>
 
 const UNREACHABLE_EXIT = 2
+const NO_SERVER: ReadonlySet<string> = new Set(['ENGINE_FAILED', 'UNAUTHORIZED'])
 const MOST = 1_000_000_000
 
 /** `refit bench`. */
@@ -95,7 +96,7 @@ export async function bench (args: readonly string[]): Promise<void> {
     if (stop.signal.aborted) process.stderr.write('refit: stopped before the end; the figures are those until then\n')
     if (stop.signal.aborted || result.errors.length > 0) process.exitCode = 1
   } catch (error) {
-    if (!(error instanceof RefitError) || error.code !== 'ENGINE_FAILED') throw error
+    if (!(error instanceof RefitError) || !NO_SERVER.has(error.code)) throw error
     process.stderr.write(`refit: ${error.message}\n`)
     process.exitCode = UNREACHABLE_EXIT
   } finally {

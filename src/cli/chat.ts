@@ -2,7 +2,7 @@ import { ChatSession } from '../chat/chat-session.ts'
 import { ChatTerminal } from '../chat/terminal.ts'
 import type { Terminal } from '../chat/terminal.ts'
 import { ServerConnection } from '../client/server-connection.ts'
-import { errorMessage } from '../errors.ts'
+import { errorMessage, RefitError } from '../errors.ts'
 import { parseCommand, readKey, readNumber, readUrl, refuse } from './command-url.ts'
 
 export const CHAT_HELP = `Usage: refit chat URL [options]
@@ -60,7 +60,8 @@ async function readModels (session: ChatSession, url: string): Promise<string[] 
   try {
     return await session.models()
   } catch (error) {
-    process.stderr.write(`refit: ${url} cannot be reached: ${errorMessage(error)}\n`)
+    const message = errorMessage(error)
+    process.stderr.write(`refit: ${error instanceof RefitError ? message : `${url} cannot be reached: ${message}`}\n`)
     process.exitCode = UNREACHABLE_EXIT
     return null
   }

@@ -19,7 +19,7 @@ address that it prints. Ctrl-C ends both.
 
   --python PATH        a Python with torch and transformers (default: the variable REFIT_PYTHON, else the first of
                        build/venv/bin/python, python3 and python that has both; without one, the server runs alone)
-  --steps N            most steps of the trainer (default 320; it ends at 97 % of unseen sums)
+  --steps N            most steps of the trainer (default 320; it ends at 99 % of unseen sums)
 `
 
 const LIBRARIES = ['torch', 'transformers']

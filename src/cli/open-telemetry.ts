@@ -12,5 +12,5 @@ export async function openTelemetry (endpoint: string | null, log: Log, service?
   const { startTelemetry } = await import('../telemetry/otlp.ts')
   const { traces, metrics, protocol } = options
   log.info({ traces, metrics, protocol }, 'OpenTelemetry is on')
-  return await startTelemetry(options, service)
+  return await startTelemetry(options, { service, log })
 }

@@ -23,7 +23,9 @@ same, because it contains names of files, models and hosts.
 
   --output FILE        default: standard output; with the ending .json it is JSON, else text
   --json               JSON on standard output
-  --api-key KEY        better in the variable REFIT_API_KEY; of a server with an admin key, that key
+  --api-key KEY        better in the variable REFIT_API_KEY
+  --admin-api-key KEY  of a server with an admin key: for its configuration and last errors; better in the variable
+                       REFIT_ADMIN_API_KEY
 
 The exit code is 2 if the server cannot be reached; the rest of the report is written then, too.
 `
@@ -31,39 +33,52 @@ The exit code is 2 if the server cannot be reached; the rest of the report is wr
 const OPTIONS_OF_REPORT = {
   output: { type: 'string' },
   json: { type: 'boolean', default: false },
-  'api-key': { type: 'string' }
+  'api-key': { type: 'string' },
+  'admin-api-key': { type: 'string' }
 } as const
 
 const UNREACHABLE_EXIT = 2
+
+interface Keys {
+  api: string | undefined
+  admin: string | undefined
+}
 
 /** `refit report`. */
 export async function report (args: readonly string[]): Promise<void> {
   const { values, positionals } = parseCommand('report', args, OPTIONS_OF_REPORT)
   const url = positionals.length === 0 ? null : readUrl('report', positionals)
-  const key = readKey(values['api-key'])
+  const keys = {
+    api: readKey(values['api-key']),
+    admin: values['admin-api-key'] ?? (process.env['REFIT_ADMIN_API_KEY'] || undefined)
+  }
   const document = {
     date: new Date().toISOString(),
     local: await describeMachine(),
-    server: url === null ? null : await readServer(url, key)
+    server: url === null ? null : await readServer(url, keys)
   }
-  const clean = scrub(document, secretsOf(process.env, key)) as ReportDocument
+  const clean = scrub(document, secretsOf(process.env, Object.values(keys))) as ReportDocument
   const isJson = values.json || values.output?.endsWith('.json') === true
   const text = isJson ? JSON.stringify(clean, null, 2) + '\n' : reportText(clean)
   if (values.output === undefined) process.stdout.write(text)
   else writeFileSync(values.output, text, { mode: 0o600 })
 }
 
-async function readServer (url: string, apiKey: string | undefined): Promise<ReportDocument['server']> {
-  const connection = new ServerConnection(url, { apiKey })
+async function readServer (url: string, keys: Keys): Promise<ReportDocument['server']> {
+  const normal = new ServerConnection(url, { apiKey: keys.api })
+  const admin = new ServerConnection(url, {
+    apiKey: keys.admin ?? keys.api,
+    keyFrom: '--admin-api-key, or by --api-key on a server without an admin key'
+  })
   try {
-    const parts = await collect(connection)
+    const parts = await collect(normal, admin)
     if (parts.every(part => 'missing' in part)) {
       process.stderr.write(`refit: ${url} cannot be reached, or it requires another key: the report lacks it\n`)
       process.exitCode = UNREACHABLE_EXIT
     }
     return { url, parts }
   } finally {
-    await connection.close()
+    await Promise.all([normal.close(), admin.close()])
   }
 }
 
@@ -93,10 +108,10 @@ function variables (env: NodeJS.ProcessEnv): Record<string, string> {
 }
 
 /** Values that must not appear anywhere: keys of the command line and of the environment. */
-function secretsOf (env: NodeJS.ProcessEnv, key: string | undefined): string[] {
+function secretsOf (env: NodeJS.ProcessEnv, keys: readonly (string | undefined)[]): string[] {
   const names = Object.keys(env).filter(name => /KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL/.test(name))
   // A short value would also match parts of ordinary words.
-  return [key, ...names.map(name => env[name])].flatMap(value =>
+  return [...keys, ...names.map(name => env[name])].flatMap(value =>
     value !== undefined && value.length >= 4 ? [value] : []
   )
 }

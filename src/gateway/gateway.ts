@@ -4,6 +4,7 @@ import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
 import { RefitError } from '../errors.ts'
 import { guard } from '../http/auth.ts'
 import type { Keys } from '../http/auth.ts'
+import { countRefusals } from '../http/count-refusals.ts'
 import { errorHandler } from '../http/error-reply.ts'
 import { requireContentType } from '../http/content-type.ts'
 import type { PageOptions } from '../http/pages.ts'
@@ -85,6 +86,7 @@ export function registerGateway (
   const context: GatewayContext = { fleet, health, metrics, bodies, options }
   const parts: GatewayParts = { ...context, app, table }
   app.setErrorHandler(errorHandler)
+  countRefusals(app, metrics.registry, 'refit:gateway_requests_refused_total')
   installBodyParsers(parts)
   refuseLoops(app, via)
   guard(app, options)

@@ -44,7 +44,7 @@ export class Metrics {
   readonly #prefill: Histogram
   readonly #updates: Counter<'outcome'>
   readonly #updateSeconds: Histogram<'phase'>
-  readonly #updateBytes: Counter
+  readonly #updateBytes: Counter<'transport'>
   readonly #adapters: AdapterMetrics | undefined
   readonly #listeners: UpdateListener[] = []
   #pausedMs = 0
@@ -119,7 +119,8 @@ export class Metrics {
     })
     this.#updateBytes = new Counter({
       name: 'refit:weight_update_bytes_total',
-      help: 'Bytes taken from sources',
+      help: 'Bytes taken from sources, by transport',
+      labelNames: ['transport'],
       registers
     })
     for (const outcome of ['success', 'refused', 'torn']) this.#updates.inc({ outcome }, 0)
@@ -177,7 +178,7 @@ export class Metrics {
   observeUpdate (report: WriteReport, began: number): void {
     for (const { updated } of this.#listeners) updated(report, began)
     this.#updates.inc({ outcome: 'success' })
-    this.#updateBytes.inc(report.bytes)
+    this.#updateBytes.inc({ transport: report.source }, report.bytes)
     for (const [phase, ms] of Object.entries(report.ms)) this.#updateSeconds.observe({ phase }, ms / 1000)
   }
 

@@ -34,10 +34,13 @@ const SERVER_INFO = [
 /** Samples of refit's own metrics, and none of its histograms' buckets. */
 const METRIC = /^refit:(?!\S*_bucket)[^\n]*$/gm
 
+/** Read with the admin key, if the server has one. */
+const ADMIN = '/report'
+
 type Reader = (connection: ServerConnection) => Promise<unknown>
 
 const PARTS: readonly [path: string, read: Reader][] = [
-  ['/report', async connection => await connection.getJson('/report')],
+  [ADMIN, async connection => await connection.getJson('/report')],
   ['/health', async connection => await connection.getJson('/health')],
   ['/updates', async connection => await connection.getJson('/updates')],
   ['/workers', async connection => await connection.getJson('/workers')],
@@ -50,11 +53,11 @@ const PARTS: readonly [path: string, read: Reader][] = [
 ]
 
 /** Reads everything that the server tells about itself. A part that fails is named, and the others are there. */
-export async function collect (connection: ServerConnection): Promise<Part[]> {
+export async function collect (normal: ServerConnection, admin: ServerConnection): Promise<Part[]> {
   const parts: Part[] = []
   for (const [path, read] of PARTS) {
     try {
-      const reply = await read(connection)
+      const reply = await read(path === ADMIN ? admin : normal)
       parts.push(reply === undefined ? { path, missing: 'not offered' } : { path, reply })
     } catch (error) {
       parts.push({ path, missing: errorMessage(error) })

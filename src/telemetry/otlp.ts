@@ -9,13 +9,18 @@ import type { Metrics } from '../http/metrics.ts'
 import { packageVersion } from '../http/version.ts'
 import { callSpans } from './call-spans.ts'
 import { RegistryProducer } from './registry-producer.ts'
+import { reportFailures } from './report-failures.ts'
+import type { FailureLog } from './report-failures.ts'
 import { RequestSpans } from './request-spans.ts'
 import type { Telemetry, TelemetryOptions } from './telemetry.ts'
 
 const CLOSE_MS = 3000
 
 /** Starts OpenTelemetry's SDK. It reads its further settings from the standard variables, `service` too. */
-export async function startTelemetry (options: TelemetryOptions, service = 'refit'): Promise<Telemetry> {
+export async function startTelemetry (
+  options: TelemetryOptions,
+  { service = 'refit', log }: { service?: string | undefined, log?: FailureLog | undefined } = {}
+): Promise<Telemetry> {
   const resource = defaultResource()
     .merge(resourceFromAttributes({
       'service.name': service,
@@ -24,7 +29,7 @@ export async function startTelemetry (options: TelemetryOptions, service = 'refi
     }))
     .merge(detectResources({ detectors: [envDetector] }))
   const tracing = options.traces
-    ? new BasicTracerProvider({ resource, spanProcessors: [new BatchSpanProcessor(await spanExporter(options))] })
+    ? new BasicTracerProvider({ resource, spanProcessors: [new BatchSpanProcessor(await spanExporter(options, log))] })
     : null
   const producer = new RegistryProducer(resource)
   const metering = options.metrics
@@ -32,7 +37,7 @@ export async function startTelemetry (options: TelemetryOptions, service = 'refi
       resource,
       readers: [
         new PeriodicExportingMetricReader({
-          exporter: await metricExporter(options),
+          exporter: await metricExporter(options, log),
           exportIntervalMillis: options.metricIntervalMs,
           exportTimeoutMillis: Math.min(options.metricIntervalMs, 30_000),
           metricProducers: [producer]
@@ -62,18 +67,22 @@ export async function startTelemetry (options: TelemetryOptions, service = 'refi
   }
 }
 
-async function spanExporter (options: TelemetryOptions): Promise<SpanExporter> {
+async function spanExporter (options: TelemetryOptions, log?: FailureLog): Promise<SpanExporter> {
   const { OTLPTraceExporter } = options.protocol === 'http/json'
     ? await import('@opentelemetry/exporter-trace-otlp-http')
     : await import('@opentelemetry/exporter-trace-otlp-proto')
-  return new OTLPTraceExporter(urlOf(options, 'v1/traces'))
+  const exporter = new OTLPTraceExporter(urlOf(options, 'v1/traces'))
+  if (log !== undefined) reportFailures(exporter, 'traces', log)
+  return exporter
 }
 
-async function metricExporter (options: TelemetryOptions): Promise<PushMetricExporter> {
+async function metricExporter (options: TelemetryOptions, log?: FailureLog): Promise<PushMetricExporter> {
   const { OTLPMetricExporter } = options.protocol === 'http/json'
     ? await import('@opentelemetry/exporter-metrics-otlp-http')
     : await import('@opentelemetry/exporter-metrics-otlp-proto')
-  return new OTLPMetricExporter(urlOf(options, 'v1/metrics'))
+  const exporter = new OTLPMetricExporter(urlOf(options, 'v1/metrics'))
+  if (log !== undefined) reportFailures(exporter, 'metrics', log)
+  return exporter
 }
 
 /** Without an endpoint of its own, the exporter takes that of the variables. */

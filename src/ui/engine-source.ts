@@ -7,6 +7,8 @@ import type { History } from './history.ts'
 import { runningRequests } from './running-requests.ts'
 
 const ADAPTERS = 50
+/** Weight versions whose differences from a trainer are shown. */
+const TRUTHS = 4
 
 export interface PageOptions {
   /** Show prompts and outputs of running requests (default false). */
@@ -124,7 +126,16 @@ export class EngineSource implements FeedSource {
         pinned,
         requests
       })) ?? null,
-      adapters_count: adapters?.length ?? 0
+      adapters_count: adapters?.length ?? 0,
+      truth: this.#truth()
     }
+  }
+
+  /** Null until a trainer has sent logprobs. */
+  #truth (): object | null {
+    const { truth, truthWarn } = this.#context
+    if (truth.samples === 0) return null
+    const versions = truth.versions.slice(-TRUTHS).reverse()
+    return { samples: truth.samples, warnings: truth.warnings, warn: truthWarn, versions }
   }
 }

@@ -94,6 +94,9 @@ export class Feed {
       // It lacks what this tick reports.
       this.#hello = null
       for (const reader of this.#readers) reader.offer(frame)
+    } catch (error) {
+      // Pages connect again. Nobody awaits a tick, so its error would end the process.
+      for (const reader of this.#readers) reader.destroy(error as Error)
     } finally {
       this.#ticking = false
       this.#schedule()

@@ -159,6 +159,24 @@ t.test("a gateway's page has a row for each engine, and the details of the chose
   t.same(problems, [])
 })
 
+t.test("a trainer's logprobs are shown by version, and those that are far from the engine's", async t => {
+  const { url } = await engineServer(t, modelFolder(t), { ui: true, truthWarn: 0.05, weightVersion: 'step-9' })
+  const { page, problems } = await openPage(t, url)
+  await isLive(page)
+  t.match(await page.textContent('#truth'), /No trainer has sent logprobs/)
+  for (const [rid, shift] of [['near', 0.01], ['far', 0.25]] as const) {
+    const sampling = { max_new_tokens: 4, ignore_eos: true }
+    const body = { rid, input_ids: [49], receipt: true, return_logprob: true, sampling_params: sampling }
+    const { meta_info: meta } = await post(url, '/generate', body)
+    const logprobs = meta.output_token_logprobs.map(([logprob]: [number]) => logprob - shift)
+    await post(url, '/truth', { samples: [{ id: rid, logprobs }] })
+  }
+  await page.waitForFunction(() => /^2 samples/.test(document.querySelector('#truth-note').textContent), null, PATIENCE)
+  t.equal(await page.textContent('#truth-note'), '2 samples, 1 report above --truth-warn 0.05')
+  t.match(await page.textContent('#truth'), /step-9 8 tokens.*mean 0\.13, max 0\.25.*KL 0\.0.*clipped 0\.0 %.*far from/)
+  t.same(problems, [])
+})
+
 t.test('torn weights are named', async t => {
   const { url, engine } = await engineServer(t, modelFolder(t), { ui: true })
   const { page } = await openPage(t, url)

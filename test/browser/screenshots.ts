@@ -62,7 +62,7 @@ for (const colorScheme of ['light', 'dark'] as const) {
   await page.evaluate(() => document.activeElement.blur())
   await sleep(600)
   // Not the facts below, which are empty here.
-  const { y } = (await page.locator('.three').boundingBox())!
+  const { y } = (await page.locator('.four').boundingBox())!
   const png = await page.screenshot({ fullPage: true, clip: { x: 0, y: 0, width: 1280, height: Math.floor(y) } })
   writeFileSync(join(folder, `ui-${colorScheme}.png`), smallPng(png))
   await context.close()

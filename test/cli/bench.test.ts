@@ -47,7 +47,8 @@ t.test('the key is sent, from the flag or from the environment', async t => {
     json(reply, 401, { error: 'Unauthorized' })
   })
   const flag = await runCommand(t, bench, url, '--api-key', 'one')
-  t.match(flag, { code: 2, err: /answered 401: give the key by --api-key or REFIT_API_KEY/ })
+  const err = `refit: GET ${url}/v1/models answered 401: give the key by --api-key or REFIT_API_KEY\n`
+  t.match(flag, { code: 2, err })
   t.intercept(process, 'env', { value: { ...process.env, REFIT_API_KEY: 'two' } })
   await runCommand(t, bench, url)
   t.strictSame([...keys], ['Bearer one', 'Bearer two'])

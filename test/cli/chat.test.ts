@@ -51,6 +51,12 @@ t.test('wrong arguments are refused', async t => {
   })
 })
 
+t.test('a server that requires another key is exit code 2', async t => {
+  const url = await scriptedServer(t, ({ reply }) => json(reply, 401, {}))
+  const err = `refit: GET ${url}/v1/models answered 401: give the key by --api-key or REFIT_API_KEY\n`
+  t.match(await runCommand(t, chat, url), { code: 2, err })
+})
+
 t.test('a server that cannot be reached is exit code 2', async t => {
   t.match(await runCommand(t, chat, 'http://127.0.0.1:9'), { code: 2, err: /cannot be reached/ })
 })

@@ -77,7 +77,8 @@ t.test('no key, token or prompt of a real server is in it', async t => {
   t.ok((await call('/update_weights_from_disk', { model_path: signed }, KEYS.admin)).status >= 400)
 
   const file = join(t.testdir(), 'report.json')
-  const { code, out } = await runCommand(t, report, url, '--api-key', KEYS.admin, '--output', file)
+  const flags = ['--api-key', KEYS.api, '--admin-api-key', KEYS.admin]
+  const { code, out } = await runCommand(t, report, url, ...flags, '--output', file)
   t.strictSame([code, out], [0, ''])
   t.equal(statSync(file).mode & 0o777, 0o600)
   const written = readFileSync(file, 'utf8')
@@ -103,7 +104,10 @@ t.test('no key, token or prompt of a real server is in it', async t => {
   t.ok(recent.every(({ message }: any) => message === null))
   t.match(parts['/metrics'].join('\n'), /^refit:generation_tokens_total\S* 12$/m)
 
-  const plain = await runCommand(t, report, url, '--api-key', KEYS.admin)
+  t.match(parts['/updates'].updates, [{ outcome: 'refused' }])
+  t.match(parts['/server_info'], { served_model_name: String })
+
+  const plain = await runCommand(t, report, url, ...flags)
   t.match(plain.out, /^== \/report\n/m)
   t.match(plain.out, /^ {2}max-queued-requests: 77$/m)
   t.ok(output.length >= 8, output)
@@ -111,6 +115,21 @@ t.test('no key, token or prompt of a real server is in it', async t => {
     t.notOk(written.includes(secret), `JSON: ${secret}`)
     t.notOk(plain.out.includes(secret), `text: ${secret}`)
   }
+})
+
+t.test('the keys of the environment are sent, and a missing one is named', async t => {
+  const { url } = await serveModel(t, { apiKey: KEYS.api, adminApiKey: KEYS.admin })
+  const missing = async (env: NodeJS.ProcessEnv): Promise<string[]> => {
+    const restored = t.intercept(process, 'env', { value: { ...process.env, ...env } })
+    const { out } = await runCommand(t, report, url, '--json')
+    restored.restore()
+    const parts: { missing?: string }[] = JSON.parse(out).server.parts
+    return parts.flatMap(({ missing }) => missing ?? []).filter(text => text !== 'not offered')
+  }
+  t.strictSame(await missing({ REFIT_API_KEY: KEYS.api, REFIT_ADMIN_API_KEY: KEYS.admin }), [])
+  t.strictSame(await missing({ REFIT_API_KEY: KEYS.api }), [
+    `GET ${url}/report answered 401: give the key by --admin-api-key, or by --api-key on a server without an admin key`
+  ])
 })
 
 t.test('servers of other kinds are described by fields that are known to be harmless', async t => {

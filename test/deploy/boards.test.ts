@@ -27,6 +27,22 @@ class Scrape {
   }
 }
 
+/** Metrics of refit that no board shows, and why. A new metric belongs on a board or here. */
+const NOT_SHOWN: Readonly<Record<string, string>> = {
+  'refit:adapter_load_bytes_total': 'adapters are small',
+  'refit:gateway_weights_changed_total': 'the same as the updates by outcome',
+  'refit:gateway_worker_ready': 'the same as the engines by state',
+  'refit:kept_samples': 'their memory is what has a limit',
+  'refit:kept_tensor_names': 'their bytes are shown',
+  'refit:request_time_per_output_token_seconds': 'for trainers; the time from one token to the next is shown',
+  'refit:tensor_shares_released_total': 'open files are what leaks',
+  'refit:truth_clipped_tokens_total': 'for sums over versions; the values of the newest version are shown',
+  'refit:truth_difference_sum_total': 'the same',
+  'refit:truth_kl_sum_total': 'the same',
+  'refit:truth_tokens_total': 'the same',
+  'refit:weight_epoch': 'versions are shown',
+  'refit:weight_groups_joined_total': 'those that failed are shown'
+}
 /** Labels that Prometheus adds. */
 const ADDED = new Set(['instance', 'job'])
 const QUERIES: Query[] = [
@@ -76,8 +92,11 @@ t.test('every query is PromQL', t => {
   t.end()
 })
 
-/** A gateway of two servers with adapters, after everything that makes metrics: requests, updates, a refusal. */
-async function scrapeAll (t: Test): Promise<Scrape> {
+/**
+ * A gateway of two servers with adapters, after everything that makes metrics: requests, updates, a refusal. `joined`:
+ * what a server with --dp reports of its engines.
+ */
+async function scrapeAll (t: Test): Promise<{ scrape: Scrape, joined: Scrape }> {
   const folder = modelFolder(t)
   const engines = [
     await engineServer(t, folder, { enableLora: true }),
@@ -92,11 +111,13 @@ async function scrapeAll (t: Test): Promise<Scrape> {
   const scrape = new Scrape()
   scrape.add((await gateway.get('/metrics')).body)
   for (const { url } of engines) scrape.add(await (await fetch(`${url}/metrics`)).text())
-  return scrape
+  const joined = new Scrape()
+  joined.add((await gateway.get('/engine_metrics')).body)
+  return { scrape, joined }
 }
 
 t.test('every metric that a board, a recording rule or an alert reads is in /metrics of a real server', async t => {
-  const scrape = await scrapeAll(t)
+  const { scrape, joined } = await scrapeAll(t)
   const recorded = new Set(rules().flatMap(({ record }) => record ?? []))
   for (const { from, expression } of QUERIES) {
     for (const { metric, labels } of selectors(expression)) {
@@ -113,6 +134,15 @@ t.test('every metric that a board, a recording rule or an alert reads is in /met
       }
     }
   }
+  const read = new Set(QUERIES.flatMap(({ expression }) => selectors(expression).map(({ metric }) => metric)))
+  for (
+    const name of [...scrape.names].filter(name => name.startsWith('refit:') && !/_(bucket|sum|count)$/.test(name))
+  ) {
+    const isShown = ['', '_bucket', '_sum'].some(end => read.has(`${name}${end}`))
+    t.not(isShown, name in NOT_SHOWN, `${name} is either on a board or not shown for a reason`)
+    t.ok(name.startsWith('refit:gateway_') || joined.names.has(name), `/engine_metrics has ${name}`)
+  }
+  for (const [name, labels] of joined.labels) t.ok(labels.has('worker_addr'), `${name} has the address of its engine`)
   const labelsOf = (expression: string): string[] =>
     [...expression.matchAll(/\bby \(([^)]*)\)/g)].flatMap(([, list]) => list!.split(/\s*,\s*/))
   const all = new Set([...scrape.labels.values()].flatMap(labels => [...labels.keys()]))

@@ -28,9 +28,19 @@ t.test('files that compose mounts are there, and Prometheus scrapes the services
     t.ok(JSON.parse(read(volume.split(':')[0]!)).panels.length > 0, volume)
   }
   const scrape = parse(read('deploy/prometheus/prometheus.yml')) as {
-    scrape_configs: { job_name: string, dns_sd_configs: { names: string[], port: number }[] }[]
+    scrape_configs: {
+      job_name: string
+      dns_sd_configs: { names: string[], port: number }[]
+      metrics_path?: string
+      metric_relabel_configs?: object[]
+    }[]
   }
-  const [engines] = scrape.scrape_configs
+  const [engines, ranks] = scrape.scrape_configs
+  const { paths } = JSON.parse(read('openapi/gateway.json')) as { paths: object }
+  t.ok(ranks!.metrics_path! in paths, 'the path where a gateway has the metrics of its engines')
+  t.strictSame(ranks!.metric_relabel_configs, [
+    { source_labels: ['instance', 'worker_addr'], separator: '/', target_label: 'instance' }
+  ])
   const [{ names, port }] = engines!.dns_sd_configs as [{ names: string[], port: number }]
   for (const name of names) t.match(compose.services[name]!.ports![0], new RegExp(`:${port}$`), name)
   const [source] = parse(read('deploy/grafana/provisioning/datasources/prometheus.yml')).datasources

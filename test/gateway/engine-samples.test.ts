@@ -21,7 +21,11 @@ async function pair (t: Test): Promise<Pair> {
   const sample: Pair['sample'] = async (rid, at, tokens = 4) => {
     const { status, body } = await gateway.post(
       '/generate',
-      ask('1+2=', { rid, receipt: true, return_logprob: true }, { max_new_tokens: tokens, ignore_eos: true }),
+      ask('1+2=', { rid, receipt: true, return_logprob: true }, {
+        ...UNLIKELY,
+        max_new_tokens: tokens,
+        ignore_eos: true
+      }),
       { 'x-data-parallel-rank': String(at) }
     )
     t.equal(status, 200)
@@ -30,6 +34,8 @@ async function pair (t: Test): Promise<Pair> {
   return { engines, gateway, sample }
 }
 
+/** Tokens whose logprobs are far below 0. */
+const UNLIKELY = { temperature: 5, sampling_seed: 1 }
 const REPORT: Measured = {
   samples: 1,
   tokens: 4,

@@ -38,8 +38,8 @@ class Server(server.Server):
 def serve():
     servers = []
 
-    def start(model, *flags):
-        servers.append(Server(model, *flags))
+    def start(model, *flags, **options):
+        servers.append(Server(model, *flags, **options))
         return servers[-1]
 
     yield start

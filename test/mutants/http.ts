@@ -253,6 +253,70 @@ export const http: readonly Mutant[] = [
     tests: ['test/routes/refit/truth.test.ts']
   },
   {
+    why: 'a page begins with a first frame that is older than the last tick',
+    file: 'src/ui/feed.ts',
+    before: `      this.#hello = null
+      for (`,
+    after: '      for (',
+    tests: ['test/ui/feed.test.ts']
+  },
+  {
+    why: 'the log of updates keeps more than it says',
+    file: 'src/updates/update-log.ts',
+    before: 'this.#entries.length > KEPT_UPDATES',
+    after: 'this.#entries.length > 2 * KEPT_UPDATES',
+    tests: ['test/routes/refit/updates.test.ts']
+  },
+  {
+    why: 'a span of a prefill contains the time in the queue',
+    file: 'src/telemetry/sample-spans.ts',
+    before: "part('prefill', begun, first)",
+    after: "part('prefill', startedAt, first)",
+    tests: ['test/telemetry/otlp.test.ts']
+  },
+  {
+    why: 'refit bench takes the rank below a percentile',
+    file: 'src/load/distribution.ts',
+    before: 'Math.ceil(part',
+    after: 'Math.floor(part',
+    tests: ['test/load/distribution.test.ts']
+  },
+  {
+    why: 'refit report shows fields that another server fills with prompts',
+    file: 'src/report/scrub.ts',
+    before: 'SECRET.test(name) || TEXT.test(name)',
+    after: 'SECRET.test(name)',
+    tests: ['test/cli/report.test.ts']
+  },
+  {
+    why: 'an answer can change the terminal of refit chat',
+    file: 'src/chat/terminal.ts',
+    before: '\\x00-\\x08',
+    after: '\\x00',
+    tests: ['test/cli/chat.test.ts']
+  },
+  {
+    why: 'a trainer that sends -log p is measured as if it were log p',
+    file: 'src/http/samples/truth-meter.ts',
+    before: 'value > ROUNDING',
+    after: 'value > Infinity',
+    tests: ['test/routes/refit/truth.test.ts']
+  },
+  {
+    why: 'all refusals are counted as one',
+    file: 'src/http/count-refusals.ts',
+    before: 'refusalOf(error).code',
+    after: "'INTERNAL'",
+    tests: ['test/http/count-refusals.test.ts']
+  },
+  {
+    why: 'a report has nothing that needs the admin key',
+    file: 'src/report/collect.ts',
+    before: 'path === ADMIN ? admin : normal',
+    after: 'path === ADMIN ? normal : admin',
+    tests: ['test/cli/report.test.ts']
+  },
+  {
     why: 'a receipt of mixed weights names the digest of the last ones',
     file: 'src/http/samples/kept-samples.ts',
     before: 'before === after ? before : null',

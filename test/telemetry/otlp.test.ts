@@ -1,10 +1,15 @@
+import { once } from 'node:events'
+import { createServer } from 'node:http'
+import type { AddressInfo } from 'node:net'
 import { join } from 'node:path'
+import { setTimeout as sleep } from 'node:timers/promises'
 import t from 'tap'
 import type { Test } from 'tap'
 import { packageRoot } from '../../src/root.ts'
 import { startTelemetry } from '../../src/telemetry/otlp.ts'
 import type { TelemetryOptions } from '../../src/telemetry/telemetry.ts'
 import { serveModel } from '../helpers/conformance/served-model.ts'
+import { eventually } from '../helpers/eventually.ts'
 import { gatewayTo } from '../helpers/gateway.ts'
 import { metricsOf, otlpReceiver, protobufFields, spansOf } from '../helpers/load/otlp-receiver.ts'
 import type { Received, ReceivedSpan } from '../helpers/load/otlp-receiver.ts'
@@ -207,6 +212,34 @@ t.test('a collector that is not there costs no request, and does not hold up the
   t.strictSame(await end(), [])
 })
 
+t.test('the first failure in a row is logged, and that the collector is there again', async t => {
+  let status = 400
+  const collector = createServer((request, reply) => {
+    request.resume().on('end', () => reply.writeHead(status).end())
+  })
+  collector.listen(0, '127.0.0.1')
+  await once(collector, 'listening')
+  t.teardown(() => collector.close())
+  const lines: string[] = []
+  const add = (line: string): void => {
+    lines.push(line)
+  }
+  const endpoint = `http://127.0.0.1:${(collector.address() as AddressInfo).port}`
+  const telemetry = await startTelemetry({ ...optionsTo(endpoint), traces: false, metricIntervalMs: 20 }, {
+    log: { info: add, warn: add }
+  })
+  await eventually(async () => await sleep(20, lines.length), length => length > 0)
+  await sleep(200)
+  status = 200
+  await eventually(async () => await sleep(20, lines.length), length => length > 1)
+  await telemetry.close()
+  t.match(lines, [
+    /metrics cannot be sent to the collector, and are dropped: Bad Request/,
+    /metrics reach the collector/
+  ])
+  t.equal(lines.length, 2)
+})
+
 t.test("a gateway's span is the parent of one for each engine that it calls, and that of the engine's own", async t => {
   const { url: endpoint, received } = await otlpReceiver(t)
   const options = optionsTo(endpoint)
@@ -214,7 +247,7 @@ t.test("a gateway's span is the parent of one for each engine that it calls, and
   const models = join(packageRoot, 'models')
   const engines = await Promise.all(all.map(async one => await serveModel(t, { telemetry: one, modelRoots: [models] })))
   const urls = engines.map(({ url }) => url)
-  const telemetry = await startTelemetry(options, 'refit-gateway')
+  const telemetry = await startTelemetry(options, { service: 'refit-gateway' })
   const gateway = await gatewayTo(t, urls, { telemetry })
   const from = (parent: string, flags = '01'): Record<string, string> => ({
     traceparent: `00-${TRACE}-${parent.repeat(16)}-${flags}`

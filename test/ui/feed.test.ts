@@ -95,6 +95,21 @@ t.test('a source that fails ends the page, and a closed feed takes no page', asy
   t.throws(() => feed.open(), { code: 'ENGINE_CLOSED' })
 })
 
+t.test('a frame that cannot be made ends the pages, and no more than them', async t => {
+  const feed = new Feed({
+    hello: () => ({}),
+    tick: async () => {
+      throw new Error('no')
+    }
+  }, { tickMs: 1 })
+  const errors: string[] = []
+  for (let i = 0; i < 3; i++) feed.open().on('error', ({ message }) => errors.push(message)).resume()
+  await until(() => errors.length === 3)
+  t.strictSame(errors, ['no', 'no', 'no'])
+  await until(() => feed.pages === 0)
+  feed.close()
+})
+
 t.test('there is a most of pages', async t => {
   const feed = new Feed(counter())
   for (let i = 0; i < 1000; i++) feed.open()

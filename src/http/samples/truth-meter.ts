@@ -3,6 +3,9 @@ import type { KeptSample, KeptSamples } from './kept-samples.ts'
 import { DifferenceTally } from './difference-tally.ts'
 import type { Differences } from './difference-tally.ts'
 
+/** Logprobs are at most 0. Those of a trainer's 16-bit formats can be above it by their rounding. */
+const ROUNDING = 0.1
+
 /** Weight versions that are reported one by one. */
 export const VERSIONS = 16
 
@@ -117,6 +120,10 @@ function check ({ id, logprobs, outputIds }: Claim, sample: KeptSample, index: n
   }
   const bad = logprobs.findIndex(value => !Number.isFinite(value))
   if (bad >= 0) throw refuse(`has no finite logprob at ${bad}`)
+  const positive = logprobs.findIndex(value => value > ROUNDING)
+  if (positive >= 0) {
+    throw refuse(`has a logprob of at most 0 at ${positive}, got ${logprobs[positive]}: send log p, not its negative`)
+  }
   if (outputIds === undefined) return
   const other = outputIds.length === sample.outputIds.length
     ? outputIds.findIndex((token, i) => token !== sample.outputIds[i])

@@ -113,26 +113,28 @@ def test_two_engines_behind_one_port_get_the_same_weights(serve, tmp_path, trans
                 server.post("/weights_checker", dict(action="checksum"))["engines"].values()}) == 1
 
 
-class Restarted:
-    """Kills a server once it has the weights of a step, and starts another at the same port."""
+def restart(server):
+    """Kills a server, and starts it again at the same port."""
+    server.process.send_signal(signal.SIGKILL)
+    server.process.wait()
+    server.process = subprocess.Popen(server.process.args, stdout=server.log, stderr=subprocess.STDOUT)
 
-    def __init__(self, server, step, flags):
-        self.server, self.step, self.flags = server, step, flags
-        self.thread = threading.Thread(target=self.run)
-        self.thread.start()
 
-    def weights_step(self):
-        name = self.server.get("/weight_version")["weight_version"]
-        return int(name.removeprefix("step-")) if name.startswith("step-") else -1
+def weights_step(server):
+    name = server.get("/weight_version")["weight_version"]
+    return int(name.removeprefix("step-")) if name.startswith("step-") else -1
 
-    def run(self):
-        settled(self.weights_step, lambda step: step >= self.step)
-        self.server.process.send_signal(signal.SIGKILL)
-        self.server.process.wait()
-        command = [node(), str(ROOT / "bin/refit.js"), "serve", str(MODEL), "--port", str(self.server.port)]
-        self.server.process = subprocess.Popen(
-            [*command, *map(str, self.flags)], stdout=self.server.log, stderr=subprocess.STDOUT
-        )
+
+def restart_after(server, step):
+    """Restarts it once it has the weights of a step. The thread that does so."""
+
+    def run():
+        settled(lambda: weights_step(server), lambda reached: reached >= step)
+        restart(server)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
 
 
 @pytest.mark.usefixtures("killed_receivers")
@@ -142,17 +144,48 @@ class Restarted:
 def test_a_run_goes_on_when_its_server_is_killed(serve, tmp_path, capsys, transport, asynchronous):
     flags = [*FLAGS, "--model-root", tmp_path]
     server = serve(MODEL, *flags)
-    restarted = Restarted(server, 2, flags)
+    restarting = restart_after(server, 2)
     more = ["--asynchronous"] if asynchronous else []
     options = ["--transport", transport, "--folder", tmp_path, "--out", tmp_path, *more]
     grpo.train(arguments(server, *options, steps=6))
-    restarted.thread.join()
+    restarting.join()
     assert re.search("the server fails, waiting for it", capsys.readouterr().out)
     rows = rows_of(tmp_path)
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
     if not asynchronous and transport != "live":
         assert max(row["mismatch_max"] for row in rows) < 1e-3, "no sample came from the base model of the new server"
     assert refit.Client(server.url).version() == "step-6"
+
+
+@pytest.mark.usefixtures("killed_receivers")
+@pytest.mark.parametrize("transport, inside", [(name, "update") for name in sender.TRANSPORTS] + [("kept", "rollout")])
+def test_a_run_goes_on_when_its_gateway_is_killed(serve, tmp_path, capsys, monkeypatch, transport, inside):
+    engines = [serve(MODEL, *FLAGS, "--model-root", tmp_path) for _ in range(2)]
+    gateway = serve(None, *[flag for one in engines for flag in ("--engine", one.url)], command="gateway")
+    owner, name = {"update": (sender.TRANSPORTS[transport], "add"), "rollout": (grpo, "sample")}[inside]
+    real, calls = getattr(owner, name), iter(range(6))
+
+    def killing(*args):
+        if next(calls, None) == 3:
+            restart(gateway)
+        return real(*args)
+
+    monkeypatch.setattr(owner, name, killing)
+    grpo.train(arguments(gateway, "--transport", transport, "--folder", tmp_path, "--out", tmp_path, steps=6))
+    assert "the server fails, waiting for it" in capsys.readouterr().out
+    rows = rows_of(tmp_path)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert transport == "live" or max(row["mismatch_max"] for row in rows) < 1e-3
+    assert [weights_step(engine) for engine in engines] == [6, 6]
+    assert engines[0].checksums() == engines[1].checksums()
+    assert [engine.metric("refit:weight_transaction_open") for engine in engines] == [0, 0]
+
+
+def test_a_run_whose_server_does_not_come_back_ends_with_the_reason():
+    script = [sys.executable, str(ROOT / "examples/grpo/grpo.py"), "--url", "http://127.0.0.1:9", "--patience", "1"]
+    done = subprocess.run(script, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr and "the run ends: http://127.0.0.1:9 " in done.stderr.splitlines()[-1]
 
 
 def test_a_refusal_ends_the_run_with_its_reason(serve, tmp_path):

@@ -9,7 +9,7 @@ import { call, routeApp } from '../../helpers/route-app.ts'
 /** Generates a sample and returns the engine's logprobs. */
 async function sample (url: string, rid: string, tokens = 4): Promise<number[]> {
   const { json } = await call(`${url}/generate`, {
-    input_ids: [5, 6],
+    input_ids: [205, 206],
     rid,
     sampling_params: { max_new_tokens: tokens },
     return_logprob: true,
@@ -94,12 +94,16 @@ t.test('claims that do not fit their samples are refused, and nothing is counted
   for (
     const [claim, message] of [
       [{ id: 'a', logprobs: [-1] }, /samples\[1\]\.logprobs: sample "a" has 4 output tokens, got 1 logprobs/],
+      [
+        { id: 'a', logprobs: [...good.slice(0, 3), 0.7] },
+        /samples\[1\]\.logprobs: sample "a" has a logprob of at most 0 at 3, got 0\.7: send log p/
+      ],
       [{ id: 'plain', logprobs: [] }, /was generated without "return_logprob"/],
       [
-        { id: 'a', logprobs: good, output_ids: [5, 6, 5, 7] },
-        /samples\[1\]\.output_ids: sample "a" has other tokens here: token 3 is 6, got 7/
+        { id: 'a', logprobs: good, output_ids: [205, 206, 205, 207] },
+        /samples\[1\]\.output_ids: sample "a" has other tokens here: token 3 is 206, got 207/
       ],
-      [{ id: 'a', logprobs: good, output_ids: [5] }, /token 1 is 6, got nothing/]
+      [{ id: 'a', logprobs: good, output_ids: [205] }, /token 1 is 206, got nothing/]
     ] as const
   ) {
     const reply = await call(`${url}/truth`, { samples: [{ id: 'a', logprobs: good }, claim] })

@@ -262,7 +262,7 @@ t.test('metrics count updates by outcome', async t => {
   for (const outcome of ['success', 'refused', 'torn']) {
     t.match(text, new RegExp(`refit:weight_updates_total\\{outcome="${outcome}",model_name="fake"\\} 1\n`))
   }
-  t.match(text, 'refit:weight_update_bytes_total{model_name="fake"} 64\n')
+  t.match(text, 'refit:weight_update_bytes_total{transport="disk",model_name="fake"} 64\n')
   t.match(text, 'refit:weight_version{model_name="fake"} 12\n')
   t.match(text, 'refit:weights_torn{model_name="fake"} 1\n')
   t.match(text, /refit:weight_update_seconds_count\{model_name="fake",phase="write"\} 1\n/)
