@@ -10,7 +10,7 @@ import type { RefusedField } from './schemas.ts'
 // requested without noticing. So every route that generates refuses by name the fields that another one knows.
 
 /** Fields that change tokens or scores on the routes that have them. Other fields change the form of a reply. */
-const HAVE_EFFECT = [
+const HAVE_EFFECT: ReadonlySet<string> = new Set([
   // Which tokens are allowed, and where the output ends
   'allowed_token_ids',
   'bad_words',
@@ -84,10 +84,10 @@ const HAVE_EFFECT = [
   'token_ids_logprob_positions',
   'top_logprobs',
   'top_logprobs_num'
-]
+])
 
 /** Fields that routes refuse. */
-const REFUSED_FIELDS: Record<string, RefusedField> = Object.fromEntries(
+const REFUSED_FIELDS: ReadonlyMap<string, RefusedField> = new Map(
   Object.entries({
     ...otherVllmSamplingFields,
     ...otherGenerateFields,
@@ -96,7 +96,7 @@ const REFUSED_FIELDS: Record<string, RefusedField> = Object.fromEntries(
     ...guidedFields
   }).flatMap(([name, field]) => {
     const { [REFUSED]: mark } = field as { [REFUSED]?: RefusedField }
-    return mark === undefined ? [] : [[name, mark]]
+    return mark === undefined ? [] : [[name, mark] as const]
   })
 )
 
@@ -124,16 +124,17 @@ export function refuseMisplacedFields (app: FastifyInstance): void {
 
 function refuseMisplaced (known: Record<string, Schema>, body: unknown, where: string, prefix: string): void {
   if (typeof body !== 'object' || body === null) return
-  const sent = (name: string): unknown =>
-    Object.hasOwn(body, name) && !Object.hasOwn(known, name) ? Reflect.get(body, name) : undefined
-  for (const name of HAVE_EFFECT) {
-    if (!isSet(sent(name))) continue
-    const inside = INNER.find(outer => propertiesOf(known[outer])?.[name] !== undefined)
-    const instead = inside === undefined ? 'leave it out' : `send it in ${inside}`
+  for (const [name, value] of Object.entries(body)) {
+    if (Object.hasOwn(known, name)) continue
     const param = prefix + name
-    throw new RefitError('UNSUPPORTED', `${param}: not ${where}, and it would have no effect; ${instead}`, { param })
+    if (HAVE_EFFECT.has(name) && isSet(value)) {
+      const inside = INNER.find(outer => propertiesOf(known[outer])?.[name] !== undefined)
+      const instead = inside === undefined ? 'leave it out' : `send it in ${inside}`
+      throw new RefitError('UNSUPPORTED', `${param}: not ${where}, and it would have no effect; ${instead}`, { param })
+    }
+    const mark = REFUSED_FIELDS.get(name)
+    if (mark !== undefined) refuseField(mark, value, param)
   }
-  for (const [name, mark] of Object.entries(REFUSED_FIELDS)) refuseField(mark, sent(name), prefix + name)
 }
 
 /** The fields of a schema that may be a union with null or with lists. */

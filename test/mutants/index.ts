@@ -3,6 +3,7 @@ import { engine } from './engine.ts'
 import { gateway } from './gateway.ts'
 import { grammars } from './grammars.ts'
 import { http } from './http.ts'
+import { jsonCost } from './json-cost.ts'
 import { model } from './model.ts'
 import type { Mutant } from './mutant.ts'
 import { nativeCodec } from './native-codec.ts'
@@ -24,6 +25,7 @@ export const AREAS: Readonly<Record<string, readonly Mutant[]>> = {
   wire,
   engine,
   http,
+  'json cost': jsonCost,
   gateway,
   peer,
   deltas,
