@@ -101,7 +101,12 @@ export function fullTable (rows: readonly Row[], here: Run, cards?: Run): string
     row.absent ?? [row.note ?? '', ...refusedOf(row, runs)].filter(text => text !== '').join('; ')
   ]
   const lines = [head, head.map(() => '---'), ...rows.map(line)]
-  return `${summary(rows, runs)}\n\n${lines.map(cells => `| ${cells.join(' | ')} |`).join('\n')}\n`
+  return `${wrap(summary(rows, runs))}\n\n${lines.map(cells => `| ${cells.join(' | ')} |`).join('\n')}\n`
+}
+
+/** Prose has at most 120 columns. */
+function wrap (text: string): string {
+  return text.replace(/(.{1,120})(?: |$)/g, '$1\n').trimEnd()
 }
 
 /** The files of a row's tests, as links from docs/trainers. */

@@ -88,16 +88,18 @@ const HAVE_EFFECT: ReadonlySet<string> = new Set([
 
 /** Fields that routes refuse. */
 const REFUSED_FIELDS: ReadonlyMap<string, RefusedField> = new Map(
-  Object.entries({
-    ...otherVllmSamplingFields,
-    ...otherGenerateFields,
-    ...otherChatFields,
-    ...otherOpenAiFields,
-    ...guidedFields
-  }).flatMap(([name, field]) => {
-    const { [REFUSED]: mark } = field as { [REFUSED]?: RefusedField }
-    return mark === undefined ? [] : [[name, mark] as const]
-  })
+  Object
+    .entries({
+      ...otherVllmSamplingFields,
+      ...otherGenerateFields,
+      ...otherChatFields,
+      ...otherOpenAiFields,
+      ...guidedFields
+    })
+    .flatMap(([name, field]) => {
+      const { [REFUSED]: mark } = field as { [REFUSED]?: RefusedField }
+      return mark === undefined ? [] : [[name, mark] as const]
+    })
 )
 
 /** Fields that are objects of sampling parameters. */

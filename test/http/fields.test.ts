@@ -120,7 +120,8 @@ const FORM = new Set((
   'return_tokens_as_token_ids rid routed_experts_start_len separate_reasoning skip_special_tokens ' +
   'spaces_between_special_tokens stream stream_deltas stream_interval stream_options stream_reasoning ' +
   'system text thinking token_ids tokens tool_choice tools truncation_side'
-).split(' '))
+)
+  .split(' '))
 /** Objects of sampling parameters. */
 const PARAMS = /^(sampling_params|generation_kwargs)$/
 
