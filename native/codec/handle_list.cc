@@ -99,11 +99,11 @@ class Reader {
 
  private:
   bool name(const PickleMachine& machine, PickleValue value) {
-    // src/wire/torch/body.ts reads names that are not ASCII.
+    // src/wire/torch/body.ts reads names that are not ASCII and parts of adapters.
     if (value.type() != Type::kText || machine.object(value).more != 1) return false;
     const std::string_view text = machine.text(value);
     if (text.empty() || text.size() > kMaxName) return false;
-    if (text.find('\0') != text.npos) return false;
+    if (text.find('\0') != text.npos || text.find("lora_") != text.npos) return false;
     out_.names += text;
     if (out_.names.size() > kMaxStored || out_.name_ends.size() >= kMaxTensors) return false;
     out_.name_ends.push_back(static_cast<int32_t>(out_.names.size()));

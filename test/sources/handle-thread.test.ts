@@ -126,29 +126,3 @@ t.test('a receiver that closes waits for running reads, and closes the other sou
   await waiting!.close()
   t.same(files.map(file => file.count()), [1, 1])
 })
-
-t.test('a list of CUDA handles has the parts of an adapter for an adapter only', async t => {
-  const receiver = receiverOf(t)
-  const sender = new Sender(t)
-  const block = segment(t, Buffer.alloc(64))
-  const names = ['A', 'B'].map(part => `base_model.model.model.layers.0.self_attn.q_proj.lora_${part}.weight`)
-  const entry = (): string =>
-    cudaEntry(
-      names.map(name => ({
-        name,
-        shape: [4],
-        blob: Buffer.from(block.handle),
-        storageBytes: 8,
-        share: sender.share(),
-        event: event(t).handle
-      }))
-    )
-  const source = await receiver.openAdapter({ entries: [entry()], loadFormat: null })
-  t.same(source.tensors.map(({ name }) => name), names)
-  await source.close()
-  await t.rejects(receiver.open({ entries: [entry()], loadFormat: null }), {
-    code: 'UNSUPPORTED',
-    message: /lora_A.weight" is a part of a LoRA adapter/
-  })
-  t.equal(sender.held, 0)
-})

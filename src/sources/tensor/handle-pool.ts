@@ -122,7 +122,8 @@ export class HandlePool {
 
   #readWeights (message: Announce): Read {
     const { id } = message
-    const lists = this.#gpus === null || message.loadFormat === 'flattened_bucket'
+    // The addon reads only names of weights.
+    const lists = this.#gpus === null || message.isAdapter === true || message.loadFormat === 'flattened_bucket'
       ? null
       : this.#readLists(message)
     if (lists !== null) {
@@ -155,7 +156,7 @@ export class HandlePool {
   }
 
   /** Null for all but lists of whole CUDA tensors. `ranks`: the ranks that load each list. */
-  #readLists ({ entries, ranks, isAdapter }: Announce): { gpus: HandleLists, ranks: number[][] } | null {
+  #readLists ({ entries, ranks }: Announce): { gpus: HandleLists, ranks: number[][] } | null {
     if (entries.length === 0 || (entries.length !== 1 && entries.length < ranks)) return null
     const ranksOf = new Map<string | Uint8Array, number[]>()
     for (let rank = 0; rank < ranks; rank++) {
@@ -166,9 +167,7 @@ export class HandlePool {
     }
     try {
       const gpus = readHandleLists(this.#addon, [...ranksOf.keys()].map(entry => decodePayload(entry)))
-      // body.ts says what is wrong with parts of an adapter among weights.
-      const isOther = gpus === null || (isAdapter !== true && gpus.columns.names.includes('lora_'))
-      return isOther ? null : { gpus, ranks: [...ranksOf.values()] }
+      return gpus === null ? null : { gpus, ranks: [...ranksOf.values()] }
     } catch {
       return null
     }
