@@ -86,6 +86,33 @@ def test_the_process_keeps_its_own_sharing_strategy(engine_of, model_of):
         torch.multiprocessing.set_sharing_strategy(before)
 
 
+def test_a_slow_manager_of_shared_memory_is_asked_again(engine_of, model_of, monkeypatch):
+    """torch waits one second for it."""
+    model, client = model_of("qwen3"), refit.Client(engine_of().url)
+    share, late = torch.UntypedStorage.share_memory_, []
+
+    def slow(storage):
+        if late:
+            late.pop()
+            raise RuntimeError("Shared memory manager connection has timed out\nException raised from recv")
+        return share(storage)
+
+    monkeypatch.setattr(torch.UntypedStorage, "share_memory_", slow)
+
+    def update(variant, failures):
+        late[:] = range(failures)
+        with client.update(transport="handles") as made:
+            made.add_all(model.tensors(variant))
+
+    for variant, failures in [(1, 1), (2, 4)]:
+        update(variant, failures)
+        assert late == []
+        brought(client, model, variant)
+    with pytest.raises(RuntimeError, match="manager connection has timed out"):
+        update(3, 5)
+    brought(client, model, 2)
+
+
 def test_one_file_is_uploaded_as_the_body_and_several_as_a_form(engine_of, model_of, tmp_path):
     model, client = model_of("qwen3"), refit.Client(engine_of().url)
     named = model.tensors(7)

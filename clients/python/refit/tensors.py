@@ -1,9 +1,13 @@
 """A trainer's tensors: models, their names in checkpoints, and handles of tensors."""
 
 import base64
+import contextlib
 import io
 import re
 from dataclasses import dataclass
+
+# How often torch is asked to share a tensor.
+SHARE_TRIES = 5
 
 
 def dtype_name(dtype):
@@ -23,28 +27,52 @@ class FlattenedTensorMetadata:
     numel: int
 
 
-def pickled(obj):
-    """Base64 of torch's pickle of handles.
-
-    CPU storages are shared by file name: a file descriptor could only be passed to a child of this process, and the
+@contextlib.contextmanager
+def by_file_name():
+    """CPU storages are shared by file name: a file descriptor could only be passed to a child of this process, and the
     server is none."""
-    from multiprocessing.reduction import ForkingPickler
-
     import torch.multiprocessing as tm
 
-    strategy, buffer = tm.get_sharing_strategy(), io.BytesIO()
+    strategy = tm.get_sharing_strategy()
     tm.set_sharing_strategy("file_system")
     try:
-        ForkingPickler(buffer).dump(obj)
+        yield
     finally:
         tm.set_sharing_strategy(strategy)
+
+
+def pickled(obj):
+    """Base64 of torch's pickle of handles."""
+    from multiprocessing.reduction import ForkingPickler
+
+    buffer = io.BytesIO()
+    with by_file_name():
+        ForkingPickler(buffer).dump(obj)
     return base64.b64encode(buffer.getvalue()).decode()
+
+
+def share(tensor):
+    """Moves a CPU tensor into shared memory, where a pickle leaves it.
+
+    torch's manager of shared memory has one second to answer, and on a busy machine needs more: it is asked again. A
+    pickle could not be made again, because it counts a reader of each tensor."""
+    if tensor.untyped_storage().nbytes() == 0:
+        return
+    with by_file_name():
+        for left in reversed(range(SHARE_TRIES)):
+            try:
+                tensor.share_memory_()
+                return
+            except RuntimeError as error:
+                if left == 0 or "Shared memory manager" not in str(error):
+                    raise
 
 
 def handle(tensor):
     """The object to pickle for a tensor: for a GPU tensor {UUID: torch's reduction}, because the two sides may number
     GPUs differently."""
     if tensor.device.type != "cuda":
+        share(tensor)
         return tensor
     import torch
     from torch.multiprocessing.reductions import reduce_tensor
