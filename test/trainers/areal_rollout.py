@@ -9,6 +9,7 @@ import os
 import pathlib
 import sys
 import threading
+import time
 
 import released
 
@@ -43,6 +44,14 @@ from areal.engine.vllm_remote import VLLMBackend  # noqa: E402
 fsdp_engine.gethostip = lambda: "127.0.0.1"
 BACKENDS = dict(sglang=SGLangBackend, vllm=VLLMBackend)
 RUN = dict(experiment_name="refit", trial_name="released")
+
+
+def stays(path, limit_s=10):
+    """AReaL removes a checkpoint beside what it does next."""
+    deadline = time.monotonic() + limit_s
+    while os.path.exists(path) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return os.path.exists(path)
 
 
 class Rollout:
@@ -89,7 +98,7 @@ class Rollout:
         self.trainer.set_version(version)
         self.rollout.set_version(version)
         self.rollout.resume()
-        return meta.path is not None and os.path.exists(meta.path)
+        return meta.path is not None and stays(meta.path)
 
     def request(self, prompt, count, **fields):
         settings = GenerationHyperparameters(max_new_tokens=count, ignore_eos=True, greedy=True, **fields)

@@ -7,6 +7,8 @@ import type { AddressInfo } from 'node:net'
 // as JSON when its standard input ends.
 
 const EVERY_MS = 40
+/** A request that is under way at the end is no failure before this. */
+const SILENT_MS = 2000
 const times: Record<string, { ms: number, queued: number, at: number, status: number }[]> = {}
 /** The request under way, by name: when it began, and the milliseconds that threads had waited for a CPU. */
 const begun: Record<string, { at: number, queued: number, pid: number }> = {}
@@ -60,10 +62,10 @@ function schedstat (pid: number): string {
 }
 
 process.stdin.resume().on('end', () => {
-  // A request that has no reply counts as long as it has waited.
+  // A request that has no reply counts as long as it has waited, once that is long.
   for (const [name, began] of Object.entries(begun)) {
     const waited = since(began)
-    if (times[name]!.every(({ ms }) => ms < waited.ms)) times[name]!.push({ ...waited, at: Date.now(), status: 0 })
+    if (waited.ms > SILENT_MS) times[name]!.push({ ...waited, at: Date.now(), status: 0 })
   }
   process.stdout.write(JSON.stringify(times), () => process.exit(0))
 })
