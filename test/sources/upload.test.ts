@@ -167,3 +167,17 @@ t.test('staging memory of an odd size splits no element, and an invalid size is 
   }
   t.end()
 })
+
+t.test('a header with more tensors than a call has arguments is read', async t => {
+  const { upload } = open(t.testdir({}), false, new Staging(64 << 20))
+  const tensor = '{"dtype":"BF16","shape":[0],"data_offsets":[0,0]}'
+  const header = Buffer.from(`{${Array.from({ length: 200_000 }, (_, i) => `"t${i}":${tensor}`).join(',')}}`)
+  const prefix = Buffer.alloc(8)
+  prefix.writeBigUInt64LE(BigInt(header.length))
+  await feed(upload.begin('many', null), Buffer.concat([prefix, header]), [])
+  const source = await upload.finish()
+  assert.ok(source.kind === 'stored')
+  t.equal(source.tensors.length, 200_000)
+  t.equal(source.tensors[199_999]!.name, 't199999')
+  await source.close()
+})

@@ -1,3 +1,4 @@
+import { setImmediate as breathe } from 'node:timers/promises'
 import { RefitError } from '../../errors.ts'
 import { formatError, MAX_HEADER_BYTES, MAX_TENSORS } from '../../wire/safetensors/header.ts'
 import type { SafetensorsTensor } from '../../wire/safetensors/header.ts'
@@ -12,6 +13,8 @@ import { HeldSink } from './upload-sink.ts'
 import type { UploadSink } from './upload-sink.ts'
 import type { Staging } from './upload-staging.ts'
 import { UploadStream } from './upload-stream.ts'
+
+const TENSORS_PER_SLICE = 8192
 
 export interface UploadOptions {
   staging: Staging
@@ -131,18 +134,21 @@ export class Upload {
           `several times what the model does (at most ${maxBytes})`
       )
     }
-    for (const { name } of tensors) {
-      const home = this.#homes.get(name)
-      if (home !== undefined) throw formatError(label, `is in ${home} as well`, name)
-      this.#homes.set(name, label)
+    // Dtypes are checked before memory is taken or a file is made.
+    const announced: AnnouncedTensor[] = []
+    for (const tensor of tensors) {
+      const home = this.#homes.get(tensor.name)
+      if (home !== undefined) throw formatError(label, `is in ${home} as well`, tensor.name)
+      this.#homes.set(tensor.name, label)
+      announced.push(announce(tensor, this.#parts.length, label, -dataStart))
+      // A header may list hundreds of thousands.
+      if (announced.length % TENSORS_PER_SLICE === 0) await breathe()
     }
     if (this.#homes.size > MAX_TENSORS) {
       throw formatError(label, `with it this upload has more than ${MAX_TENSORS} tensors`)
     }
     if (isStream()) this.#requireTensors()
-    // Dtypes are checked before memory is taken or a file is made.
-    const announced = tensors.map(tensor => announce(tensor, this.#parts.length, label, -dataStart))
-    this.#tensors.push(...announced)
+    for (const tensor of announced) this.#tensors.push(tensor)
     if (isStream()) {
       this.place = 'stream'
       const stream = this.#stream = new UploadStream(staging, stallMs)
