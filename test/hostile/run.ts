@@ -44,6 +44,8 @@ for (const signal of ['SIGINT', 'SIGTERM'] as const) {
     void world.stop().then(() => process.exit(1))
   })
 }
+/** When each family began, in milliseconds since 1970. */
+const starts: { family: string, seed: number, at: number }[] = []
 const endPolling = await pollHealth(world.targets.map(({ url, child }) => ({ url, pid: child.pid! })))
 try {
   let round = 0
@@ -65,6 +67,7 @@ process.exit(report.failed === 0 ? 0 : 1)
 
 async function attack (family: Family, seed: number): Promise<void> {
   report.now = { family: family.name, seed }
+  starts.push({ family: family.name, seed, at: Date.now() })
   const start = performance.now()
   const { checks, failed } = report
   const cpuBefore = cpuSeconds()
@@ -84,13 +87,19 @@ function cpuSeconds (): number {
   return world.targets.reduce((sum, target) => sum + target.cpuSeconds(), (user + system) / 1e6)
 }
 
+/** The family that ran at a time, and how long it had run. */
+function underWay (at: number): string {
+  const last = starts.findLast(start => start.at <= at)
+  return last === undefined ? 'no family' : `${last.family}, seed ${last.seed}, after ${at - last.at} ms`
+}
+
 async function checkHealth (): Promise<void> {
   const names = new Map(world.targets.map(({ url, name }) => [url, name]))
   for (const { name: url, count, median, p99, longest, worst, worstAt, bad } of await endPolling()) {
     const name = names.get(url) ?? url
     const text = `/health of ${name}: ${count} times, median ${median.toFixed(1)} ms, 99 % ${p99.toFixed(0)} ms, ` +
       `longest ${longest.toFixed(0)} ms; without waiting for a CPU at most ${worst.toFixed(0)} ms, ` +
-      `at ${new Date(worstAt).toISOString()}; ${bad} without 200`
+      `in ${underWay(worstAt)}; ${bad} without 200`
     console.log(text)
     // The control shows how long the machine makes a server wait that does nothing.
     if (name === 'control') continue
