@@ -10,7 +10,7 @@ import { hasTime, nextTurn } from './turns.ts'
 const POINTS = {
   /** One value more. */
   comma: 1,
-  string: 4,
+  string: 8,
   /** An object or a list. */
   container: 6,
   /** A name of a field that no object had after the same names before it: V8 makes a hidden class, which takes 2 us. */

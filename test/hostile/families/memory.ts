@@ -53,7 +53,7 @@ async function wholeBodies (world: World, target: Target): Promise<void> {
     // Just below the limit of values.
     `{"input_ids":[${'1,'.repeat(1_600_000)}1]}`,
     `{"input_ids":[${'[1],'.repeat(220_000)}[1]]}`,
-    `{"text":[${Array.from({ length: 320_000 }, (_, i) => `"${i.toString(36)}"`).join(',')}]}`,
+    `{"text":[${Array.from({ length: 175_000 }, (_, i) => `"${i.toString(36)}"`).join(',')}]}`,
     `{"ignored":[${Array.from({ length: 42_000 }, (_, i) => `{"${i.toString(36)}":1}`).join(',')}]}`,
     `{"text":["1"],"sampling_params":[${'{"n":1},'.repeat(200_000)}{}]}`
   ]
