@@ -187,7 +187,8 @@ def resident(pid):
 
 
 def mappings(pid):
-    return len(pathlib.Path(f"/proc/{pid}/maps").read_text().splitlines())
+    """How many mappings of shared memory files a process has. Those of the allocator come and go with its threads."""
+    return pathlib.Path(f"/proc/{pid}/maps").read_text().count(" /dev/shm/")
 
 
 def threads(pid):

@@ -255,7 +255,7 @@ def test_memory_and_descriptors_do_not_grow_over_many_updates(served, pytestconf
     gc.collect()
 
     def held():
-        return descriptors(pid), descriptors(mine), mappings(mine)
+        return descriptors(pid), descriptors(mine), mappings(pid), mappings(mine)
 
     before = held()
     memory = resident(pid), resident(mine)
