@@ -176,7 +176,8 @@ function applyVersion (local: string, folder: string, version: number, addon: Pa
     })
     // In a shared folder a file may appear later than the index that was written after it.
     const homes = new Map(files.flatMap(({ name: home, changes }) => changes.map(({ name }) => [name, home] as const)))
-    checkIndex({ label: join(folder, INDEX_NAME), weightMap: readWeightMap(folder, contains)! }, homes)
+    const weightMap = readWeightMap(folder, contains)!
+    checkIndex({ label: join(folder, INDEX_NAME), weightMap }, name => homes.get(name))
     changing(local, version, () => {
       for (const { file, changes } of files) add(sum, patch.apply(file, changes, delta))
     })

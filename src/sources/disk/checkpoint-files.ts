@@ -1,9 +1,10 @@
 import { readdir, stat } from 'node:fs/promises'
 import { basename, dirname, join } from 'node:path'
 import { RefitError } from '../../errors.ts'
-import { INDEX_NAME, parseIndex, SINGLE_NAME } from '../../wire/safetensors/index.ts'
+import { INDEX_NAME, parseIndexInSlices, SINGLE_NAME } from '../../wire/safetensors/index.ts'
 import type { PathJail } from './path-jail.ts'
 import { outside } from './path-jail.ts'
+import { inSlices } from './safetensors-tensors.ts'
 import { WatchedFile } from './watched-file.ts'
 
 const SUFFIX = '.safetensors'
@@ -76,7 +77,7 @@ async function byIndex (jail: PathJail, folder: string, name: string): Promise<C
     if (file.size > MAX_INDEX_BYTES) {
       throw new RefitError('CHECKPOINT_FORMAT', `${name}: ${file.size} bytes are too many (at most ${MAX_INDEX_BYTES})`)
     }
-    const { weightMap, files } = parseIndex(await file.read(0, file.size), name)
+    const { weightMap, files } = await inSlices(parseIndexInSlices(await file.read(0, file.size), name))
     return { folder, names: files, index: { file, weightMap } }
   } catch (error) {
     await file.close()

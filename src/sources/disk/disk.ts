@@ -7,14 +7,13 @@ import {
   MAX_TENSORS,
   PREFIX_BYTES
 } from '../../wire/safetensors/header.ts'
+import { MAX_FILES } from '../../wire/safetensors/index.ts'
 import type { AnnouncedTensor, StoredSource, Transport } from '../../contract/weight-source.ts'
 import { findCheckpoint } from './checkpoint-files.ts'
 import { PathJail } from './path-jail.ts'
 import { announce, checkIndex, parseTensors } from './safetensors-tensors.ts'
 import { WatchedFile } from './watched-file.ts'
 
-// Each file stays open until the update has ended.
-const MAX_FILES = 4096
 const DISK: Transport = { name: 'disk', readError: 'CHECKPOINT_FORMAT' }
 
 export interface DiskOptions {
@@ -48,11 +47,11 @@ export async function openDiskSource (path: string, { roots }: DiskOptions): Pro
       watched.push(file)
       files.push(file)
     }
-    const tensors = await readTensors(files)
+    const { tensors, owners } = await readTensors(files)
     if (index !== undefined) {
       checkIndex(
         { label: index.file.label, weightMap: index.weightMap },
-        new Map(tensors.map(tensor => [tensor.name, names[tensor.source]!]))
+        name => names[owners.get(name) ?? -1]
       )
     }
     return new DiskSource(resolve(path), tensors, files, watched)
@@ -97,8 +96,13 @@ class DiskSource implements StoredSource {
   }
 }
 
-/** Headers of all files; tensors by file and offset, so that reads run forward. */
-async function readTensors (files: readonly WatchedFile[]): Promise<AnnouncedTensor[]> {
+/**
+ * Reads the headers of all files. Returns the tensors by file and offset, so that reads run forward, and the index of
+ * the file of each name.
+ */
+async function readTensors (
+  files: readonly WatchedFile[]
+): Promise<{ tensors: AnnouncedTensor[], owners: ReadonlyMap<string, number> }> {
   const tensors: AnnouncedTensor[] = []
   const owners = new Map<string, number>()
   let budget = MAX_HEADER_BYTES
@@ -118,5 +122,5 @@ async function readTensors (files: readonly WatchedFile[]): Promise<AnnouncedTen
       throw formatError(file.label, `with it this checkpoint has more than ${MAX_TENSORS} tensors`)
     }
   }
-  return tensors
+  return { tensors, owners }
 }

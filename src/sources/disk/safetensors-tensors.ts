@@ -10,10 +10,14 @@ export async function parseTensors (
   fileBytes: number | null,
   file: string
 ): Promise<SafetensorsTensor[]> {
-  const steps = parseHeaderInSlices(json, fileBytes, file)
+  return (await inSlices(parseHeaderInSlices(json, fileBytes, file))).tensors
+}
+
+/** Runs a generator of slices of work, and returns its result. Other callbacks run between the slices. */
+export async function inSlices<T> (steps: Generator<undefined, T, undefined>): Promise<T> {
   for (;;) {
     const { done, value } = steps.next()
-    if (done === true) return value.tensors
+    if (done === true) return value
     await breathe()
   }
 }
@@ -39,10 +43,10 @@ export function announce (
  */
 export function checkIndex (
   index: { label: string, weightMap: ReadonlyMap<string, string> },
-  homes: ReadonlyMap<string, string>
+  homeOf: (tensor: string) => string | undefined
 ): void {
   for (const [name, expected] of index.weightMap) {
-    const home = homes.get(name)
+    const home = homeOf(name)
     if (home === expected) continue
     throw formatError(
       index.label,

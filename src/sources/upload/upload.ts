@@ -2,9 +2,9 @@ import { setImmediate as breathe } from 'node:timers/promises'
 import { RefitError } from '../../errors.ts'
 import { formatError, MAX_HEADER_BYTES, MAX_TENSORS } from '../../wire/safetensors/header.ts'
 import type { SafetensorsTensor } from '../../wire/safetensors/header.ts'
-import { parseIndex } from '../../wire/safetensors/index.ts'
+import { parseIndexInSlices } from '../../wire/safetensors/index.ts'
 import type { AnnouncedTensor, WeightSource } from '../../contract/weight-source.ts'
-import { announce, checkIndex } from '../disk/safetensors-tensors.ts'
+import { announce, checkIndex, inSlices } from '../disk/safetensors-tensors.ts'
 import { Spool } from './spool.ts'
 import type { UploadPart } from './spool-stream.ts'
 import { UPLOAD } from './transport.ts'
@@ -99,11 +99,8 @@ export class Upload {
     if (this.#files.length === 0) throw new RefitError('BODY_BROKEN', 'the upload has no file')
     this.#requireTensors()
     if (index !== undefined) {
-      checkIndex({
-        label: index.label,
-        weightMap: parseIndex(index.json, index.label)
-          .weightMap
-      }, this.#homes)
+      const { weightMap } = await inSlices(parseIndexInSlices(index.json, index.label))
+      checkIndex({ label: index.label, weightMap }, name => this.#homes.get(name))
     }
     this.#stream?.finish()
     return this.#stream === undefined ? this.#source() : await this.opened

@@ -16,7 +16,8 @@ export const MAX_TENSORS = 500_000
 const MAX_METADATA = 65_536
 const MAX_NAME = 2048
 const MAX_DIMS = 32
-const ENTRIES_PER_SLICE = 2048
+/** Parsed before a pause. */
+export const ENTRIES_PER_SLICE = 2048
 const SPACE = 0x20
 
 export interface SafetensorsTensor {

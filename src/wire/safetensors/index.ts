@@ -1,10 +1,12 @@
-import { formatError, MAX_TENSORS } from './header.ts'
+import { ENTRIES_PER_SLICE, formatError, MAX_TENSORS } from './header.ts'
 import { clip, JsonSyntaxError, StrictJson } from '../strict-json.ts'
 
 /** The name that transformers gives to the index of a sharded checkpoint. */
 export const INDEX_NAME = 'model.safetensors.index.json'
 /** The name that it gives to a checkpoint in one file. */
 export const SINGLE_NAME = 'model.safetensors'
+/** Files of one checkpoint. Each stays open until its update has ended. */
+export const MAX_FILES = 4096
 const MAX_FILE_NAME = 255
 const SUFFIX = '.safetensors'
 
@@ -20,12 +22,24 @@ export interface SafetensorsIndex {
  * the index `file`.
  */
 export function parseIndex (json: Uint8Array, file: string): SafetensorsIndex {
+  const steps = parseIndexInSlices(json, file)
+  for (;;) {
+    const { done, value } = steps.next()
+    if (done === true) return value
+  }
+}
+
+/** Like `parseIndex`, but pauses every few thousand tensors. */
+export function* parseIndexInSlices (
+  json: Uint8Array,
+  file: string
+): Generator<undefined, SafetensorsIndex, undefined> {
   const reader = new StrictJson(json)
   let weightMap: Map<string, string> | undefined
   try {
     for (const key of reader.entries()) {
       // `metadata` (total_size and the like) is only informative: it is checked as JSON and left out.
-      if (key === 'weight_map') weightMap = readWeightMap(reader, file)
+      if (key === 'weight_map') weightMap = yield* readWeightMap(reader, file)
       else reader.skip()
     }
     if (reader.peek() !== -1) throw reader.fail('text after the end')
@@ -38,7 +52,10 @@ export function parseIndex (json: Uint8Array, file: string): SafetensorsIndex {
   return { weightMap, files: [...new Set(weightMap.values())].sort() }
 }
 
-function readWeightMap (reader: StrictJson, file: string): Map<string, string> {
+function* readWeightMap (
+  reader: StrictJson,
+  file: string
+): Generator<undefined, Map<string, string>, undefined> {
   const names = new Map<string, string>()
   const map = new Map<string, string>()
   for (const tensor of reader.entries()) {
@@ -48,9 +65,11 @@ function readWeightMap (reader: StrictJson, file: string): Map<string, string> {
     let known = names.get(name)
     if (known === undefined) {
       checkFileName(name, tensor, file)
+      if (names.size === MAX_FILES) throw formatError(file, `more than ${MAX_FILES} files`)
       names.set(name, known = name)
     }
     map.set(tensor, known)
+    if (map.size % ENTRIES_PER_SLICE === 0) yield
   }
   return map
 }

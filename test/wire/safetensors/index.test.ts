@@ -1,7 +1,7 @@
 import fc from 'fast-check'
 import t from 'tap'
 import { RefitError } from '../../../src/errors.ts'
-import { parseIndex } from '../../../src/wire/safetensors/index.ts'
+import { parseIndex, parseIndexInSlices } from '../../../src/wire/safetensors/index.ts'
 
 const parse = (value: unknown): ReturnType<typeof parseIndex> =>
   parseIndex(Buffer.from(typeof value === 'string' ? value : JSON.stringify(value)), 'index')
@@ -90,4 +90,25 @@ t.test('any text gives an index or a format error', async t => {
   fc.assert(fc.property(fc.json(), check), { numRuns: 1000 })
   fc.assert(fc.property(fc.json(), json => check(`{"weight_map":${json}}`)), { numRuns: 1000 })
   fc.assert(fc.property(fc.string(), check), { numRuns: 1000 })
+})
+
+t.test('an index of too many files is refused before their names are sorted', async t => {
+  const map = (files: number): unknown => ({
+    weight_map: Object.fromEntries(Array.from({ length: files }, (_, i) => [`t${i}`, `f${i}.safetensors`]))
+  })
+  t.equal(parse(map(4096)).files.length, 4096)
+  t.throws(() => parse(map(4097)), { code: 'CHECKPOINT_FORMAT', message: 'index: more than 4096 files' })
+})
+
+t.test('the parse of a long index pauses', async t => {
+  const names = Array.from({ length: 100_000 }, (_, i) => `model.layers.${i}.weight`)
+  const map = Object.fromEntries(names.map((name, i) => [name, `${i % 7}.safetensors`]))
+  const steps = parseIndexInSlices(Buffer.from(JSON.stringify({ weight_map: map })), 'index')
+  let slices = 1
+  let step = steps.next()
+  for (; step.done !== true; step = steps.next()) slices++
+  t.ok(slices > 40, `${slices} slices`)
+  t.same([...step.value.weightMap.keys()], names)
+  t.equal(step.value.weightMap.get(names[9]!), '2.safetensors')
+  t.equal(step.value.files.length, 7)
 })
