@@ -1,4 +1,3 @@
-import { isAscii } from 'node:buffer'
 import type { IncomingMessage } from 'node:http'
 import type { FastifyInstance, FastifyRequest } from 'fastify'
 import { RefitError } from '../errors.ts'
@@ -6,8 +5,10 @@ import { mediaTypeError, requireContentType } from './content-type.ts'
 import { sendContinue } from './upload/expect-continue.ts'
 import { BodyMemory, releaseBodies } from './upload/body-memory.ts'
 import { freeBody, holdBody } from './upload/hold-body.ts'
+import { cutLists } from './cut-lists.ts'
 import { checkJsonCost, mostPoints } from './json-cost.ts'
 import { MAX_BODY_BYTES } from './limits.ts'
+import type { CutValues } from './parse-json.ts'
 import { parseJsonText } from './parse-json.ts'
 import { hasTime, nextTurn } from './turns.ts'
 import { BYTES, FORM, uploadType } from './upload/upload-types.ts'
@@ -37,7 +38,7 @@ export function installBodyParsers (
   for (const type of ['application/json', '*']) {
     app.addContentTypeParser(
       type,
-      async (request: FastifyRequest, body: IncomingMessage) => parseJson(await readText(request, body))
+      async (request: FastifyRequest, body: IncomingMessage) => await readJson(request, body)
     )
   }
   // Routes with uploads read them from the raw request when they are ready; other routes are sent none. Forms have a
@@ -63,28 +64,30 @@ export function installBodyParsers (
   })
 }
 
-/** Decodes UTF-8. Megabytes of handles are ASCII, which is copied instead of decoded. */
-async function readText (request: FastifyRequest, body: IncomingMessage): Promise<string> {
+async function readJson (request: FastifyRequest, body: IncomingMessage): Promise<unknown> {
   const { raw, headers, routeOptions, bodyMemory } = request
   const claim = bodyMemory.claimFor(request)
   const bytes = await holdBody(body, routeOptions.bodyLimit, body === raw ? headers : {}, claim)
   // Several long bodies may have come in this turn of the event loop.
   if (!hasTime()) await nextTurn()
+  let parts: { text: string, cut: CutValues | undefined }
   try {
+    const { memory, lists } = await checkJsonCost(bytes, mostPoints(routeOptions.config.auth, request.maxBodyBytes))
     // The text, and what it becomes.
-    claim.grow(bytes.length + await checkJsonCost(bytes, mostPoints(routeOptions.config.auth, request.maxBodyBytes)))
-    return isAscii(bytes) ? bytes.toString('latin1') : bytes.toString('utf8')
+    claim.grow(bytes.length + memory)
+    parts = await cutLists(bytes, lists)
   } finally {
     freeBody(bytes)
   }
+  return parseJson(parts.text, parts.cut)
 }
 
 /** Parses JSON text; an empty text is `{}`. A key that would reach a prototype is refused, not dropped. */
-export function parseJson (text: string): unknown {
+function parseJson (text: string, cut: CutValues | undefined): unknown {
   if (text.trim() === '') return {}
   let value: unknown
   try {
-    value = parseJsonText(text)
+    value = parseJsonText(text, cut)
   } catch (error) {
     const hint = /[:[,]\s*(NaN|-?Infinity)\b/.test(text) ? '; NaN and Infinity are no JSON, send null' : ''
     throw new RefitError(
@@ -100,7 +103,7 @@ export function parseJson (text: string): unknown {
 export async function readJsonBody (request: FastifyRequest): Promise<unknown> {
   const { 'content-length': length = '0', 'transfer-encoding': encoding } = request.headers
   if (encoding === undefined && length === '0') return {}
-  return parseJson(await readText(request, request.raw))
+  return await readJson(request, request.raw)
 }
 
 function isJson (type: string): boolean {
@@ -116,6 +119,7 @@ function refusePrototypeKeys (root: unknown): void {
     if (Object.hasOwn(value, '__proto__')) {
       throw new RefitError('INVALID_REQUEST', 'the body has a field "__proto__"', { param: '__proto__' })
     }
-    for (const inner of Object.values(value)) if (typeof inner === 'object') open.push(inner)
+    const inside: unknown[] = Array.isArray(value) ? value : Object.values(value)
+    for (const inner of inside) if (typeof inner === 'object') open.push(inner)
   }
 }

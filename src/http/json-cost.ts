@@ -1,11 +1,13 @@
 import { randomInt } from 'node:crypto'
 import { RefitError } from '../errors.ts'
+import type { ListSpan } from './cut-lists.ts'
 import { MAX_BODY_BYTES } from './limits.ts'
 import { LONG } from './parse-json.ts'
 import { hasTime, nextTurn } from './turns.ts'
 
 // JSON.parse and the validation block the event loop, and what they take depends on the number of values, not on the
-// bytes. A point is about 0.1 us, the time of a number: a list of 1.6 million numbers takes 140 to 220 ms.
+// bytes. A point is about 0.1 us, the time of a number. Long lists of numbers are parsed in slices (cut-lists.ts); all
+// other values are parsed at once, in at most 160 ms.
 
 const POINTS = {
   /** One value more. */
@@ -61,17 +63,18 @@ export function mostPoints (auth: string | undefined, maxBodyBytes = MAX_BODY_BY
 }
 
 /**
- * Checks before a body is parsed that this takes no long time, and returns the bytes of memory that its values will
- * take. Throws BODY_TOO_LARGE. Takes time linear in the body, in slices. A body that is not JSON is checked, too.
+ * Checks before a body is parsed that this takes no long time. Returns the bytes of memory that its values will take,
+ * and its long lists of numbers. Throws BODY_TOO_LARGE. Takes time linear in the body, in slices. A body that is not
+ * JSON is checked, too.
  */
-export async function checkJsonCost (bytes: Buffer, most: number): Promise<number> {
+export async function checkJsonCost (bytes: Buffer, most: number): Promise<{ memory: number, lists: ListSpan[] }> {
   const cost = new JsonCost(bytes)
   while (cost.step()) {
     if (cost.points > most) throw tooMany(cost, most)
     if (!hasTime()) await nextTurn()
   }
   if (cost.points > most) throw tooMany(cost, most)
-  return Math.ceil(cost.points * POINT_BYTES)
+  return { memory: Math.ceil(cost.points * POINT_BYTES), lists: cost.lists }
 }
 
 class JsonCost {
@@ -82,6 +85,8 @@ class JsonCost {
   wideNames = 0
   indices = 0
   commas = 0
+  /** Long lists without strings, lists and objects in them; see cut-lists.ts. */
+  readonly lists: ListSpan[] = []
   /** The next step begins here. */
   at = 0
   readonly #bytes: Buffer
@@ -95,6 +100,8 @@ class JsonCost {
   /** The last string, without its quotes. */
   #begin = 0
   #end = 0
+  /** The bracket of the list in which only numbers have come so far; -1 if there is none. */
+  #flat = -1
 
   constructor (bytes: Buffer) {
     this.#bytes = bytes
@@ -119,14 +126,20 @@ class JsonCost {
           break
         case QUOTE:
           at = this.#skipString(at)
+          this.#flat = -1
           break
         case OPEN_BRACE:
         case OPEN_BRACKET:
+          this.#flat = bytes[at] === OPEN_BRACKET ? at : -1
           this.containers++
           this.#open.push({ hash: SEED, names: 0 })
           break
         case CLOSE_BRACE:
         case CLOSE_BRACKET:
+          if (this.#flat !== -1 && bytes[at] === CLOSE_BRACKET && at - this.#flat > LONG) {
+            this.lists.push({ begin: this.#flat, end: at + 1 })
+          }
+          this.#flat = -1
           this.#open.pop()
           break
         case COLON:

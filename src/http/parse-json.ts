@@ -6,22 +6,36 @@ import { randomUUID } from 'node:crypto'
 /** Strings from this length on are cut out before the rest is parsed. */
 export const LONG = 16 * 1024
 
-/** Like JSON.parse, except that long strings may contain control characters. Throws SyntaxError. */
-export function parseJsonText (text: string): unknown {
-  const cut = text.length < LONG ? undefined : cutLongTexts(text)
-  if (cut === undefined) return JSON.parse(text)
-  const { rest, mark, texts } = cut
+/** Values that are cut out of a text: in place of each it has a string of the mark and the index of the value. */
+export interface CutValues {
+  mark: string
+  values: unknown[]
+}
+
+export function newCut (): CutValues {
+  // Random, so that no body contains it: a search for a mark that this text lacks would take quadratic time.
+  return { mark: randomUUID(), values: [] }
+}
+
+/**
+ * Like JSON.parse, except that long strings may contain control characters. `cut`: what the caller has cut out already.
+ * Throws SyntaxError.
+ */
+export function parseJsonText (text: string, cut?: CutValues): unknown {
+  if (cut === undefined && text.length < LONG) return JSON.parse(text)
+  const all = cut ?? newCut()
+  const rest = cutLongTexts(text, all)
   const root = { value: JSON.parse(rest) as unknown }
-  restore(root, mark, texts)
+  if (all.values.length > 0) restore(root, all)
   return root.value
 }
 
-/** Puts the texts in the places of their marks. A reviver of JSON.parse would take ten times as long. */
-function restore (root: Record<string, unknown>, mark: string, texts: readonly string[]): void {
+/** Puts the values in the places of their marks. A reviver of JSON.parse would take ten times as long. */
+function restore (root: Record<string, unknown>, { mark, values }: CutValues): void {
   // Iterative: a body may nest deeper than the stack.
   const open: (unknown[] | Record<string, unknown>)[] = [root]
-  const look = (value: unknown): string | undefined => {
-    if (typeof value === 'string') return value.startsWith(mark) ? texts[Number(value.slice(mark.length))] : undefined
+  const look = (value: unknown): unknown => {
+    if (typeof value === 'string') return value.startsWith(mark) ? values[Number(value.slice(mark.length))] : undefined
     if (typeof value === 'object' && value !== null) open.push(value as Record<string, unknown>)
   }
   for (let at = open.pop(); at !== undefined; at = open.pop()) {
@@ -29,19 +43,16 @@ function restore (root: Record<string, unknown>, mark: string, texts: readonly s
       for (let i = 0; i < at.length; i++) at[i] = look(at[i]) ?? at[i]
     } else {
       for (const name of Object.keys(at)) {
-        const text = look(at[name])
-        if (text !== undefined) at[name] = text
+        const found = look(at[name])
+        if (found !== undefined) at[name] = found
       }
     }
   }
 }
 
-/** Returns the text with a mark and a number in place of each long string; undefined if there is none. */
-function cutLongTexts (text: string): { rest: string, mark: string, texts: string[] } | undefined {
-  const texts: string[] = []
+/** Returns the text without its long strings, and adds those to `cut`. */
+function cutLongTexts (text: string, { mark, values }: CutValues): string {
   const rest: string[] = []
-  // Random, so that no body contains it: a search for a mark that this text lacks would take quadratic time.
-  const mark = randomUUID()
   let from = 0
   for (let open = text.indexOf('"'); open !== -1;) {
     const close = endOf(text, open)
@@ -50,14 +61,14 @@ function cutLongTexts (text: string): { rest: string, mark: string, texts: strin
     if (close - open > LONG && !isKey(text, close)) {
       const inner = text.slice(open + 1, close)
       if (!inner.includes('\\')) {
-        rest.push(text.slice(from, open + 1), mark, String(texts.length))
-        texts.push(inner)
+        rest.push(text.slice(from, open + 1), mark, String(values.length))
+        values.push(inner)
         from = close
       }
     }
     open = text.indexOf('"', close + 1)
   }
-  return texts.length === 0 ? undefined : { rest: rest.join('') + text.slice(from), mark, texts }
+  return rest.length === 0 ? text : rest.join('') + text.slice(from)
 }
 
 /**

@@ -104,12 +104,12 @@ def test_a_slow_manager_of_shared_memory_is_asked_again(engine_of, model_of, mon
         with client.update(transport="handles") as made:
             made.add_all(model.tensors(variant))
 
-    for variant, failures in [(1, 1), (2, 4)]:
+    for variant, failures in [(1, 1), (2, 29)]:
         update(variant, failures)
         assert late == []
         brought(client, model, variant)
     with pytest.raises(RuntimeError, match="manager connection has timed out"):
-        update(3, 5)
+        update(3, 30)
     brought(client, model, 2)
 
 

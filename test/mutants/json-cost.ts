@@ -38,10 +38,10 @@ export const jsonCost: readonly Mutant[] = [
   {
     why: 'a list that closes stays open',
     file: 'src/http/json-cost.ts',
-    before: `        case CLOSE_BRACKET:
+    before: `          this.#flat = -1
           this.#open.pop()
           break`,
-    after: `        case CLOSE_BRACKET:
+    after: `          this.#flat = -1
           break`,
     tests: ['test/http/json-cost.test.ts']
   },
@@ -62,5 +62,41 @@ export const jsonCost: readonly Mutant[] = [
   return`,
     after: '  return',
     tests: ['test/http/json-cost.test.ts']
+  },
+  {
+    why: 'a list with strings in it is cut at the commas of the strings',
+    file: 'src/http/json-cost.ts',
+    before: `          at = this.#skipString(at)
+          this.#flat = -1`,
+    after: '          at = this.#skipString(at)',
+    tests: ['test/http/cut-lists.test.ts']
+  },
+  {
+    why: 'a comma behind the last value of a long list is accepted',
+    file: 'src/http/cut-lists.ts',
+    before: 'if (part.length === 0) return undefined',
+    after: 'if (part.length > PART_BYTES) return undefined',
+    tests: ['test/http/cut-lists.test.ts']
+  },
+  {
+    why: 'a long list in the place of a name becomes a name',
+    file: 'src/http/cut-lists.ts',
+    before: 'isName(bytes, list) ? undefined : await',
+    after: 'await',
+    tests: ['test/http/cut-lists.test.ts']
+  },
+  {
+    why: 'the first value of each part of a long list is lost',
+    file: 'src/http/cut-lists.ts',
+    before: 'from = to + 1',
+    after: 'from = to + 3',
+    tests: ['test/http/cut-lists.test.ts']
+  },
+  {
+    why: 'an index of a hundred thousand files is sorted before it is refused',
+    file: 'src/wire/safetensors/index.ts',
+    before: 'if (names.size === MAX_FILES)',
+    after: 'if (names.size === MAX_FILES * 100)',
+    tests: ['test/wire/safetensors/index.test.ts']
   }
 ]

@@ -6,8 +6,8 @@ import io
 import re
 from dataclasses import dataclass
 
-# How often torch is asked to share a tensor.
-SHARE_TRIES = 5
+# How often torch is asked to share a tensor, each time for a second.
+SHARE_TRIES = 30
 
 
 def dtype_name(dtype):
