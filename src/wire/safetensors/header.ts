@@ -70,7 +70,11 @@ export function headerLength (prefix: Uint8Array, fileBytes: number, file: strin
 
 /** Parses and checks the JSON of a file of `fileBytes`. Throws CHECKPOINT_FORMAT, naming the tensor. */
 export function parseHeader (json: Uint8Array, fileBytes: number, file: string): SafetensorsHeader {
-  const steps = parseHeaderInSlices(json, fileBytes, file)
+  return atOnce(parseHeaderInSlices(json, fileBytes, file))
+}
+
+/** Runs all slices of a parser without a pause, and returns its result. */
+export function atOnce<T> (steps: Generator<undefined, T, undefined>): T {
   for (;;) {
     const { done, value } = steps.next()
     if (done === true) return value

@@ -1,4 +1,4 @@
-import { ENTRIES_PER_SLICE, formatError, MAX_TENSORS } from './header.ts'
+import { atOnce, ENTRIES_PER_SLICE, formatError, MAX_TENSORS } from './header.ts'
 import { clip, JsonSyntaxError, StrictJson } from '../strict-json.ts'
 
 /** The name that transformers gives to the index of a sharded checkpoint. */
@@ -22,11 +22,7 @@ export interface SafetensorsIndex {
  * the index `file`.
  */
 export function parseIndex (json: Uint8Array, file: string): SafetensorsIndex {
-  const steps = parseIndexInSlices(json, file)
-  for (;;) {
-    const { done, value } = steps.next()
-    if (done === true) return value
-  }
+  return atOnce(parseIndexInSlices(json, file))
 }
 
 /** Like `parseIndex`, but pauses every few thousand tensors. */
