@@ -8,15 +8,16 @@ import { endTogether, runLimited, watchLeftovers } from './run-limited.js'
 
 // npm run bench:gpu [-- --only WORD ... --tp N --model qwen3-8b --layers N --folder DIR --results DIR --name NAME
 //                      --no-build]
-// Measures a GPU, and in the same run what each figure is compared with: the native programs (native/bench_gpu),
-// updates from tensors (bench/gpu/tensor_bench.py) and from process groups (bench/gpu/distributed_bench.py, which needs
-// two or three GPUs), then the server (bench/gpu/server_bench.py: load, memory, decode-1, decode-64) and adapters
-// (bench/gpu/adapter_bench.py) and, on two GPUs, a trainer's shards (bench/gpu/shards_bench.py). Rewrites
-// bench/results/<date>-<gpu>-<name>.md after each part.
+// Measures a GPU, and in the same run what each figure is compared with: the native programs (native/bench_gpu; one,
+// profile_bench, shows the kernels of steps), updates from tensors (bench/gpu/tensor_bench.py) and from process groups
+// (bench/gpu/distributed_bench.py, which needs two or three GPUs), then the server (bench/gpu/server_bench.py: load,
+// memory, decode-1, decode-64) and adapters (bench/gpu/adapter_bench.py) and, on two GPUs, a trainer's shards
+// (bench/gpu/shards_bench.py). Rewrites bench/results/<date>-<gpu>-<name>.md after each part.
 // Needs a Python with torch, transformers and safetensors ($REFIT_PYTHON, else build/venv/bin/python, else python3).
-//   --only     parts whose name contains the word: native, scatter, checksum, disk, tensor, tensor-empty,
-//              tensor-pooled, tensor-ordinary, tensor-buckets, tensor-kept, tensor-30b, server, load, memory,
-//              decode-1, decode-64, adapter-throughput, adapter-replace, shards
+//   --only     parts whose name contains the word: native, scatter, checksum, disk, adapters, profile, tensor,
+//              tensor-empty, tensor-pooled, tensor-ordinary, tensor-buckets, tensor-kept, tensor-30b, server, load,
+//              memory, decode-1, decode-64, adapter-throughput, adapter-replace, shards
+//   --model    of the Python programs; or 8b, 30b or 1.5b of profile_bench
 //   --folder   for the checkpoint (16.4 GB) instead of /dev/shm or the temporary folder
 
 const root = join(dirname(fileURLToPath(import.meta.url)), '..')
@@ -25,6 +26,7 @@ const PROGRAMS = join('build', 'cuda', 'programs')
 const SERVER_PARTS = ['load', 'memory', 'decode-1', 'decode-64']
 const TENSOR_PARTS = ['tensor-empty', 'tensor-pooled', 'tensor-ordinary', 'tensor-buckets', 'tensor-kept', 'tensor-30b']
 const ADAPTER_PARTS = ['adapter-throughput', 'adapter-replace']
+const PROFILE_MODELS = ['8b', '30b', '1.5b']
 const SHARD_PARTS = ['shards']
 const DISTRIBUTED_PARTS = [
   'distributed-empty',
@@ -108,9 +110,9 @@ process.exit(failures === 0 ? 0 : 1)
 
 async function native (name) {
   console.log(`--- ${name}`)
-  // Its file is in the folder of the servers' checkpoints.
-  const more = name === 'disk_bench' ? [options.folder ?? (existsSync('/dev/shm') ? '/dev/shm' : tmpdir())] : []
-  const { code, late, text, out } = await runLimited([join(PROGRAMS, name), ...more], { seconds: NATIVE_LIMIT_S })
+  const { code, late, text, out } = await runLimited([join(PROGRAMS, name), ...nativeArguments(name)], {
+    seconds: NATIVE_LIMIT_S
+  })
   console.log(text)
   if (code !== 0) failures++
   const isTable = out.split('\n').some(line => line.startsWith('| '))
@@ -126,6 +128,17 @@ async function native (name) {
     }`
   )
   keep()
+}
+
+function nativeArguments (name) {
+  // Its file is in the folder of the servers' checkpoints.
+  if (name === 'disk_bench') return [options.folder ?? (existsSync('/dev/shm') ? '/dev/shm' : tmpdir())]
+  if (name !== 'profile_bench') return []
+  // The names of the Python programs' models are longer; with one of them it runs all of its own.
+  return [
+    ...options.layers === undefined ? [] : ['--layers', options.layers],
+    ...PROFILE_MODELS.includes(options.model) ? ['--model', options.model] : []
+  ]
 }
 
 async function pythonParts (parts, program, title, flags) {
