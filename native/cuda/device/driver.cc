@@ -26,6 +26,7 @@ Driver find_all() {
   find(d.unmap, "cuMemUnmap", 10020);
   find(d.set_access, "cuMemSetAccess", 10020);
   find(d.stream_write, "cuStreamWriteValue32", 11070);
+  find(d.encode_tiled, "cuTensorMapEncodeTiled", 12000);
   find(d.current_context, "cuCtxGetCurrent", 4000);
   find(d.push_context, "cuCtxPushCurrent", 4000);
   find(d.pop_context, "cuCtxPopCurrent", 4000);

@@ -21,6 +21,7 @@ struct Driver {
   PFN_cuMemUnmap_v10020 unmap;
   PFN_cuMemSetAccess_v10020 set_access;
   PFN_cuStreamWriteValue32_v11070 stream_write;
+  PFN_cuTensorMapEncodeTiled_v12000 encode_tiled;
 
   // Memory and events of other processes. The runtime has these too, but its errors stay behind for later checks.
   PFN_cuCtxGetCurrent_v4000 current_context;

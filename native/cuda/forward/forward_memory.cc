@@ -17,8 +17,6 @@ namespace {
 constexpr int64_t kDefaultStepTokens = 8192;
 // A long prompt over a large vocabulary is scored in blocks of rows: 160 MB of logits at most.
 constexpr int64_t kLogitFloats = 40 << 20, kMostRows = 256;
-// The experts compute more tokens in turns.
-constexpr int64_t kMoeTokens = 4096;
 constexpr size_t kGemmBytes = size_t{32} << 20;
 constexpr size_t kAlignment = 256;
 // Far below 2^64, so sums of a few sizes do not overflow.
@@ -129,7 +127,7 @@ RankBuffers carve_buffers(const Layout& layout, const ForwardShape& shape, void*
   b.gate_up = dense.take<bf16>(tokens, 2 * shape.dense_inter);
   b.act = dense.take<bf16>(tokens, shape.dense_inter);
   if (shape.sparse_inter > 0) {
-    b.moe_bytes = Moe::scratch_bytes(moe_shape(layout, shape.sparse_inter), std::min(tokens, kMoeTokens));
+    b.moe_bytes = Moe::scratch_bytes(moe_shape(layout, shape.sparse_inter), tokens);
     b.moe = sparse.take<uint8_t>(b.moe_bytes);
   }
   sizes.scratch = std::max({attend.used(), dense.used(), sparse.used()});

@@ -108,64 +108,77 @@ __device__ __forceinline__ void wgmma_wait() {
 template <int N>
 using WgmmaSums = float[N / 2];
 
-// Lists of a wgmma's registers for N of 8, 16, 32, 64 and 128: their names in the assembly, and the operands.
-#define REFIT_NAMES_8 "%0, %1, %2, %3"
-#define REFIT_NAMES_16 \
-  REFIT_NAMES_8        \
-  ", %4, %5, %6, %7"
-#define REFIT_NAMES_32 \
-  REFIT_NAMES_16       \
-  ", %8, %9, %10, %11, %12, %13, %14, %15"
-#define REFIT_NAMES_64 \
-  REFIT_NAMES_32       \
-  ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define REFIT_NAMES_128                                                                        \
-  REFIT_NAMES_64                                                                               \
-  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49" \
-  ", %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+// Lists of a wgmma's registers: their names in the assembly, and the operands.
 #define REFIT_SUM_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define REFIT_SUM_8(i) REFIT_SUM_4(i), REFIT_SUM_4(i + 4)
-#define REFIT_SUM_16(i) REFIT_SUM_8(i), REFIT_SUM_8(i + 8)
-#define REFIT_SUM_32(i) REFIT_SUM_16(i), REFIT_SUM_16(i + 16)
-#define REFIT_SUM_64(i) REFIT_SUM_32(i), REFIT_SUM_32(i + 32)
-#define REFIT_WGMMA(N, COUNT, A, B, ADD)                                                                  \
-  asm volatile(                                                                                           \
-      "{\n"                                                                                               \
-      ".reg .pred add;\n"                                                                                 \
-      "setp.ne.b32 add, %" #ADD                                                                           \
-      ", 0;\n"                                                                                            \
-      "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REFIT_NAMES_##N "}, %" #A ", %" #B     \
-                                                                                   ", add, 1, 1, 0, 0;\n" \
-                                                                                   "}"                    \
-      : REFIT_SUM_##COUNT(At)                                                                             \
-      : "l"(a), "l"(b), "r"(add))
-
-// d[At ...] = a b^T, plus d if `add` is not 0; a [64, 16], b [N, 16], both described in shared memory.
-template <int N, int At, int Count>
-__device__ __forceinline__ void wgmma_piece(float (&d)[Count], uint64_t a, uint64_t b, int add) {
-  static_assert(At + N / 2 <= Count);
-  if constexpr (N == 8) {
-    REFIT_WGMMA(8, 4, 4, 5, 6);
-  } else if constexpr (N == 16) {
-    REFIT_WGMMA(16, 8, 8, 9, 10);
-  } else if constexpr (N == 32) {
-    REFIT_WGMMA(32, 16, 16, 17, 18);
-  } else if constexpr (N == 64) {
-    REFIT_WGMMA(64, 32, 32, 33, 34);
-  } else {
-    static_assert(N == 128);
-    REFIT_WGMMA(128, 64, 64, 65, 66);
+#define REFIT_NAMES_8 "%0, %1, %2, %3"
+#define REFIT_SUMS_8 REFIT_SUM_4(0)
+#define REFIT_NAMES_16 REFIT_NAMES_8 ", %4, %5, %6, %7"
+#define REFIT_SUMS_16 REFIT_SUMS_8, REFIT_SUM_4(4)
+#define REFIT_NAMES_24 REFIT_NAMES_16 ", %8, %9, %10, %11"
+#define REFIT_SUMS_24 REFIT_SUMS_16, REFIT_SUM_4(8)
+#define REFIT_NAMES_32 REFIT_NAMES_24 ", %12, %13, %14, %15"
+#define REFIT_SUMS_32 REFIT_SUMS_24, REFIT_SUM_4(12)
+#define REFIT_NAMES_48 REFIT_NAMES_32 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define REFIT_SUMS_48 REFIT_SUMS_32, REFIT_SUM_8(16)
+#define REFIT_NAMES_64 REFIT_NAMES_48 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define REFIT_SUMS_64 REFIT_SUMS_48, REFIT_SUM_8(24)
+#define REFIT_NAMES_80 REFIT_NAMES_64 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define REFIT_SUMS_80 REFIT_SUMS_64, REFIT_SUM_8(32)
+#define REFIT_NAMES_96 REFIT_NAMES_80 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define REFIT_SUMS_96 REFIT_SUMS_80, REFIT_SUM_8(40)
+#define REFIT_NAMES_112 REFIT_NAMES_96 ", %48, %49, %50, %51, %52, %53, %54, %55"
+#define REFIT_SUMS_112 REFIT_SUMS_96, REFIT_SUM_8(48)
+#define REFIT_NAMES_128 REFIT_NAMES_112 ", %56, %57, %58, %59, %60, %61, %62, %63"
+#define REFIT_SUMS_128 REFIT_SUMS_112, REFIT_SUM_8(56)
+#define REFIT_NAMES_144 REFIT_NAMES_128 ", %64, %65, %66, %67, %68, %69, %70, %71"
+#define REFIT_SUMS_144 REFIT_SUMS_128, REFIT_SUM_8(64)
+#define REFIT_NAMES_160 REFIT_NAMES_144 ", %72, %73, %74, %75, %76, %77, %78, %79"
+#define REFIT_SUMS_160 REFIT_SUMS_144, REFIT_SUM_8(72)
+#define REFIT_NAMES_176 REFIT_NAMES_160 ", %80, %81, %82, %83, %84, %85, %86, %87"
+#define REFIT_SUMS_176 REFIT_SUMS_160, REFIT_SUM_8(80)
+#define REFIT_NAMES_192 REFIT_NAMES_176 ", %88, %89, %90, %91, %92, %93, %94, %95"
+#define REFIT_SUMS_192 REFIT_SUMS_176, REFIT_SUM_8(88)
+#define REFIT_NAMES_208 REFIT_NAMES_192 ", %96, %97, %98, %99, %100, %101, %102, %103"
+#define REFIT_SUMS_208 REFIT_SUMS_192, REFIT_SUM_8(96)
+#define REFIT_NAMES_224 REFIT_NAMES_208 ", %104, %105, %106, %107, %108, %109, %110, %111"
+#define REFIT_SUMS_224 REFIT_SUMS_208, REFIT_SUM_8(104)
+#define REFIT_NAMES_240 REFIT_NAMES_224 ", %112, %113, %114, %115, %116, %117, %118, %119"
+#define REFIT_SUMS_240 REFIT_SUMS_224, REFIT_SUM_8(112)
+#define REFIT_NAMES_256 REFIT_NAMES_240 ", %120, %121, %122, %123, %124, %125, %126, %127"
+#define REFIT_SUMS_256 REFIT_SUMS_240, REFIT_SUM_8(120)
+#define REFIT_WGMMA(N, A, B)                                                                                     \
+  if constexpr (N == Columns) {                                                                                  \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REFIT_NAMES_##N "}, %" #A ", %" #B \
+                                                                                              ", 1, 1, 1, 0, 0;" \
+                 : REFIT_SUMS_##N                                                                                \
+                 : "l"(a), "l"(b));                                                                              \
+    return;                                                                                                      \
   }
+
+// d += a b^T; a [64, 16], b [Columns, 16], both described in shared memory. Columns: 8, 24, or a multiple of 16 up to
+// 256. (Sums that begin as undefined registers would count as live before their first use: begin with zeros.)
+template <int Columns>
+__device__ __forceinline__ void wgmma(WgmmaSums<Columns>& d, uint64_t a, uint64_t b) {
+  REFIT_WGMMA(8, 4, 5)
+  REFIT_WGMMA(16, 8, 9)
+  REFIT_WGMMA(24, 12, 13)
+  REFIT_WGMMA(32, 16, 17)
+  REFIT_WGMMA(48, 24, 25)
+  REFIT_WGMMA(64, 32, 33)
+  REFIT_WGMMA(80, 40, 41)
+  REFIT_WGMMA(96, 48, 49)
+  REFIT_WGMMA(112, 56, 57)
+  REFIT_WGMMA(128, 64, 65)
+  REFIT_WGMMA(144, 72, 73)
+  REFIT_WGMMA(160, 80, 81)
+  REFIT_WGMMA(176, 88, 89)
+  REFIT_WGMMA(192, 96, 97)
+  REFIT_WGMMA(208, 104, 105)
+  REFIT_WGMMA(224, 112, 113)
+  REFIT_WGMMA(240, 120, 121)
+  REFIT_WGMMA(256, 128, 129)
 }
 #undef REFIT_WGMMA
-
-// The same for any multiple of 8, in pieces: 128 while they fit, then smaller powers of 2. A piece of 128 computes as
-// long as it reads shared memory, so pieces cost little.
-template <int N, int At = 0, int Count>
-__device__ __forceinline__ void wgmma(float (&d)[Count], uint64_t a, uint64_t b, int add) {
-  constexpr int kPiece = N >= 128 ? 128 : N >= 64 ? 64 : N >= 32 ? 32 : N >= 16 ? 16 : 8;
-  wgmma_piece<kPiece, At>(d, a, b, add);
-  if constexpr (N > kPiece) wgmma<N - kPiece, At + kPiece / 2>(d, a, b + kPiece * 128 / 16, add);
-}
 
 }  // namespace refit::cuda

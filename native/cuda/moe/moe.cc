@@ -3,23 +3,17 @@
 #include <stdexcept>
 #include <string>
 
+#include "cuda/device/check.h"
 #include "cuda/moe/moe_kernels.h"
 
 namespace refit::cuda {
 namespace {
 
 // Tokens of one turn. It limits the scratch of a long prefill; an expert's weights are then read once per turn.
-constexpr int64_t kTurnTokens = 4096;
+constexpr int64_t kTurnTokens = 8192;
 
 // Average rows per expert from which the larger of two kernels is used.
-constexpr int64_t kTileFrom = 8, kLargeTileFrom = 96;
-
-int choose_tile_rows(const MoeShape& shape, int64_t count) {
-  const int64_t rows = count * shape.per_token / shape.experts;
-  if (count <= 8) return 8;  // an expert has at most as many rows as there are tokens
-  if (rows <= kTileFrom) return 16;
-  return rows < kLargeTileFrom ? 64 : 128;
-}
+constexpr int64_t kTileFrom = 8, kLargeTileFrom = 96, kManyFrom = 32;
 
 void check_shape(const MoeShape& s) {
   const auto fail = [](const std::string& why) { throw std::invalid_argument("mixture of experts: " + why); };
@@ -76,8 +70,34 @@ Moe::Moe(const MoeShape& shape, Gemm& gemm, void* scratch, size_t scratch_bytes)
                                 std::to_string(Moe::scratch_bytes(shape, 1)));
   }
   prepare_moe_route();
+  int device = 0, major = 0, minor = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "the compute capability");
+  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "the compute capability");
+  check(cudaDeviceGetAttribute(&processors_, cudaDevAttrMultiProcessorCount, device), "the number of multiprocessors");
+  has_wgmma_ = major == 9 && minor == 0;
   prepare_moe_gemm();
+  if (has_wgmma_) prepare_wgmma_experts();
   if (shape.adapter_rank > 0) prepare_moe_adapters();
+}
+
+ExpertKernel Moe::choose(const bf16* x, const bf16* w13, const bf16* w2, int64_t count) const {
+  const int64_t rows = count * shape_.per_token / shape_.experts;
+  ExpertKernel kernel = forced_;
+  if (kernel == ExpertKernel::kAuto) {
+    if (count <= 8) {  // an expert has at most as many rows as there are tokens
+      kernel = ExpertKernel::kStream8;
+    } else if (has_wgmma_) {
+      kernel = rows <= kManyFrom ? ExpertKernel::kWgmma64 : ExpertKernel::kWgmma256;
+    } else if (rows <= kTileFrom) {
+      kernel = ExpertKernel::kStream16;
+    } else {
+      kernel = rows < kLargeTileFrom ? ExpertKernel::kTile64 : ExpertKernel::kTile128;
+    }
+  }
+  const bool wgmma = kernel == ExpertKernel::kWgmma64 || kernel == ExpertKernel::kWgmma256;
+  const bool can = moe_rows_aligned(shape_, x, w13, w2) && (has_wgmma_ || !wgmma);
+  return can ? kernel : ExpertKernel::kTile64;
 }
 
 template <class F>
@@ -114,15 +134,15 @@ Product Moe::routing(const bf16* x, const bf16* router, int64_t count) const {
 void Moe::run_turn(const bf16* x, const bf16* router, const bf16* w13, const bf16* w2, bf16* y, int64_t count,
                    bool partial, cudaStream_t stream, RouteRecord record, const MoeAdapters& adapters) {
   const MoeScratch scratch = carve_moe_scratch(shape_, count, scratch_);
-  int tile_rows = forced_rows_ != 0 ? forced_rows_ : choose_tile_rows(shape_, count);
-  if (!moe_rows_aligned(shape_, x, w13, w2)) tile_rows = 64;
+  const ExpertLaunch launch{choose(x, w13, w2, count), processors_};
+  const int tile_rows = rows_of(launch.kernel);
   gemm_.run(routing(x, router, count), stream);
   choose_experts(shape_, scratch, count, stream, record);
   sort_by_expert(shape_, scratch, count, tile_rows, stream);
   const bool adapts = adapters.token_slots != nullptr, gate_up = adapts && adapters.a13 != nullptr;
   if (gate_up) adapt_gate_up(shape_, scratch, adapters, x, count, tile_rows, stream);
-  expert_gate_up(shape_, scratch, x, w13, count, tile_rows, stream, gate_up);
-  expert_down(shape_, scratch, w2, count, partial, tile_rows, stream);
+  expert_gate_up(shape_, scratch, x, w13, count, launch, stream, gate_up);
+  expert_down(shape_, scratch, w2, count, partial, launch, stream);
   if (adapts && adapters.a2 != nullptr) adapt_down(shape_, scratch, adapters, count, partial, tile_rows, stream);
   combine_experts(shape_, scratch, y, count, partial, stream);
 }

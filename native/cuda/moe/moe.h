@@ -27,6 +27,31 @@ struct MoeAdapters {
   const int32_t* token_slots = nullptr;  // [T]; null: the step uses no adapters
 };
 
+// What computes the experts' products. The number: rows of one expert that a block takes at most (rows_of).
+enum class ExpertKernel {
+  kAuto,     // the number of tokens decides
+  kStream8,  // few rows at the speed of memory, by mma.sync
+  kStream16,
+  kTile64,  // tiles by mma.sync; operands that no other kernel can read use this one
+  kTile128,
+  kWgmma64,   // compute capability 9.0: at the speed of memory
+  kWgmma256,  // the same, for many rows
+};
+constexpr int rows_of(ExpertKernel kernel) {
+  switch (kernel) {
+    case ExpertKernel::kStream8:
+      return 8;
+    case ExpertKernel::kStream16:
+      return 16;
+    case ExpertKernel::kTile128:
+      return 128;
+    case ExpertKernel::kWgmma256:
+      return 256;
+    default:
+      return 64;
+  }
+}
+
 // A copy of the choice: the experts of token t at to[t * stride ...], best first. On the GPU.
 struct RouteRecord {
   uint16_t* to = nullptr;
@@ -52,14 +77,15 @@ class Moe {
   // The counterpart of Gemm::load.
   void load(const bf16* x, const bf16* router, int64_t count, cudaStream_t stream);
 
-  // For tests and benchmarks: rows of one expert that a block takes at a time: 8 or 16 (streaming), 64 or 128 (tiles);
-  // 0: the number of tokens decides. Operands that a kernel cannot read use the tiles of 64.
-  void force_tile_rows(int rows) { forced_rows_ = rows; }
+  // For tests and benchmarks. Operands that the kernel cannot read use kTile64, and so does a GPU without wgmma.
+  void force(ExpertKernel kernel) { forced_ = kernel; }
+  bool has_wgmma() const { return has_wgmma_; }
 
  private:
   // Calls fn(first token, tokens) for each turn of `count` tokens; not at all if there are none.
   template <class F>
   void in_turns(int64_t count, F&& fn) const;
+  ExpertKernel choose(const bf16* x, const bf16* w13, const bf16* w2, int64_t count) const;
   Product routing(const bf16* x, const bf16* router, int64_t count) const;
   void run_turn(const bf16* x, const bf16* router, const bf16* w13, const bf16* w2, bf16* y, int64_t count,
                 bool partial, cudaStream_t stream, RouteRecord record, const MoeAdapters& adapters);
@@ -69,7 +95,9 @@ class Moe {
   void* scratch_;
   size_t scratch_bytes_;
   int64_t turn_ = 0;  // maximum number of tokens of one turn
-  int forced_rows_ = 0;
+  ExpertKernel forced_ = ExpertKernel::kAuto;
+  bool has_wgmma_ = false;
+  int processors_ = 0;  // multiprocessors of the GPU
 };
 
 }  // namespace refit::cuda

@@ -2,71 +2,10 @@
 #include "cuda/device/check.h"
 #include "cuda/gemm/gemm_stream.cuh"
 #include "cuda/gemm/gemm_tile.cuh"
-#include "cuda/moe/moe_kernels.h"
+#include "cuda/moe/moe_products.cuh"
 
 namespace refit::cuda {
 namespace {
-
-// x: rows of K elements; row i of an expert is x[from[slot]], or x[slot] if `from` is null.
-struct Experts {
-  const RowTile* tiles;
-  const int32_t* tile_count;
-  const bf16* x;
-  const int32_t* from;
-  const bf16* w;
-  int N, K;  // of one expert: number of columns, and of products for each
-  Activation activation;
-  const float* delta = nullptr;  // [slots, 2 N]: the adapters' part of gate and up; only AdaptedGateUp reads it
-};
-
-// g * sigmoid(t) for t of g's sign: g / (1 + e^-t), for g < 0 as g e^t / (1 + e^t), which cannot overflow.
-__device__ __forceinline__ float activated(float g, Activation activation) {
-  const float t = activation == Activation::kSilu ? g : g * fmaf(g * g, 0.0713548162726f, 1.59576912160573f);
-  const float e = expf(-fabsf(t));
-  const float positive = g / (1.0f + e);
-  return signbit(g) ? positive * e : positive;
-}
-
-// Gate and up projection in one. An expert has 2 N rows of w: first the gate's, then up's. y [slots, N] is
-// activation(gate) * up, rounded where Hugging Face's module holds bf16 tensors. Rows of w are taken in eights: eight
-// of the gate, the same eight of up, and so on, so a thread has both sums of a column.
-struct GateUp {
-  using Out = bf16;
-  static constexpr int kRowsPerColumn = 2;
-  static constexpr bool kDelta = false;
-  static __device__ __forceinline__ int64_t w_row(int64_t expert, int n0, int r, int N) {
-    const int n = min(n0 + r / 16 * 8 + r % 8, N - 1);
-    return (expert * 2 + r / 8 % 2) * N + n;
-  }
-  static __device__ __forceinline__ float finish(float gate, float up, Activation activation) {
-    return rounded(activated(rounded(gate), activation)) * rounded(up);
-  }
-};
-
-// The same with the adapters' part added to both sums.
-struct AdaptedGateUp : GateUp {
-  static constexpr bool kDelta = true;
-};
-
-template <class Kind>
-__device__ __forceinline__ float finished(const Experts& e, int64_t slot, int n, float gate, float up) {
-  if constexpr (Kind::kDelta) {
-    const float* const delta = e.delta + slot * 2 * e.N + n;
-    gate += delta[0];
-    up += delta[e.N];
-  }
-  return Kind::finish(gate, up, e.activation);
-}
-
-// Down projection: N rows of w, y [slots, N].
-template <class Result>
-struct Down {
-  using Out = Result;
-  static constexpr int kRowsPerColumn = 1;
-  static __device__ __forceinline__ int64_t w_row(int64_t expert, int n0, int r, int N) {
-    return expert * N + min(n0 + r, N - 1);
-  }
-};
 
 // Blocks (column tile, row tile); a row tile has at most 8 * Tiles rows.
 template <class Kind, int Tiles>
@@ -166,15 +105,22 @@ void launch_tile(const Experts& e, typename Kind::Out* y, int64_t row_tiles, cud
 bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
 template <class Kind>
-void launch(const Experts& e, typename Kind::Out* y, int64_t row_tiles, int tile_rows, cudaStream_t stream) {
-  const bool rows_aligned = e.K % 8 == 0 && aligned(e.x) && aligned(e.w);
-  if (tile_rows == 8) {
-    launch_stream<Kind, 1>(e, y, row_tiles, stream);
-  } else if (tile_rows == 16) {
-    launch_stream<Kind, 2>(e, y, row_tiles, stream);
-  } else if (tile_rows == LargeTile::kM) {
-    launch_tile<Kind, LargeTile, true>(e, y, row_tiles, stream);
-  } else if (rows_aligned) {
+void launch(const Experts& e, const MoeShape& shape, typename Kind::Out* y, int64_t count, const ExpertLaunch& by,
+            cudaStream_t stream) {
+  if (by.kernel == ExpertKernel::kWgmma64 || by.kernel == ExpertKernel::kWgmma256)
+    return wgmma_experts<Kind>(e, shape, y, count, by, stream);
+  const int64_t row_tiles = max_row_tiles(count * shape.per_token, shape.experts, rows_of(by.kernel));
+  switch (by.kernel) {
+    case ExpertKernel::kStream8:
+      return launch_stream<Kind, 1>(e, y, row_tiles, stream);
+    case ExpertKernel::kStream16:
+      return launch_stream<Kind, 2>(e, y, row_tiles, stream);
+    case ExpertKernel::kTile128:
+      return launch_tile<Kind, LargeTile, true>(e, y, row_tiles, stream);
+    default:
+      break;
+  }
+  if (e.K % 8 == 0 && aligned(e.x) && aligned(e.w)) {
     launch_tile<Kind, SmallTile, true>(e, y, row_tiles, stream);
   } else {
     launch_tile<Kind, SmallTile, false>(e, y, row_tiles, stream);
@@ -202,7 +148,7 @@ bool moe_rows_aligned(const MoeShape& shape, const bf16* x, const bf16* w13, con
 }
 
 void expert_gate_up(const MoeShape& shape, const MoeScratch& scratch, const bf16* x, const bf16* w13, int64_t count,
-                    int tile_rows, cudaStream_t stream, bool adapted) {
+                    const ExpertLaunch& by, cudaStream_t stream, bool adapted) {
   const Experts e{scratch.tiles,
                   scratch.tile_count,
                   x,
@@ -212,16 +158,15 @@ void expert_gate_up(const MoeShape& shape, const MoeScratch& scratch, const bf16
                   static_cast<int>(shape.hidden),
                   shape.activation,
                   scratch.delta};
-  const int64_t row_tiles = max_row_tiles(count * shape.per_token, shape.experts, tile_rows);
   if (adapted) {
-    launch<AdaptedGateUp>(e, scratch.act, row_tiles, tile_rows, stream);
+    launch<AdaptedGateUp>(e, shape, scratch.act, count, by, stream);
   } else {
-    launch<GateUp>(e, scratch.act, row_tiles, tile_rows, stream);
+    launch<GateUp>(e, shape, scratch.act, count, by, stream);
   }
 }
 
 void expert_down(const MoeShape& shape, const MoeScratch& scratch, const bf16* w2, int64_t count, bool partial,
-                 int tile_rows, cudaStream_t stream) {
+                 const ExpertLaunch& by, cudaStream_t stream) {
   const Experts e{scratch.tiles,
                   scratch.tile_count,
                   scratch.act,
@@ -230,11 +175,10 @@ void expert_down(const MoeShape& shape, const MoeScratch& scratch, const bf16* w
                   static_cast<int>(shape.hidden),
                   static_cast<int>(shape.inter),
                   shape.activation};
-  const int64_t row_tiles = max_row_tiles(count * shape.per_token, shape.experts, tile_rows);
   if (partial) {
-    launch<Down<float>>(e, static_cast<float*>(scratch.out), row_tiles, tile_rows, stream);
+    launch<Down<float>>(e, shape, static_cast<float*>(scratch.out), count, by, stream);
   } else {
-    launch<Down<bf16>>(e, static_cast<bf16*>(scratch.out), row_tiles, tile_rows, stream);
+    launch<Down<bf16>>(e, shape, static_cast<bf16*>(scratch.out), count, by, stream);
   }
 }
 

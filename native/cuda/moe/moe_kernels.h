@@ -10,6 +10,12 @@ namespace refit::cuda {
 constexpr int kMaxExperts = 1024;
 constexpr int kMaxPerToken = 32;
 
+// The kernel of the products, and the number of multiprocessors of the GPU.
+struct ExpertLaunch {
+  ExpertKernel kernel;
+  int processors;
+};
+
 struct RowTile {
   int32_t expert, first, rows;  // slots [first, first + rows)
 };
@@ -41,17 +47,16 @@ MoeScratch carve_moe_scratch(const MoeShape& shape, int64_t tokens, void* base);
 // logits -> ids, weights, and the record if there is one.
 void choose_experts(const MoeShape& shape, const MoeScratch& scratch, int64_t count, cudaStream_t stream,
                     RouteRecord record = {});
-// ids -> slots, tokens, tiles, tile_count.
+// ids -> slots, tokens, tiles, tile_count. An expert's rows are divided among as few tiles as possible, evenly.
 void sort_by_expert(const MoeShape& shape, const MoeScratch& scratch, int64_t count, int tile_rows,
                     cudaStream_t stream);
-// x, w13 -> act = activation(gate) * up. tile_rows as given to sort_by_expert: 8, 16 (only if rows begin at multiples
-// of 16 bytes), 64 or 128 (the same condition).
-// adapted: act = activation(gate + delta) * (up + delta).
+// x, w13 -> act = activation(gate) * up. The kernel's rows were given to sort_by_expert; all kernels but kTile64 need
+// rows that begin at multiples of 16 bytes (moe_rows_aligned). adapted: act = activation(gate + delta) * (up + delta).
 void expert_gate_up(const MoeShape& shape, const MoeScratch& scratch, const bf16* x, const bf16* w13, int64_t count,
-                    int tile_rows, cudaStream_t stream, bool adapted = false);
+                    const ExpertLaunch& launch, cudaStream_t stream, bool adapted = false);
 // act, w2 -> out.
 void expert_down(const MoeShape& shape, const MoeScratch& scratch, const bf16* w2, int64_t count, bool partial,
-                 int tile_rows, cudaStream_t stream);
+                 const ExpertLaunch& launch, cudaStream_t stream);
 // x, a13, b13 -> delta. tile_rows as given to sort_by_expert, here and below.
 void adapt_gate_up(const MoeShape& shape, const MoeScratch& scratch, const MoeAdapters& adapters, const bf16* x,
                    int64_t count, int tile_rows, cudaStream_t stream);
@@ -62,11 +67,12 @@ void adapt_down(const MoeShape& shape, const MoeScratch& scratch, const MoeAdapt
 void combine_experts(const MoeShape& shape, const MoeScratch& scratch, bf16* y, int64_t count, bool partial,
                      cudaStream_t stream);
 
-// Whether the streaming kernels and the tiles of 128 can read these operands.
+// Whether all kernels can read these operands.
 bool moe_rows_aligned(const MoeShape& shape, const bf16* x, const bf16* w13, const bf16* w2);
 
 // Loads the kernels onto the current GPU and sets their shared memory; call it before the first launch.
 void prepare_moe_gemm();
+void prepare_wgmma_experts();  // of compute capability 9.0
 void prepare_moe_route();
 void prepare_moe_adapters();
 

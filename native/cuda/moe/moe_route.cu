@@ -11,7 +11,7 @@ namespace {
 
 constexpr unsigned kAllLanes = 0xffffffff;
 constexpr int kRouteWarps = 4;
-constexpr int kSortThreads = 256;
+constexpr int kSortThreads = 512;
 constexpr int kCombineThreads = 128;
 
 // One warp per token. PerLane: number of experts of a lane; lane l has experts l, l + 32, ...
@@ -100,65 +100,93 @@ void route(const MoeShape& s, const MoeScratch& scratch, int64_t count, cudaStre
   check_launch("launch of the expert choice");
 }
 
-// Sums both values over the block, in every thread. `shared`: memory of the kernel that is not in use.
-__device__ __forceinline__ int2 block_sum(int2 v, int2* shared) {
+// Exclusive prefix of v over the block's threads; `total` becomes their sum. `shared`: one per warp, not in use; the
+// next call needs other memory, or a barrier before it.
+__device__ __forceinline__ int block_prefix(int v, int* shared, int& total) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  int sum = v;
 #pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-    v.x += __shfl_xor_sync(kAllLanes, v.x, offset);
-    v.y += __shfl_xor_sync(kAllLanes, v.y, offset);
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const int before = __shfl_up_sync(kAllLanes, sum, offset);
+    if (lane >= offset) sum += before;
   }
-  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = v;
+  if (lane == 31) shared[warp] = sum;
   __syncthreads();
-  int2 sum = make_int2(0, 0);
-  for (int i = 0; i < kSortThreads / 32; i++) {
-    sum.x += shared[i].x;
-    sum.y += shared[i].y;
+  constexpr int kWarps = kSortThreads / 32;
+  const int own = lane < kWarps ? shared[lane] : 0;
+  int all = own;
+#pragma unroll
+  for (int offset = 1; offset < kWarps; offset *= 2) {
+    const int before = __shfl_up_sync(kAllLanes, all, offset);
+    if (lane >= offset) all += before;
   }
-  return sum;
+  total = __shfl_sync(kAllLanes, all, kWarps - 1);
+  return sum - v + __shfl_sync(kAllLanes, all - own, warp);
 }
 
-// One block per expert. Each block counts all experts, so blocks do not wait for each other.
+// Rows of each tile of an expert with `rows` rows: as few tiles as possible, of about equal size.
+__device__ __forceinline__ int rows_of_tile(int rows, int tile_rows) {
+  const int tiles = (rows + tile_rows - 1) / tile_rows;
+  return tiles == 0 ? tile_rows : min((((rows + tiles - 1) / tiles) + 7) / 8 * 8, tile_rows);
+}
+
+// One block per expert. The list of tiles begins with the tallest, so blocks that share out the list in turn get about
+// equal work; experts of the same height are in order. Each block counts all experts, so blocks do not wait for each
+// other. A thread reads four adjacent pairs at a time; `pairs` may end within them.
 __global__ void __launch_bounds__(kSortThreads)
     sort_kernel(const int32_t* __restrict__ ids, int pairs, int experts, int k, int tile_rows,
                 int32_t* __restrict__ slots, int32_t* __restrict__ tokens, RowTile* __restrict__ tiles,
                 int32_t* __restrict__ tile_count) {
   __shared__ int rows[kMaxExperts];
-  __shared__ int2 sums[kSortThreads / 32];
-  __shared__ int warp_rows[2][kSortThreads / 32];
-  const int expert = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  __shared__ int warp_sums[2][kSortThreads / 32];
+  const int expert = blockIdx.x;
+  const auto read = [&](int i) {  // -1: no pair
+    if (i + 3 < pairs) return *reinterpret_cast<const int4*>(ids + i);
+    return make_int4(i < pairs ? ids[i] : -1, i + 1 < pairs ? ids[i + 1] : -1, i + 2 < pairs ? ids[i + 2] : -1, -1);
+  };
   for (int e = threadIdx.x; e < experts; e += kSortThreads) rows[e] = 0;
   __syncthreads();
-  for (int i = threadIdx.x; i < pairs; i += kSortThreads) atomicAdd(&rows[ids[i]], 1);
-  __syncthreads();
-  const int mine = rows[expert], my_tiles = (mine + tile_rows - 1) / tile_rows;
-  int2 before = make_int2(0, 0);  // rows and tiles of the experts before this one
-  for (int e = threadIdx.x; e < expert; e += kSortThreads) {
-    before.x += rows[e];
-    before.y += (rows[e] + tile_rows - 1) / tile_rows;
+  for (int i = threadIdx.x * 4; i < pairs; i += kSortThreads * 4) {
+    const int4 four = read(i);
+    for (int id : {four.x, four.y, four.z, four.w}) {
+      if (id >= 0) atomicAdd(&rows[id], 1);
+    }
   }
-  before = block_sum(before, sums);
-  if (expert == experts - 1 && threadIdx.x == 0) *tile_count = before.y + my_tiles;
+  __syncthreads();
+  const auto tiles_of = [&](int count) {
+    const int each = rows_of_tile(count, tile_rows);
+    return (count + each - 1) / each;
+  };
+  const int mine = rows[expert], my_tiles = tiles_of(mine), each = rows_of_tile(mine, tile_rows);
+  int rows_before = 0, tiles_before = 0, all_tiles = 0;  // of the experts before this one, in both orders
+  for (int e = threadIdx.x; e < experts; e += kSortThreads) {
+    const int count = rows[e], other = rows_of_tile(count, tile_rows), tiles = tiles_of(count);
+    if (e < expert) rows_before += count;
+    if (other > each || (other == each && e < expert)) tiles_before += tiles;
+    all_tiles += tiles;
+  }
+  int first, first_tile, sum;
+  block_prefix(rows_before, warp_sums[0], first);
+  block_prefix(tiles_before, warp_sums[1], first_tile);
+  block_prefix(all_tiles, warp_sums[0], sum);
+  if (expert == 0 && threadIdx.x == 0) *tile_count = sum;
   for (int i = threadIdx.x; i < my_tiles; i += kSortThreads) {
-    tiles[before.y + i] = {expert, before.x + i * tile_rows, min(tile_rows, mine - i * tile_rows)};
+    tiles[first_tile + i] = {expert, first + i * each, min(each, mine - i * each)};
   }
   if (mine == 0) return;
-  int next = before.x;  // slot of the expert's next token
-  for (int begin = 0, turn = 0; begin < pairs; begin += kSortThreads, turn ^= 1) {
-    const int i = begin + threadIdx.x;
-    const bool here = i < pairs && ids[i] == expert;
-    const unsigned lanes = __ballot_sync(kAllLanes, here);
-    if (lane == 0) warp_rows[turn][warp] = __popc(lanes);
-    // One barrier per turn is enough with two buffers: a thread that writes this buffer again has passed the next
-    // turn's barrier, which all readers of this turn reached after reading.
-    __syncthreads();
-    int slot = next + __popc(lanes & ((1u << lane) - 1));
-    for (int w = 0; w < kSortThreads / 32; w++) {
-      if (w < warp) slot += warp_rows[turn][w];
-      next += warp_rows[turn][w];
-    }
-    if (here) {
-      slots[i] = slot;
-      tokens[slot] = i / k;
+  for (int begin = 0, turn = 1; begin < pairs; begin += kSortThreads * 4, turn ^= 1) {
+    const int i = begin + static_cast<int>(threadIdx.x) * 4;
+    const int4 four = read(i);
+    const bool here[4] = {four.x == expert, four.y == expert, four.z == expert, four.w == expert};
+    // Two buffers need one barrier per turn: a thread that writes this buffer again has passed the next turn's
+    // barrier, which all readers of this turn reached after reading.
+    int slot = first + block_prefix(here[0] + here[1] + here[2] + here[3], warp_sums[turn], sum);
+    first += sum;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      if (!here[j]) continue;
+      slots[i + j] = slot;
+      tokens[slot++] = (i + j) / k;
     }
   }
 }

@@ -10,6 +10,7 @@
 namespace refit::test {
 namespace {
 
+using cuda::ExpertKernel;
 using cuda::Gemm;
 using cuda::Moe;
 using cuda::MoeScratch;
@@ -78,16 +79,17 @@ struct Case {
   MoeShape shape;
   int64_t tokens;
   Router router = Router::kRandom;
-  bool nan = false;             // in the middle token
-  int64_t turn = 0;             // number of tokens that the scratch is sized for; 0: all
-  std::vector<int> tiles = {};  // numbers of rows of a tile to force, one after the other
+  bool nan = false;                        // in the middle token
+  int64_t turn = 0;                        // number of tokens that the scratch is sized for; 0: all
+  std::vector<ExpertKernel> kernels = {};  // to force, one after the other
 
-  std::string text(int tile_rows, bool partial) const {
+  std::string text(ExpertKernel kernel, bool partial) const {
     char s[200];
-    std::snprintf(s, sizeof s, "E=%d k=%d hidden=%lld inter=%lld norm=%d T=%lld router=%d nan=%d turn=%lld tile=%d%s",
+    std::snprintf(s, sizeof s, "E=%d k=%d hidden=%lld inter=%lld norm=%d T=%lld router=%d nan=%d turn=%lld kernel=%d%s",
                   shape.experts, shape.per_token, static_cast<long long>(shape.hidden),
                   static_cast<long long>(shape.inter), shape.norm_topk_prob, static_cast<long long>(tokens),
-                  static_cast<int>(router), nan, static_cast<long long>(turn), tile_rows, partial ? " partial" : "");
+                  static_cast<int>(router), nan, static_cast<long long>(turn), static_cast<int>(kernel),
+                  partial ? " partial" : "");
     return s;
   }
 };
@@ -99,11 +101,19 @@ struct Routes {
   std::vector<float> weights;                        // [T, k]
   std::vector<int32_t> slots, tokens;                // [T, k], [P]
   std::vector<int32_t> first;                        // [E + 1]: first slot of an expert
-  std::vector<RowTile> tiles(int tile_rows) const {  // in order
+  std::vector<RowTile> tiles(int tile_rows) const {  // the tallest first, then in order of experts
+    const auto height = [&](int32_t e) {
+      const int32_t rows = first[e + 1] - first[e], tiles = (rows + tile_rows - 1) / tile_rows;
+      return rows == 0 ? 0 : std::min(tile_rows, ((rows + tiles - 1) / tiles + 7) / 8 * 8);
+    };
+    std::vector<int32_t> order(first.size() - 1);
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return height(a) > height(b); });
     std::vector<RowTile> list;
-    for (int32_t e = 0; e + 1 < static_cast<int32_t>(first.size()); e++) {
-      for (int32_t at = first[e]; at < first[e + 1]; at += tile_rows) {
-        list.push_back({e, at, std::min(tile_rows, first[e + 1] - at)});
+    for (const int32_t e : order) {
+      const int32_t each = height(e);
+      for (int32_t at = first[e]; at < first[e + 1]; at += each) {
+        list.push_back({e, at, std::min(each, first[e + 1] - at)});
       }
     }
     return list;

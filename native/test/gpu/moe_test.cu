@@ -11,6 +11,13 @@
 namespace refit::test {
 namespace {
 
+bool has_wgmma() {
+  int major = 0, minor = 0;
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), "the compute capability");
+  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0), "the compute capability");
+  return major == 9 && minor == 0;
+}
+
 void run_case(Gemm& gemm, const Case& c, uint64_t seed) {
   Problem problem(c, seed);
   const MoeShape& s = c.shape;
@@ -18,12 +25,12 @@ void run_case(Gemm& gemm, const Case& c, uint64_t seed) {
   Buffer<bf16> y(c.tokens * s.hidden);
   const int64_t stride = s.per_token + 3;
   Buffer<uint16_t> record(c.tokens * stride);
-  const auto run = [&](const MoeShape& shape, const bf16* w13, const bf16* w2, bool partial, int tile_rows,
+  const auto run = [&](const MoeShape& shape, const bf16* w13, const bf16* w2, bool partial, ExpertKernel kernel,
                        const std::string& what) {
     const size_t bytes = Moe::scratch_bytes(shape, turn);
     Buffer<uint8_t> scratch(bytes);
     Moe moe(shape, gemm, scratch.data(), bytes);
-    moe.force_tile_rows(tile_rows);
+    moe.force(kernel);
     y.poison();
     record.put(std::vector<uint16_t>(record.size(), kUnwritten));
     moe.run(problem.x.data(), problem.router.data(), w13, w2, y.data(), c.tokens, partial, nullptr,
@@ -33,36 +40,39 @@ void run_case(Gemm& gemm, const Case& c, uint64_t seed) {
     record.check_guards("the record", what);
     check_record(c, record.get(), stride, problem.routes, what);
     y.check_guards("y", what);
-    if (turn >= c.tokens && tile_rows != 0) {
+    if (turn >= c.tokens && kernel != ExpertKernel::kAuto) {
       const bool even = shape.hidden % 8 == 0 && shape.inter % 8 == 0;
-      check_routes(c, cuda::carve_moe_scratch(shape, c.tokens, scratch.data()), problem.routes, even ? tile_rows : 64,
-                   what);
+      check_routes(c, cuda::carve_moe_scratch(shape, c.tokens, scratch.data()), problem.routes,
+                   even ? cuda::rows_of(kernel) : 64, what);
     }
     return y.get();
   };
-  for (int tile_rows : c.tiles) {
-    std::string what = c.text(tile_rows, false);
-    check_sum(c, problem, {run(s, problem.w13.data(), problem.w2.data(), false, tile_rows, what)}, false, what);
-    what = c.text(tile_rows, true);
-    check_sum(c, problem, {run(s, problem.w13.data(), problem.w2.data(), true, tile_rows, what)}, true, what);
+  for (const ExpertKernel kernel : c.kernels) {
+    std::string what = c.text(kernel, false);
+    check_sum(c, problem, {run(s, problem.w13.data(), problem.w2.data(), false, kernel, what)}, false, what);
+    what = c.text(kernel, true);
+    check_sum(c, problem, {run(s, problem.w13.data(), problem.w2.data(), true, kernel, what)}, true, what);
   }
   if (s.inter % 2 != 0) return;
   MoeShape half = s;
   half.inter = s.inter / 2;
   std::vector<std::vector<bf16>> shares;
-  const std::string what = c.text(c.tiles[0], true) + " in two halves";
+  const std::string what = c.text(c.kernels[0], true) + " in two halves";
   for (int rank = 0; rank < 2; rank++) {
     Buffer<bf16> half13(problem.w13.size() / 2), half2(problem.w2.size() / 2);
     half_kernel<<<1024, 256>>>(problem.w13.data(), problem.w2.data(), rank, s.experts, s.hidden, s.inter, half13.data(),
                                half2.data());
     cuda::check_launch("half_kernel");
-    shares.push_back(run(half, half13.data(), half2.data(), true, c.tiles[0], what));
+    shares.push_back(run(half, half13.data(), half2.data(), true, c.kernels[0], what));
   }
   check_sum(c, problem, shares, true, what);
 }
 
 void run_cases(Gemm& gemm, const Options& options) {
-  const std::vector<int> all = {0, 8, 16, 64, 128};
+  std::vector<ExpertKernel> all = {ExpertKernel::kAuto,    ExpertKernel::kStream8, ExpertKernel::kStream16,
+                                   ExpertKernel::kTile64,  ExpertKernel::kTile128, ExpertKernel::kWgmma64,
+                                   ExpertKernel::kWgmma256};
+  if (!has_wgmma()) all.resize(all.size() - 2);
   uint64_t seed = options.seed;
   const MoeShape small{8, 2, true, 64, 32};
   for (int64_t tokens : options.quick ? std::vector<int64_t>{1, 9, 70} : std::vector<int64_t>{1, 2, 7, 9, 64, 300}) {
@@ -70,18 +80,18 @@ void run_cases(Gemm& gemm, const Options& options) {
       if (options.quick && tokens != 9 && router != Router::kRandom) continue;
       Case c{small, tokens};
       c.router = router;
-      c.tiles = all;
+      c.kernels = all;
       c.shape.norm_topk_prob = seed % 2;
       run_case(gemm, c, seed++);
     }
   }
   Case nan{small, 9};
   nan.nan = true;
-  nan.tiles = all;
+  nan.kernels = all;
   run_case(gemm, nan, seed++);
   Case turns{small, 50};
   turns.turn = 16;
-  turns.tiles = all;
+  turns.kernels = all;
   run_case(gemm, turns, seed++);
   // Odd sizes: rows and halves that do not begin at 16 bytes, an odd hidden size; all numbers of experts per lane.
   for (const MoeShape& shape : {MoeShape{5, 3, true, 70, 36},
@@ -96,19 +106,21 @@ void run_cases(Gemm& gemm, const Options& options) {
     for (int64_t tokens : {1, 33}) {
       Case c{shape, tokens};
       c.router = tokens == 1 ? Router::kRandom : Router::kTies;
-      c.tiles = options.quick ? std::vector<int>{0, 64} : all;
+      c.kernels = options.quick ? std::vector<ExpertKernel>{ExpertKernel::kAuto, all.back()} : all;
       run_case(gemm, c, seed++);
     }
   }
   if (options.quick) return;
-  for (int64_t tokens : {1, 7, 64, 300}) {
+  // Of the last, one expert of few: tiles of every number of rows up to 256.
+  for (int64_t tokens : {1, 7, 64, 300, 4500}) {
     Case c{{128, 8, true, 2048, 768}, tokens};
-    c.tiles = all;
+    if (tokens == 4500) c.shape = {12, 2, true, 256, 200};
+    c.kernels = all;
     run_case(gemm, c, seed++);
   }
   Case one{{128, 8, true, 2048, 768}, 200};
   one.router = Router::kOne;
-  one.tiles = {0, 16};
+  one.kernels = all;
   run_case(gemm, one, seed++);
 }
 
@@ -122,7 +134,7 @@ void check_refusals(Gemm& gemm) {
 
 void run_bench(Gemm& gemm) {
   const MoeShape s{128, 8, true, 2048, 768};  // a layer of Qwen3-30B-A3B
-  const int64_t most = 4096, spare = 64;
+  const int64_t most = 8192, spare = 64;
   Buffer<bf16> x((most + spare) * s.hidden), router(s.experts * s.hidden), y(most * s.hidden);
   Buffer<bf16> w13(s.experts * 2 * s.inter * s.hidden), w2(s.experts * s.hidden * s.inter);
   fill(x.data(), most + spare, s.hidden, s.hidden, 1.0f, 1);
@@ -136,14 +148,24 @@ void run_bench(Gemm& gemm) {
   Moe moe(s, gemm, memory.data(), bytes);
   std::printf("read %.0f GB/s; scratch for %lld tokens %.0f MB\n", bandwidth, static_cast<long long>(most),
               bytes * 1e-6);
-  std::printf("%6s %5s %8s %9s %9s %7s %9s | us of router choose sort gate_up down combine\n", "tokens", "tile",
+  std::printf("%6s %9s %8s %9s %9s %7s %9s | us of router choose sort gate_up down combine\n", "tokens", "kernel",
               "experts", "us", "GB/s", "of read", "TFLOP/s");
-  for (int64_t tokens : {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096}) {
+  constexpr struct {
+    ExpertKernel kernel;
+    const char* name;
+    int64_t least, most;  // tokens for which it is measured
+  } kKernels[] = {{ExpertKernel::kAuto, "auto", 1, 8192},           {ExpertKernel::kStream8, "stream 8", 1, 32},
+                  {ExpertKernel::kStream16, "stream 16", 4, 128},   {ExpertKernel::kTile64, "tile 64", 32, 1024},
+                  {ExpertKernel::kTile128, "tile 128", 512, 8192},  {ExpertKernel::kWgmma64, "wgmma 64", 4, 1024},
+                  {ExpertKernel::kWgmma256, "wgmma 256", 256, 8192}};
+  int processors = 0;
+  check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, 0), "the number of multiprocessors");
+  for (int64_t tokens : {1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 8192}) {
     const MoeScratch scratch = cuda::carve_moe_scratch(s, tokens, memory.data());
-    for (int tile_rows : {0, 8, 16, 64, 128}) {
-      if ((tile_rows == 8 && tokens > 64) || (tile_rows == 16 && tokens > 1024) || (tile_rows == 128 && tokens < 64))
-        continue;
-      moe.force_tile_rows(tile_rows);
+    for (const auto& [kernel, name, least, most_tokens] : kKernels) {
+      const bool wgmma = kernel == ExpertKernel::kWgmma64 || kernel == ExpertKernel::kWgmma256;
+      if (tokens < least || tokens > most_tokens || (wgmma && !moe.has_wgmma())) continue;
+      moe.force(kernel);
       const auto at = [&](int i) { return x.data() + i % spare * s.hidden; };  // other tokens, other experts
       const double us = microseconds(tokens <= 64 ? 64 : 16, [&](int i) {
         moe.run(at(i), router.data(), w13.data(), w2.data(), y.data(), tokens, false, nullptr);
@@ -153,31 +175,24 @@ void run_bench(Gemm& gemm) {
       const double experts = static_cast<double>(std::set<int32_t>(ids.begin(), ids.end()).size());
       const double read = experts * 3 * s.hidden * s.inter * 2;
       const double flops = 2.0 * 3 * s.hidden * s.inter * static_cast<double>(ids.size());
-      std::printf("%6lld %5d %8.0f %9.2f %9.0f %6.1f%% %9.1f |", static_cast<long long>(tokens), tile_rows, experts, us,
+      std::printf("%6lld %9s %8.0f %9.2f %9.0f %6.1f%% %9.1f |", static_cast<long long>(tokens), name, experts, us,
                   read / us * 1e-3, read / us * 1e-1 / bandwidth, flops / us * 1e-6);
-      if (tile_rows == 0) {
+      if (kernel == ExpertKernel::kAuto) {
         std::printf("\n");
         continue;
       }
-      const int times = 32;
-      std::printf(
-          " %.1f", microseconds(times, [&](int i) {
-            gemm.run(
-                {{tokens, s.experts, s.hidden, s.hidden, s.experts}, at(i), router.data(), nullptr, scratch.logits},
-                nullptr);
-          }));
-      std::printf(" %.1f", microseconds(times, [&](int) { cuda::choose_experts(s, scratch, tokens, nullptr); }));
-      std::printf(" %.1f",
-                  microseconds(times, [&](int) { cuda::sort_by_expert(s, scratch, tokens, tile_rows, nullptr); }));
-      std::printf(" %.1f", microseconds(times, [&](int i) {
-                    cuda::expert_gate_up(s, scratch, at(i), w13.data(), tokens, tile_rows, nullptr);
-                  }));
-      std::printf(" %.1f", microseconds(times, [&](int) {
-                    cuda::expert_down(s, scratch, w2.data(), tokens, false, tile_rows, nullptr);
-                  }));
-      std::printf(" %.1f\n", microseconds(times, [&](int) {
-                    cuda::combine_experts(s, scratch, y.data(), tokens, false, nullptr);
-                  }));
+      const cuda::ExpertLaunch by{kernel, processors};
+      const int times = tokens > 1024 ? 10 : 32, tile_rows = cuda::rows_of(kernel);
+      const cuda::Product routing{
+          {tokens, s.experts, s.hidden, s.hidden, s.experts}, x.data(), router.data(), nullptr, scratch.logits};
+      const auto time = [&](auto&& fn) { std::printf(" %.1f", microseconds(times, fn)); };
+      time([&](int) { gemm.run(routing, nullptr); });
+      time([&](int) { cuda::choose_experts(s, scratch, tokens, nullptr); });
+      time([&](int) { cuda::sort_by_expert(s, scratch, tokens, tile_rows, nullptr); });
+      time([&](int i) { cuda::expert_gate_up(s, scratch, at(i), w13.data(), tokens, by, nullptr); });
+      time([&](int) { cuda::expert_down(s, scratch, w2.data(), tokens, false, by, nullptr); });
+      time([&](int) { cuda::combine_experts(s, scratch, y.data(), tokens, false, nullptr); });
+      std::printf("\n");
     }
   }
 }

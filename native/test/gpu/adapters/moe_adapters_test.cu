@@ -184,7 +184,7 @@ int run(int argc, char** argv) {
   cuda::prepare_moe_adapters();
   uint64_t seed = options.seed;
   for (const int64_t tokens : options.quick ? std::vector<int64_t>{9, 40} : std::vector<int64_t>{1, 9, 70, 300}) {
-    for (const int tile_rows : {8, 16, 64, 128}) {
+    for (const int tile_rows : {8, 16, 64, 128, 256}) {
       for (const int rank : {16, 48}) {
         MoeShape shape{8, 2, true, 72, 40};
         shape.adapter_rank = rank;
