@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <limits>
@@ -5,34 +6,24 @@
 #include <string>
 
 #include "cuda/attention/attention.h"
+#include "cuda/attention/attention_hopper.h"
+#include "cuda/attention/attention_launch.h"
 #include "cuda/attention/attention_merge.cuh"
 #include "cuda/attention/attention_narrow.cuh"
 #include "cuda/attention/attention_wide.cuh"
-#include "cuda/device/check.h"
 
 namespace refit::cuda {
 namespace {
 
-// Allows a kernel `bytes` of shared memory, once per GPU. `done`: one bit per GPU.
-template <class Kernel>
-void allow_shared(Kernel kernel, int bytes, int carveout, std::atomic<uint64_t>& done) {
-  int device = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  const uint64_t bit = device < 64 ? uint64_t{1} << device : 0;
-  if ((done.load(std::memory_order_acquire) & bit) != 0) return;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "attention: shared memory");
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, carveout),
-        "attention: shared memory");
-  done.fetch_or(bit, std::memory_order_release);
-}
-
 template <int D>
-void launch(AttentionArgs a, const AttentionInput& input, cudaStream_t stream) {
+void launch(AttentionArgs a, const AttentionInput& input, int pages, cudaStream_t stream) {
   static std::atomic<uint64_t> wide_done{0}, narrow_done{0};
   const int wide = input.wide_items < 0 ? input.item_count : input.wide_items;
   const int narrow = input.wide_items < 0 ? input.item_count : input.item_count - wide;
   const auto blocks = [&a](int items) { return static_cast<unsigned>(items) * static_cast<unsigned>(a.kv_heads); };
-  if (wide > 0) {
+  if (wide > 0 && input.wide_rows == kHopperRows) {
+    attention_wide_hopper(a, wide, pages, stream);
+  } else if (wide > 0) {
     // The rest of the 228 KiB is a cache for sums that wait for the end of their chunk.
     constexpr int kBytes = AttentionShape<D>::kStreamBytes, kCarveout = 72;
     allow_shared(attention_wide_kernel<D>, kBytes, kCarveout, wide_done);
@@ -48,7 +39,8 @@ void launch(AttentionArgs a, const AttentionInput& input, cudaStream_t stream) {
   }
 }
 
-void check_input(int64_t ldq, const AttentionInput& input, const KvLayer& kv, int heads, const bf16* qkv) {
+void check_input(int64_t ldq, const AttentionInput& input, const KvLayer& kv, int heads, const bf16* qkv,
+                 const bf16* out) {
   const auto fail = [](const std::string& what) { throw std::invalid_argument("attention: " + what); };
   if (kv.head_dim < 8 || kv.head_dim % 8 != 0 || kv.head_dim > 256) {
     fail("head_dim is " + std::to_string(kv.head_dim) + ", expected a multiple of 8 up to 256");
@@ -66,6 +58,15 @@ void check_input(int64_t ldq, const AttentionInput& input, const KvLayer& kv, in
       reinterpret_cast<uintptr_t>(kv.v) % 16 != 0) {
     fail("a buffer is not aligned");
   }
+  if (input.wide_rows != kWideRows && input.wide_rows != kHopperRows) {
+    fail("wide items of up to " + std::to_string(input.wide_rows) + " rows");
+  }
+  if (input.wide_rows == kHopperRows &&
+      ((kv.head_dim != 64 && kv.head_dim != 128) || ldq % kv.head_dim != 0 ||
+       reinterpret_cast<uintptr_t>(qkv) % 16 != 0 || reinterpret_cast<uintptr_t>(out) % 16 != 0)) {
+    fail("the Hopper kernel does not compute head_dim " + std::to_string(kv.head_dim) + " with rows of " +
+         std::to_string(ldq) + " elements, or a buffer is not aligned");
+  }
   if (static_cast<int64_t>(input.item_count) * kv.kv_heads > std::numeric_limits<int>::max()) {
     fail(std::to_string(input.item_count) + " items are too many for one launch");
   }
@@ -73,28 +74,41 @@ void check_input(int64_t ldq, const AttentionInput& input, const KvLayer& kv, in
 
 }  // namespace
 
+int wide_rows_here(int head_dim) {
+  if (head_dim != 64 && head_dim != 128) return kWideRows;
+  int device = 0, major = 0, minor = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "the compute capability");
+  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "the compute capability");
+  return major == 9 && minor == 0 ? kHopperRows : kWideRows;
+}
+
 void attention(const bf16* qkv, int64_t ldq, const AttentionInput& input, const KvLayer& kv, int heads, bf16* out,
                cudaStream_t stream) {
-  check_input(ldq, input, kv, heads, qkv);
+  check_input(ldq, input, kv, heads, qkv, out);
   if (input.item_count == 0) return;
   const float scale = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(kv.head_dim)));
   const AttentionArgs a{qkv, ldq,   input.items, input.pages,         kv.k,         kv.v,        input.parts,
                         out, heads, kv.kv_heads, heads / kv.kv_heads, kv.page_size, kv.head_dim, scale};
   if (kv.head_dim <= 16) {
-    launch<16>(a, input, stream);
+    launch<16>(a, input, kv.pages, stream);
   } else if (kv.head_dim <= 32) {
-    launch<32>(a, input, stream);
+    launch<32>(a, input, kv.pages, stream);
   } else if (kv.head_dim <= 64) {
-    launch<64>(a, input, stream);
+    launch<64>(a, input, kv.pages, stream);
   } else if (kv.head_dim <= 96) {
-    launch<96>(a, input, stream);
+    launch<96>(a, input, kv.pages, stream);
   } else if (kv.head_dim <= 128) {
-    launch<128>(a, input, stream);
+    launch<128>(a, input, kv.pages, stream);
   } else {
-    launch<256>(a, input, stream);
+    launch<256>(a, input, kv.pages, stream);
   }
   if (input.merge_count > 0) {
-    attention_merge_kernel<<<dim3(input.merge_count, heads), kAttentionThreads, 0, stream>>>(a, input.merges);
+    // Tokens of wide items are many, so few merges of them do not occupy a GPU.
+    constexpr int kFillingBlocks = 528, kMostPieces = 16;
+    const int pieces =
+        input.wide_items == 0 ? 1 : std::clamp(kFillingBlocks / (input.merge_count * heads), 1, kMostPieces);
+    attention_merge_kernel<<<dim3(input.merge_count, heads, pieces), kAttentionThreads, 0, stream>>>(a, input.merges);
     check_launch("attention_merge");
   }
 }

@@ -7,14 +7,15 @@ namespace refit::cuda {
 // Chunks whose loads are in flight together; they are still combined in order.
 constexpr int kMergeAhead = 16;
 
-// blockIdx.x: the merge, blockIdx.y: the query head.
+// blockIdx.x: the merge, blockIdx.y: the query head; the blocks along z divide tokens and columns.
 __global__ void __launch_bounds__(kAttentionThreads)
     attention_merge_kernel(const __grid_constant__ AttentionArgs a, const AttentionMerge* merges) {
   let_next_kernel_begin();
   const AttentionMerge merge = merges[blockIdx.x];
   const int head = blockIdx.y, pairs = a.head_dim / 2;
   const int64_t pitch = static_cast<int64_t>(a.heads) * (a.head_dim + 2), stride = merge.tokens * pitch;
-  for (int i = threadIdx.x; i < merge.tokens * pairs; i += kAttentionThreads) {
+  for (int i = blockIdx.z * kAttentionThreads + threadIdx.x; i < merge.tokens * pairs;
+       i += gridDim.z * kAttentionThreads) {
     const int token = i / pairs, column = i % pairs * 2;
     const float* part = a.parts + (merge.part + token) * pitch + static_cast<int64_t>(head) * (a.head_dim + 2);
     float2 sums = *reinterpret_cast<const float2*>(part + column);

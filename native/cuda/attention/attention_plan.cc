@@ -7,8 +7,8 @@
 namespace refit::cuda {
 namespace {
 
-// Number of blocks that occupies a large GPU: two on each of 132 multiprocessors.
-constexpr int64_t kFillingBlocks = 264;
+// Number of blocks that occupies a large GPU: two on each of 132 multiprocessors, or one of the Hopper kernel.
+constexpr int64_t kFillingBlocks = 264, kFillingHopperBlocks = 132;
 // Limits the memory of partial results. 8192 rows are 64 decoding sequences of 32k tokens; items that do not fit are
 // not split.
 constexpr int64_t kMaxPartRows = 8192;
@@ -20,14 +20,13 @@ struct Tile {
   int32_t sequence, first_token, tokens, position;
 
   int64_t keys() const { return static_cast<int64_t>(position) + tokens; }
-  int64_t chunks() const { return ceil_div(keys(), kAttentionChunk); }
   bool wide(int group) const { return tokens * group > kNarrowRows; }
 };
 
 // A sequence of more than one tile is cut evenly, so that no tile is narrow: a prefill is then one launch.
-void cut_sequence(const StepBatch& batch, int sequence, int group, std::vector<Tile>& tiles) {
+void cut_sequence(const StepBatch& batch, int sequence, int most_tokens, std::vector<Tile>& tiles) {
   const int32_t first = batch.seq_offsets[sequence], count = batch.seq_offsets[sequence + 1] - first;
-  const int64_t pieces = ceil_div(count, kWideRows / group);
+  const int64_t pieces = ceil_div(count, most_tokens);
   for (int64_t i = 0; i < pieces; ++i) {
     const auto begin = static_cast<int32_t>(i * count / pieces), end = static_cast<int32_t>((i + 1) * count / pieces);
     tiles.push_back({sequence, first + begin, end - begin, batch.start_pos[sequence] + begin});
@@ -36,13 +35,13 @@ void cut_sequence(const StepBatch& batch, int sequence, int group, std::vector<T
 
 }  // namespace
 
-AttentionPlan plan_attention(const StepBatch& batch, int group, int kv_heads, AttentionSplit split) {
+AttentionPlan plan_attention(const StepBatch& batch, int group, int kv_heads, AttentionSplit split, int wide_rows) {
   if (group < 1 || group > kWideRows) {
     throw std::invalid_argument("attention: " + std::to_string(group) + " query heads per KV head, expected 1 to " +
                                 std::to_string(kWideRows));
   }
   std::vector<Tile> tiles;
-  for (int s = 0; s < batch.sequences(); ++s) cut_sequence(batch, s, group, tiles);
+  for (int s = 0; s < batch.sequences(); ++s) cut_sequence(batch, s, wide_rows / group, tiles);
   std::stable_sort(tiles.begin(), tiles.end(), [group](const Tile& a, const Tile& b) {
     if (a.wide(group) != b.wide(group)) return a.wide(group);
     return a.keys() > b.keys();
@@ -52,11 +51,15 @@ AttentionPlan plan_attention(const StepBatch& batch, int group, int kv_heads, At
   int64_t work = 0;
   for (const Tile& tile : tiles) work += tile.keys() * kv_heads;
   AttentionPlan plan;
+  plan.wide_rows = wide_rows;
   int64_t rows = 0;
   for (const Tile& tile : tiles) {
     const int32_t table = batch.page_offsets[tile.sequence];
-    const int64_t chunks = tile.chunks(), needed = chunks * tile.tokens;
-    const bool too_long = chunks > 2 && tile.keys() * kFillingBlocks > work && rows + needed <= kMaxPartRows;
+    const int64_t chunks = ceil_div(tile.keys(), chunk_size(tile.tokens * group, wide_rows));
+    const int64_t needed = chunks * tile.tokens;
+    const bool hopper = wide_rows == kHopperRows && tile.wide(group);
+    const int64_t filling = hopper ? kFillingHopperBlocks : kFillingBlocks, few_chunks = hopper ? 1 : 2;
+    const bool too_long = chunks > few_chunks && tile.keys() * filling > work && rows + needed <= kMaxPartRows;
     const bool shared = split == AttentionSplit::kAlways ? chunks > 1 : split == AttentionSplit::kAuto && too_long;
     if (!shared) {
       plan.items.push_back(

@@ -1,8 +1,12 @@
-// Code that the narrow and the wide attention kernel share. Both do the same arithmetic per row, in the same order:
+// Code that the attention kernels share. The narrow and the wide one do the same arithmetic per row, in the same order:
 // tiles of keys ascending; the maximum over a tile; the old sums scaled; then products of 16 keys at a time, ascending.
 // A column that a row must not see has exactly the weight 0, and a tile or chunk of such columns only does not change
 // the row's sums. So a row's bits do not depend on the kernel, on the other rows, or on how work was split. (A row
 // whose own sequence has an infinity or NaN at a later position of the same step may become NaN, too.)
+//
+// The Hopper kernel (attention_hopper.cu) takes the place of the wide one on its GPUs. For it the same holds, but its
+// rows have other bits than the narrow kernel's: its tiles and chunks are larger, wgmma adds in an order of its own,
+// and weights are added before they are rounded to bf16.
 //
 // The online softmax over tiles is FlashAttention-2's (Dao, 2023).
 #pragma once

@@ -1,5 +1,6 @@
 #include "cuda/forward/forward.h"
 
+#include <algorithm>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -42,8 +43,10 @@ Forward::Forward(const CoreConfig& config, std::vector<std::unique_ptr<Rank>>& r
   std::set<int> gpus;
   for (const auto& rank : ranks_) gpus.insert(rank->device);
   const bool shared_gpus = gpus.size() < ranks_.size();
+  std::vector<int> wide_rows(ranks_.size());
   on_all(ranks_, [&](Rank& rank) {
     const RankBuffers& own = buffers[rank.index];
+    wide_rows[rank.index] = wide_rows_here(layout_.recipe.head_dim);
     std::unique_ptr<Exchange> exchange;
     if (!comms.empty()) {
       exchange = nccl_exchange(rank, layout_, *shape_, own, *comms[rank.index]);
@@ -56,6 +59,7 @@ Forward::Forward(const CoreConfig& config, std::vector<std::unique_ptr<Rank>>& r
     block_->reserve(RankForward::kFirstBlock, "memory for the step's block");
     results_->reserve(RankForward::kFirstResults, "memory for the step's results");
   });
+  wide_rows_ = *std::min_element(wide_rows.begin(), wide_rows.end());
 }
 
 // CUDA resources are freed on the threads that allocated them.
@@ -128,7 +132,7 @@ void Forward::step(const StepBatch& batch, StepResult& result) {
     result = {};  // rows and experts belong to tokens, so there are none
     return;
   }
-  const AttentionPlan plan = plan_attention(batch, layout_.group, layout_.kv_heads);
+  const AttentionPlan plan = plan_attention(batch, layout_.group, layout_.kv_heads, AttentionSplit::kAuto, wide_rows_);
   const StepBlock block(batch, plan, page_size_, layout_.recipe.vocab, shape_->rows);
   if (plan.part_rows > shape_->part_rows)
     throw std::logic_error("attention needs " + std::to_string(plan.part_rows) + " rows of partial results, but " +

@@ -75,6 +75,7 @@ class Forward {
   std::unique_ptr<Growing> block_, results_;
   std::set<int64_t> loaded_tokens_, loaded_rows_;
   uint64_t epoch_ = 0;  // of the last collective
+  int wide_rows_ = 0;   // of attention's plans; all GPUs can compute them
 };
 
 }  // namespace refit::cuda

@@ -155,6 +155,7 @@ StepView StepBlock::view(uint8_t* base) const {
   view.attention.pages = at<int32_t>(base, pages_);
   view.attention.parts = nullptr;
   view.attention.wide_items = plan_.wide_items;
+  view.attention.wide_rows = plan_.wide_rows;
   view.row_tokens = at<int32_t>(base, row_tokens_at_);
   view.adapters = segments_.at(at<AdapterSegment>(base, segments_at_));
   view.token_slots = token_slots_.empty() ? nullptr : at<int32_t>(base, token_slots_at_);

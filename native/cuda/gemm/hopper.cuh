@@ -27,6 +27,9 @@ __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
 __device__ __forceinline__ void barrier_arrive_and_expect(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
+__device__ __forceinline__ void barrier_arrive(uint32_t barrier, int times) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(times) : "memory");
+}
 // Arrives when all earlier cp.async of this thread have ended; the barrier's count includes this arrival.
 __device__ __forceinline__ void barrier_arrive_after_copies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
@@ -84,6 +87,10 @@ __device__ __forceinline__ void give_registers() {
 __device__ __forceinline__ void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
+// Arrives at it without a wait.
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
 
 // --- wgmma. A warpgroup is four warps, the first at a multiple of four.
 
@@ -92,6 +99,13 @@ __device__ __forceinline__ void named_barrier(int id, int threads) {
 __device__ __forceinline__ uint64_t matrix_descriptor(uint32_t address) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62, kStride = uint64_t{1024 >> 4} << 32, kLeading = uint64_t{1} << 16;
   return kSwizzle128 | kStride | kLeading | ((address & 0x3ffff) >> 4);
+}
+
+// Describes an operand [16, N] whose rows along k contain 64 of the N columns (128 bytes), swizzled in the same way.
+// The next 64 columns are `columns_64` bytes behind; k advances by 2048 bytes per 16.
+__device__ __forceinline__ uint64_t transposed_descriptor(uint32_t address, uint32_t columns_64) {
+  constexpr uint64_t kSwizzle128 = uint64_t{1} << 62, kStride = uint64_t{1024 >> 4} << 32;
+  return kSwizzle128 | kStride | uint64_t{columns_64 >> 4} << 16 | ((address & 0x3ffff) >> 4);
 }
 
 // Before the first wgmma, and after other code has touched its registers.
@@ -180,5 +194,51 @@ __device__ __forceinline__ void wgmma(WgmmaSums<Columns>& d, uint64_t a, uint64_
   REFIT_WGMMA(256, 128, 129)
 }
 #undef REFIT_WGMMA
+
+// Keeps the compiler from moving work with these registers to the other side of this place. A wgmma_wait does not: it
+// names no registers.
+template <int Count>
+__device__ __forceinline__ void pin_registers(float (&d)[Count]) {
+#pragma unroll
+  for (int i = 0; i < Count; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+// --- For attention, whose sums often begin anew: the first product of a sum replaces d. N is 64 or 128.
+
+#define REFIT_WGMMA_ONTO(N, A, B, ADD) \
+  "{\n"                                \
+  ".reg .pred add;\n"                  \
+  "setp.ne.b32 add, %" #ADD            \
+  ", 0;\n"                             \
+  "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REFIT_NAMES_##N "}, " A ", %" #B ", add, 1, 1"
+
+// d = a b^T, plus d if `add` is not 0. a [64, 16], b [N, 16], both described in shared memory.
+template <int N>
+__device__ __forceinline__ void wgmma_onto(float (&d)[N / 2], uint64_t a, uint64_t b, int add) {
+  static_assert(N == 64 || N == 128);
+  if constexpr (N == 64) {
+    asm volatile(REFIT_WGMMA_ONTO(64, "%32", 33, 34) ", 0, 0;\n}" : REFIT_SUMS_64 : "l"(a), "l"(b), "r"(add));
+  } else {
+    asm volatile(REFIT_WGMMA_ONTO(128, "%64", 65, 66) ", 0, 0;\n}" : REFIT_SUMS_128 : "l"(a), "l"(b), "r"(add));
+  }
+}
+
+// d = a b, plus d if `add` is not 0. a [64, 16] in the registers from a[4 Step] on: bf16 pairs along k as mma takes
+// them (gemm_mma.cuh), rows 16 w ... of warp w. b [16, N]: a transposed_descriptor.
+template <int N, int Step, int Count>
+__device__ __forceinline__ void wgmma_transposed(float (&d)[N / 2], const uint32_t (&a)[Count], uint64_t b, int add) {
+  static_assert((N == 64 || N == 128) && 4 * Step + 4 <= Count);
+  const uint32_t a0 = a[4 * Step], a1 = a[4 * Step + 1], a2 = a[4 * Step + 2], a3 = a[4 * Step + 3];
+  if constexpr (N == 64) {
+    asm volatile(REFIT_WGMMA_ONTO(64, "{%32, %33, %34, %35}", 36, 37) ", 1;\n}"
+                 : REFIT_SUMS_64
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add));
+  } else {
+    asm volatile(REFIT_WGMMA_ONTO(128, "{%64, %65, %66, %67}", 68, 69) ", 1;\n}"
+                 : REFIT_SUMS_128
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add));
+  }
+}
+#undef REFIT_WGMMA_ONTO
 
 }  // namespace refit::cuda

@@ -23,7 +23,7 @@ constexpr int kAhead = 8;                       // stages
 
 // Rows of x in a row tile: at most MostRows; less than LeastRows cost as much as LeastRows.
 template <int LeastRows, int MostRows>
-struct HopperShape {
+struct RowShape {
   static constexpr int kMostRows = MostRows, kLeastRows = LeastRows;
   static constexpr int kXBytes = MostRows * kStageK * 2;
   static constexpr int kStageBytes = kWBytes + kXBytes;
@@ -304,8 +304,8 @@ void launch(const Experts& e, const MoeShape& shape, typename Kind::Out* y, int6
   check_launch("launch of the experts' wgmma kernel");
 }
 
-using Few = HopperShape<8, 64>;
-using Many = HopperShape<32, 256>;
+using Few = RowShape<8, 64>;
+using Many = RowShape<32, 256>;
 
 template <class Kind, class S>
 void allow() {

@@ -1,4 +1,5 @@
-// Speed of attention at the shapes of an 8B model: 32 query heads, 8 KV heads, head_dim 128, pages of 16.
+// Speed of attention at the shapes of an 8B model: 32 query heads, 8 KV heads, head_dim 128, pages of 16. Prefill also
+// with 4 KV heads, as in a 30B-A3B.
 #pragma once
 #include <algorithm>
 #include <numeric>
@@ -11,11 +12,11 @@
 namespace refit::test {
 
 // `count` sequences at `start` with `fresh` new tokens each.
-inline void bench_attention_shape(int count, int start, int fresh, cuda::AttentionSplit split, const char* split_name,
-                                  double bandwidth) {
-  constexpr int kHeads = 32, kKvHeads = 8, kDim = 128, kPage = 16;
+inline void bench_attention_shape(int count, int start, int fresh, cuda::AttentionSplit split, const char* name,
+                                  double bandwidth, int kv_heads = 8, int wide_rows = cuda::kWideRows) {
+  constexpr int kHeads = 32, kDim = 128, kPage = 16;
   const int per_sequence = (start + fresh + kPage - 1) / kPage, pages = per_sequence * count;
-  const size_t layer = static_cast<size_t>(pages) * kKvHeads * kPage * kDim;
+  const size_t layer = static_cast<size_t>(pages) * kv_heads * kPage * kDim;
   // Several layers if one would stay in L2.
   const int layers = static_cast<int>(std::clamp<size_t>((size_t{256} << 20) / (layer * 4), 1, 64));
   Buffer<bf16> k(layer * layers), v(layer * layers);
@@ -28,7 +29,7 @@ inline void bench_attention_shape(int count, int start, int fresh, cuda::Attenti
   std::iota(table.begin(), table.end(), 0);
   std::shuffle(table.begin(), table.end(), std::mt19937_64(1));
   for (int i = 0; i <= count; ++i) offsets.push_back(i * per_sequence);
-  const cuda::AttentionPlan plan = cuda::plan_attention(c.batch(), kHeads / kKvHeads, kKvHeads, split);
+  const cuda::AttentionPlan plan = cuda::plan_attention(c.batch(), kHeads / kv_heads, kv_heads, split, wide_rows);
 
   Buffer<cuda::AttentionItem> items(plan.items.size());
   Buffer<cuda::AttentionMerge> merges(plan.merges.size());
@@ -38,22 +39,23 @@ inline void bench_attention_shape(int count, int start, int fresh, cuda::Attenti
   offsets_gpu.put(offsets);
   table_gpu.put(table);
   Buffer<float> parts(static_cast<size_t>(plan.part_rows) * kHeads * (kDim + 2));
-  const int64_t tokens = static_cast<int64_t>(count) * fresh, ldq = (kHeads + 2 * kKvHeads) * kDim;
+  const int64_t tokens = static_cast<int64_t>(count) * fresh, ldq = (kHeads + 2 * kv_heads) * kDim;
   Buffer<bf16> q(tokens * ldq), out(tokens * kHeads * kDim);
   fill(q.data(), tokens, ldq, ldq, 4.0f, 3);
   const cuda::AttentionInput input{items.data(),       static_cast<int>(plan.items.size()),
                                    merges.data(),      static_cast<int>(plan.merges.size()),
                                    offsets_gpu.data(), table_gpu.data(),
-                                   parts.data(),       plan.wide_items};
+                                   parts.data(),       plan.wide_items,
+                                   plan.wide_rows};
   const double us = microseconds(fresh == 1 ? 200 : 20, [&](int i) {
     const cuda::KvLayer kv{
-        k.data() + layer * (i % layers), v.data() + layer * (i % layers), pages, kPage, kKvHeads, kDim};
+        k.data() + layer * (i % layers), v.data() + layer * (i % layers), pages, kPage, kv_heads, kDim};
     cuda::attention(q.data(), ldq, input, kv, kHeads, out.data(), nullptr);
   });
-  std::printf("%3d sequences, %6d + %5d tokens, %-6s: %6zu items, %4zu merges, %9.1f us", count, start, fresh,
-              split_name, plan.items.size(), plan.merges.size(), us);
+  std::printf("32/%d heads, %3d sequences, %6d + %5d tokens, %-6s: %6zu items, %4zu merges, %9.1f us", kv_heads, count,
+              start, fresh, name, plan.items.size(), plan.merges.size(), us);
   if (fresh == 1) {
-    const double bytes = 4.0 * count * (start + 1) * kKvHeads * kDim;
+    const double bytes = 4.0 * count * (start + 1) * kv_heads * kDim;
     std::printf(", %6.0f GB/s (%.0f %% of reading)\n", bytes / us * 1e-3, bytes / us * 1e-1 / bandwidth);
   } else {
     const double seen = count * (static_cast<double>(start) * fresh + 0.5 * fresh * (fresh + 1.0));
@@ -61,7 +63,7 @@ inline void bench_attention_shape(int count, int start, int fresh, cuda::Attenti
   }
 }
 
-inline void bench_attention() {
+inline void bench_decode() {
   double bandwidth;
   {
     Buffer<uint8_t> memory(size_t{4} << 30);
@@ -79,11 +81,27 @@ inline void bench_attention() {
       bench_attention_shape(count, start, 1, split, name, bandwidth);
     }
   }
-  const int prefills[][3] = {{1, 0, 512},  {1, 0, 2048},     {1, 0, 4096},  {1, 0, 16384},
-                             {8, 0, 1024}, {1, 28672, 4096}, {1, 8192, 256}};
-  for (const auto& [count, start, fresh] : prefills) {
-    bench_attention_shape(count, start, fresh, AttentionSplit::kAuto, "auto", bandwidth);
+}
+
+inline void bench_prefill() {
+  const int hopper = cuda::wide_rows_here(128) == cuda::kHopperRows ? cuda::kHopperRows : 0;
+  const int prefills[][3] = {{1, 0, 512},   {1, 0, 2048},     {1, 0, 4096},   {1, 0, 16384},
+                             {8, 0, 1024},  {1, 28672, 4096}, {1, 8192, 256}, {64, 1008, 16},
+                             {16, 960, 64}, {32, 0, 100},     {1, 1960, 64},  {1, 1000, 100}};
+  for (int kv_heads : {8, 4}) {
+    for (const auto& [count, start, fresh] : prefills) {
+      for (int rows : {cuda::kWideRows, hopper}) {
+        if (rows == 0) continue;
+        bench_attention_shape(count, start, fresh, cuda::AttentionSplit::kAuto,
+                              rows == cuda::kHopperRows ? "wgmma" : "mma", 1.0, kv_heads, rows);
+      }
+    }
   }
+}
+
+inline void bench_attention(bool decode) {
+  if (decode) bench_decode();
+  bench_prefill();
 }
 
 }  // namespace refit::test

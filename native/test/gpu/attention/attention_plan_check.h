@@ -29,9 +29,10 @@ struct PlanCase {
   }
 };
 
-inline void check_plan(const PlanCase& c, int group, int kv_heads, cuda::AttentionSplit split) {
-  using cuda::kAttentionChunk;
-  const cuda::AttentionPlan plan = cuda::plan_attention(c.batch(), group, kv_heads, split);
+inline void check_plan(const PlanCase& c, int group, int kv_heads, cuda::AttentionSplit split,
+                       int wide_rows = cuda::kWideRows) {
+  const cuda::AttentionPlan plan = cuda::plan_attention(c.batch(), group, kv_heads, split, wide_rows);
+  CHECK(plan.wide_rows == wide_rows);
   const auto sequences = static_cast<int>(c.start_pos.size());
   const auto tokens = static_cast<int64_t>(c.tokens.size());
   std::vector<int32_t> sequence_of(tokens), position(tokens);
@@ -46,7 +47,9 @@ inline void check_plan(const PlanCase& c, int group, int kv_heads, cuda::Attenti
   // For every token and chunk that it sees: how often it is computed, and its part (-1: none).
   std::vector<std::vector<int>> times(tokens), parts(tokens);
   for (int64_t t = 0; t < tokens; ++t) {
-    times[t].assign(position[t] / kAttentionChunk + 1, 0);
+    const int s = sequence_of[t];
+    const int size = cuda::chunk_size((c.seq_offsets[s + 1] - c.seq_offsets[s]) * group, wide_rows);
+    times[t].assign(position[t] / size + 1, 0);
     parts[t].assign(times[t].size(), -2);
   }
   std::vector<int> row_uses(plan.part_rows, 0);
@@ -60,7 +63,7 @@ inline void check_plan(const PlanCase& c, int group, int kv_heads, cuda::Attenti
       return;
     }
     const int rows = item.tokens * group;
-    CHECKF(rows <= cuda::kWideRows, "item %zu has %d rows", i, rows);
+    CHECKF(rows <= wide_rows, "item %zu has %d rows", i, rows);
     wide += rows > cuda::kNarrowRows;
     CHECKF((rows > cuda::kNarrowRows) == (static_cast<int>(i) < plan.wide_items),
            "item %zu of %d wide ones has %d rows", i, plan.wide_items, rows);
@@ -68,7 +71,7 @@ inline void check_plan(const PlanCase& c, int group, int kv_heads, cuda::Attenti
     CHECK(item.table == c.page_offsets[item.sequence]);
     CHECK(item.part >= 0 ? item.chunks == 1 : item.chunk == 0);
     // Its last token sees its last chunk.
-    CHECK((item.position + item.tokens - 1) / kAttentionChunk >= item.chunk + item.chunks - 1);
+    CHECK((item.position + item.tokens - 1) / cuda::chunk_size(rows, wide_rows) >= item.chunk + item.chunks - 1);
     for (int j = 0; j < item.tokens; ++j) {
       const int t = item.first_token + j;
       CHECKF(sequence_of[t] == item.sequence, "item %zu of sequence %d has token %d of sequence %d", i, item.sequence,
@@ -133,6 +136,7 @@ inline void check_plans(uint64_t seed) {
     const int group = below(5) == 0 ? 1 + below(64) : 1 << below(5), kv_heads = 1 << below(4);
     for (AttentionSplit split : {AttentionSplit::kAuto, AttentionSplit::kAlways, AttentionSplit::kNever}) {
       check_plan(c, group, kv_heads, split);
+      check_plan(c, group, kv_heads, split, cuda::kHopperRows);
     }
   }
   // One long sequence is divided among blocks; a batch that occupies a GPU is not.

@@ -144,7 +144,8 @@ class AttentionOnGpu {
     return {items_.data(),   static_cast<int>(plan_.items.size()),
             merges_.data(),  static_cast<int>(plan_.merges.size()),
             offsets_.data(), pages_.data(),
-            parts_.data(),   plan_.wide_items};
+            parts_.data(),   plan_.wide_items,
+            plan_.wide_rows};
   }
   void check_guards(const std::string& what) { parts_.check_guards("parts", what); }
 
@@ -159,10 +160,11 @@ class AttentionOnGpu {
 // Runs one step of these pieces: out [tokens, heads * head_dim]. Before it, slots of the cache that no piece may see,
 // columns of k and v in qkv, and the output are NaN.
 inline std::vector<bf16> run_attention(const AttentionWorld& world, const std::vector<Piece>& pieces,
-                                       cuda::AttentionSplit split, const std::string& what, bool know_wide = true) {
+                                       cuda::AttentionSplit split, int wide_rows, const std::string& what,
+                                       bool know_wide = true) {
   const AttentionHeads& h = world.shape;
   const StepArrays step(world, pieces);
-  const cuda::AttentionPlan plan = cuda::plan_attention(step.batch(), h.group(), h.kv_heads, split);
+  const cuda::AttentionPlan plan = cuda::plan_attention(step.batch(), h.group(), h.kv_heads, split, wide_rows);
   const int64_t count = static_cast<int64_t>(step.tokens.size());
   const int64_t ldq = world.q_columns() + 2 * h.kv_heads * h.head_dim;
 
