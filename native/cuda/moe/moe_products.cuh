@@ -18,12 +18,15 @@ struct Experts {
   const float* delta = nullptr;  // [slots, 2 N]: the adapters' part of gate and up; only AdaptedGateUp reads it
 };
 
-// g * sigmoid(t) for t of g's sign: g / (1 + e^-t), for g < 0 as g e^t / (1 + e^t), which cannot overflow.
+// g * sigmoid(t) for t of g's sign: g / (1 + e^-t). Where e^-t overflows, the result is a zero. The approximations of
+// e^x and 1 / x err by 2^-22 of the value, the result is rounded to 2^-9.
 __device__ __forceinline__ float activated(float g, Activation activation) {
+  constexpr float kLog2E = 1.44269504f;
   const float t = activation == Activation::kSilu ? g : g * fmaf(g * g, 0.0713548162726f, 1.59576912160573f);
-  const float e = expf(-fabsf(t));
-  const float positive = g / (1.0f + e);
-  return signbit(g) ? positive * e : positive;
+  float power, inverse;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(-kLog2E * t));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.0f + power));
+  return g * inverse;
 }
 
 // Gate and up projection in one. An expert has 2 N rows of w: first the gate's, then up's. y [slots, N] is
