@@ -1,6 +1,7 @@
 import t from 'tap'
 import { availableMemory } from '../../src/engine/memory/available-memory.ts'
 import { sizeCore } from '../../src/engine/memory/size-core.ts'
+import type { CoreSize } from '../../src/engine/memory/size-core.ts'
 import { buildModelTable } from '../../src/model/model-table.ts'
 import type { CoreConfig } from '../../src/native/core-config.ts'
 import type { CudaGpu, CudaGpus } from '../../src/native/devices.ts'
@@ -46,6 +47,17 @@ function addon () {
   }
 }
 
+t.test('GPUs with up to 100 GB compute 4096 tokens in a step', async (t) => {
+  const small = async (): Promise<CudaGpus> => {
+    const gpus = await found(40e6, 30e6)()
+    return { ...gpus, gpus: gpus.gpus.map((gpu, i) => ({ ...gpu, totalBytes: i === 1 ? 80e9 : 150e9 })) }
+  }
+  const plan = (tp: number): Promise<CoreSize> =>
+    sizeCore(ARCH, buildModelTable(ARCH, tp), { device: 'cuda', tp }, addon(), small)
+  t.equal((await plan(2)).maxBatchTokens, 4096)
+  t.equal((await plan(1)).maxBatchTokens, 8192)
+})
+
 t.test('GPUs: the KV cache has the room that the fullest one has next to weights and buffers', async (t) => {
   const native = addon()
   const plan = await sizeCore(ARCH, buildModelTable(ARCH, 2), { device: 'cuda:1', tp: 2 }, native, found(1, 40e6, 30e6))
@@ -56,12 +68,12 @@ t.test('GPUs: the KV cache has the room that the fullest one has next to weights
     device: 'cuda',
     dtype: 'bfloat16',
     ranks: 2,
-    maxStepTokens: 4096,
-    maxStepSequences: 256,
+    maxStepTokens: 8192,
+    maxStepSequences: 512,
     maxContext: 512,
     pageSize: 16
   })
-  t.match(plan, { maxRunningRequests: 256, maxBatchTokens: 4096, contextLength: 512 })
+  t.match(plan, { maxRunningRequests: 512, maxBatchTokens: 8192, contextLength: 512 })
   t.same(
     native.requested.map(({ pages }) => pages),
     [1, plan.core.pages],

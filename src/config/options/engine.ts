@@ -85,7 +85,7 @@ export const ENGINE_OPTIONS = {
     max: 65536,
     group: 'engine',
     help: 'Most requests that compute at the same time.',
-    unset: '64, on GPUs 256'
+    unset: '64, on GPUs 512'
   },
   maxQueuedRequests: {
     type: 'integer',
@@ -126,7 +126,7 @@ export const ENGINE_OPTIONS = {
     aliases: ['chunked-prefill-size'],
     value: 'TOKENS',
     help: 'Most new tokens computed in one step; a longer prompt is computed in chunks.',
-    unset: '512, on GPUs 4096'
+    unset: '512, on GPUs 4096, with more than 100 GB 8192'
   },
   pageSize: {
     type: 'integer',
