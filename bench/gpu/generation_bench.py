@@ -94,7 +94,10 @@ def commands(folder, port, sites):
     most = str(max(DECODE))
     python = [sys.executable, "-m"]
     every = {
-        "refit": [node(), str(PROGRAM), "serve", str(folder), "--device", "cuda", "--port", str(port), "--skip-tokenizer-init"],
+        "refit": [
+            *(node(), str(PROGRAM), "serve", str(folder), "--device", "cuda", "--skip-tokenizer-init"),
+            *("--port", str(port)),
+        ],
         "vllm": [
             *(*python, "vllm.entrypoints.openai.api_server", "--model", str(folder), "--tokens-only"),
             *("--max-num-seqs", most, "--port", str(port)),

@@ -1,4 +1,4 @@
-// What the producer and the consumers of the Hopper kernel share, and the producer.
+// The Hopper kernel: the layout and the work that producer and consumers share, and the producer.
 #pragma once
 #include "cuda/attention/attention_tile.cuh"
 #include "cuda/gemm/hopper.cuh"
@@ -18,7 +18,7 @@ struct HopperShape {
   static constexpr int kHalf = kTile * 128;
   static constexpr int kTileBytes = D / 64 * kHalf;
   static constexpr int kPieces = D / 8;  // of 16 bytes in a row
-  // Of a consumer warp: its 16 rows' sums over the chunks before, later its results.
+  // A consumer warp keeps its 16 rows' sums over the chunks before here, later its results.
   static constexpr int kBeforeBytes = 16 * D * 4;
   static constexpr int kKAt = kTileBytes;
   static constexpr int kVAt = kKAt + kStages * kTileBytes;

@@ -27,7 +27,7 @@ struct MoeAdapters {
   const int32_t* token_slots = nullptr;  // [T]; null: the step uses no adapters
 };
 
-// What computes the experts' products. The number: rows of one expert that a block takes at most (rows_of).
+// The kernel of the experts' products. The number: rows of one expert that a block takes at most (rows_of).
 enum class ExpertKernel {
   kAuto,     // the number of tokens decides
   kStream8,  // few rows at the speed of memory, by mma.sync

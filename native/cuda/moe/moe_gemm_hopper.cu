@@ -275,8 +275,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-// Of w [experts * Rows, K]: boxes of kWRows rows and kStageK of k, in the order that GateUp::w_row or Down::w_row
-// gives.
+// Describes w [experts * rows, K] in boxes of kWRows rows and kStageK of k, in the order of GateUp::w_row or
+// Down::w_row.
 template <class Kind>
 CUtensorMap make_map(const Experts& e, int experts) {
   CUtensorMap map;

@@ -111,7 +111,7 @@ void run_cases(Gemm& gemm, const Options& options) {
     }
   }
   if (options.quick) return;
-  // Of the last, one expert of few: tiles of every number of rows up to 256.
+  // The last has few experts, so their tiles have up to 256 rows.
   for (int64_t tokens : {1, 7, 64, 300, 4500}) {
     Case c{{128, 8, true, 2048, 768}, tokens};
     if (tokens == 4500) c.shape = {12, 2, true, 256, 200};
