@@ -57,6 +57,24 @@ class LocalSerializedTensor:
     values: list
 
 
+def patient(share):
+    """On a busy machine torch's manager of shared memory may be silent for longer than the second that torch waits."""
+
+    @functools.wraps(share)
+    def shared(*args, **kwargs):
+        for left in reversed(range(30)):
+            try:
+                return share(*args, **kwargs)
+            except RuntimeError as error:
+                if left == 0 or "Shared memory manager" not in str(error):
+                    raise
+
+    return shared
+
+
+torch.UntypedStorage._share_filename_cpu_ = patient(torch.UntypedStorage._share_filename_cpu_)
+
+
 def dumps(obj):
     buffer = io.BytesIO()
     ForkingPickler(buffer).dump(obj)
