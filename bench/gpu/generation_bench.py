@@ -139,7 +139,7 @@ def run(name, command, environment, port, wanted):
             for case, (requests_of, unit, figure) in wanted.items():
                 # Each case has prompts of its own: a prefix of another's would be in the cache.
                 random = numpy.random.default_rng([11, zlib.crc32(case.encode())])
-                for _ in range(2):  # other prompts, the same lengths
+                for _ in range(2):  # other prompts and lengths of rl; the last counts
                     requests = requests_of(random)
                     seconds = asyncio.run(measure(name, port, requests))
                 prompt, output = (sum(sizes) for sizes in zip(*((len(ids), out) for ids, out in requests), strict=True))

@@ -47,13 +47,14 @@ function addon () {
   }
 }
 
-t.test('GPUs with up to 100 GB compute 4096 tokens in a step', async (t) => {
+t.test('GPUs with more than 100 GB compute 8192 tokens of a model with experts in a step', async (t) => {
+  const sparse = tinyArchitecture('Qwen3MoeForCausalLM')
   const small = async (): Promise<CudaGpus> => {
     const gpus = await found(40e6, 30e6)()
     return { ...gpus, gpus: gpus.gpus.map((gpu, i) => ({ ...gpu, totalBytes: i === 1 ? 80e9 : 150e9 })) }
   }
   const plan = (tp: number): Promise<CoreSize> =>
-    sizeCore(ARCH, buildModelTable(ARCH, tp), { device: 'cuda', tp }, addon(), small)
+    sizeCore(sparse, buildModelTable(sparse, tp), { device: 'cuda', tp }, addon(), small)
   t.equal((await plan(2)).maxBatchTokens, 4096)
   t.equal((await plan(1)).maxBatchTokens, 8192)
 })
@@ -68,12 +69,12 @@ t.test('GPUs: the KV cache has the room that the fullest one has next to weights
     device: 'cuda',
     dtype: 'bfloat16',
     ranks: 2,
-    maxStepTokens: 8192,
+    maxStepTokens: 4096,
     maxStepSequences: 512,
     maxContext: 512,
     pageSize: 16
   })
-  t.match(plan, { maxRunningRequests: 512, maxBatchTokens: 8192, contextLength: 512 })
+  t.match(plan, { maxRunningRequests: 512, maxBatchTokens: 4096, contextLength: 512 })
   t.same(
     native.requested.map(({ pages }) => pages),
     [1, plan.core.pages],

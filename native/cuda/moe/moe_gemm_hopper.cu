@@ -1,6 +1,6 @@
 // The experts' products by wgmma. Rows of w are the operand of 64 rows of each warpgroup, the rows of x (the tokens of
-// an expert) are the other, so a row tile of any number of tokens wastes at most 15 rows, and each w is read once per
-// tile.
+// an expert) are the other, so few rows are wasted (at most 15, of Many below 128 at most 31), and each w is read once
+// per tile.
 //
 // Blocks are persistent: block b computes the items b, b + blocks, ... of all (row tile, column tile). One warpgroup
 // loads, two compute 64 rows of w each. Stages of 64 k go through a ring in shared memory: w by the copy engine, in the
@@ -87,7 +87,7 @@ template <class Kind>
 __device__ __forceinline__ const bf16* w_row(const Experts& e, const Item& item, int r) {
   return item.tile.rows == 0 ? nullptr : e.w + Kind::w_row(item.tile.expert, item.n0, r, e.N) * e.K;
 }
-// The ring is too short for the latency of memory, so each row of w is brought into the L2 cache kAhead stages earlier.
+// The ring is too short for the latency of memory, so each row of w is loaded into the L2 cache kAhead stages earlier.
 __device__ __forceinline__ void prefetch_ahead(const bf16* now, const bf16* later, int k, int K) {
   int at = k + kAhead * kStageK;
   const bf16* from = now;
@@ -220,6 +220,7 @@ __device__ __forceinline__ void compute_item(const Experts& e, const RowTile& ti
     ring.next();
   }
   wgmma_wait<0>();
+  pin_registers(d);
   if (lane == 0) barrier_arrive(ring.empty(before));
   const int columns = Staging<Kind>::kColumns;
   store_item<Kind, N>(e, tile, n0 + group * columns, ring.base + Ring<S>::kStaging + group * kStagingBytes, y, d);

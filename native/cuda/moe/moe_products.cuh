@@ -18,8 +18,8 @@ struct Experts {
   const float* delta = nullptr;  // [slots, 2 N]: the adapters' part of gate and up; only AdaptedGateUp reads it
 };
 
-// g * sigmoid(t) for t of g's sign: g / (1 + e^-t). Where e^-t overflows, the result is a zero. The approximations of
-// e^x and 1 / x err by 2^-22 of the value, the result is rounded to 2^-9.
+// g * sigmoid(t) for t of g's sign: g / (1 + e^-t). From t < -87 on the result is a zero. The approximations of e^x
+// and 1 / x err by at most 2^-18 of the value, the result is rounded to 2^-9.
 __device__ __forceinline__ float activated(float g, Activation activation) {
   constexpr float kLog2E = 1.44269504f;
   const float t = activation == Activation::kSilu ? g : g * fmaf(g * g, 0.0713548162726f, 1.59576912160573f);

@@ -126,7 +126,7 @@ export const ENGINE_OPTIONS = {
     aliases: ['chunked-prefill-size'],
     value: 'TOKENS',
     help: 'Most new tokens computed in one step; a longer prompt is computed in chunks.',
-    unset: '512, on GPUs 4096, with more than 100 GB 8192'
+    unset: '512, on GPUs 4096, of models with experts 8192 with more than 100 GB'
   },
   pageSize: {
     type: 'integer',

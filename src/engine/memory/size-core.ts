@@ -36,8 +36,8 @@ export interface CoreSize {
 export const MEM_FRACTION = { cpu: 0.5, cuda: 0.85 }
 const DEFAULTS = {
   cpu: { maxRunningRequests: 64, maxBatchTokens: 512 },
-  // Scratch memory grows with the tokens of a step; 4096 of them keep a GPU busy. Experts are read once per step, so
-  // twice as many are 5 % faster where memory is ample.
+  // Scratch memory grows with the tokens of a step; 4096 of them keep a GPU busy. Experts are read once per step, so a
+  // prefill of 8192 took 7 % less time per token on an H200.
   cuda: { maxRunningRequests: 512, maxBatchTokens: 4096, ampleBytes: 100e9, ampleBatchTokens: 8192 }
 }
 const PAGE_SIZE = 16
@@ -119,7 +119,7 @@ async function planCuda (
   const experts = expertsOf(arch, options)
   const found = await probe()
   const gpus = chooseGpus(found, first, table.ranks, process.env.REFIT_CUDA_SHARE_CARD === '1')
-  const ample = gpus.every(gpu => gpu.totalBytes > DEFAULTS.cuda.ampleBytes)
+  const ample = arch.experts > 0 && gpus.every(gpu => gpu.totalBytes > DEFAULTS.cuda.ampleBytes)
   const {
     maxRunningRequests = DEFAULTS.cuda.maxRunningRequests,
     maxPrefillTokens: maxBatchTokens = ample ? DEFAULTS.cuda.ampleBatchTokens : DEFAULTS.cuda.maxBatchTokens,
