@@ -11,6 +11,7 @@
 #include "cuda/attention/attention_merge.cuh"
 #include "cuda/attention/attention_narrow.cuh"
 #include "cuda/attention/attention_wide.cuh"
+#include "cuda/device/current_gpu.h"
 
 namespace refit::cuda {
 namespace {
@@ -75,12 +76,7 @@ void check_input(int64_t ldq, const AttentionInput& input, const KvLayer& kv, in
 }  // namespace
 
 int wide_rows_here(int head_dim) {
-  if (head_dim != 64 && head_dim != 128) return kWideRows;
-  int device = 0, major = 0, minor = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "the compute capability");
-  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "the compute capability");
-  return major == 9 && minor == 0 ? kHopperRows : kWideRows;
+  return (head_dim == 64 || head_dim == 128) && has_wgmma() ? kHopperRows : kWideRows;
 }
 
 void attention(const bf16* qkv, int64_t ldq, const AttentionInput& input, const KvLayer& kv, int heads, bf16* out,

@@ -8,6 +8,7 @@
 #include "cuda/attention/attention_hopper.h"
 #include "cuda/attention/attention_hopper_consumer.cuh"
 #include "cuda/attention/attention_launch.h"
+#include "cuda/device/current_gpu.h"
 #include "cuda/device/driver.h"
 
 namespace refit::cuda {
@@ -54,10 +55,7 @@ void launch(const AttentionArgs& a, int items, int pages, cudaStream_t stream) {
   static std::atomic<uint64_t> done{0};
   constexpr int kBytes = HopperShape<D>::kBytes;
   allow_shared(attention_hopper_kernel<D>, kBytes, 100, done);
-  int device = 0, processors = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "the number of multiprocessors");
-  const int blocks = static_cast<int>(std::min<int64_t>(processors, static_cast<int64_t>(items) * a.kv_heads));
+  const int blocks = static_cast<int>(std::min<int64_t>(multiprocessors(), static_cast<int64_t>(items) * a.kv_heads));
 
   // A box is within a page, and begins at a multiple of 8 rows, because the swizzle has this period. With 32 rows a
   // tile has at least one box for each of the producer's warps.

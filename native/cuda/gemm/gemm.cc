@@ -1,6 +1,6 @@
 #include "cuda/gemm/gemm.h"
 
-#include "cuda/device/check.h"
+#include "cuda/device/current_gpu.h"
 #include "cuda/gemm/cublas_lt.h"
 #include "cuda/gemm/gemm_kernels.h"
 
@@ -10,13 +10,6 @@ namespace {
 // Up to this many rows the streaming kernel is preferred to cuBLASLt.
 constexpr int64_t kStreamRowsByChoice = 16;
 static_assert(kStreamRowsByChoice <= kStreamMaxRows);
-
-int multiprocessors() {
-  int device = 0, count = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "the number of multiprocessors");
-  return count;
-}
 
 }  // namespace
 

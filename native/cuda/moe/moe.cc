@@ -3,7 +3,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "cuda/device/check.h"
+#include "cuda/device/current_gpu.h"
 #include "cuda/moe/moe_kernels.h"
 
 namespace refit::cuda {
@@ -70,12 +70,8 @@ Moe::Moe(const MoeShape& shape, Gemm& gemm, void* scratch, size_t scratch_bytes)
                                 std::to_string(Moe::scratch_bytes(shape, 1)));
   }
   prepare_moe_route();
-  int device = 0, major = 0, minor = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "the compute capability");
-  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "the compute capability");
-  check(cudaDeviceGetAttribute(&processors_, cudaDevAttrMultiProcessorCount, device), "the number of multiprocessors");
-  has_wgmma_ = major == 9 && minor == 0;
+  processors_ = multiprocessors();
+  has_wgmma_ = cuda::has_wgmma();
   prepare_moe_gemm();
   if (has_wgmma_) prepare_wgmma_experts();
   if (shape.adapter_rank > 0) prepare_moe_adapters();

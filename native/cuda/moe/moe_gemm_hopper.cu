@@ -284,7 +284,7 @@ CUtensorMap make_map(const Experts& e, int experts) {
   const auto K = static_cast<uint64_t>(e.K), N = static_cast<uint64_t>(e.N), E = static_cast<uint64_t>(experts);
   constexpr bool kTwo = Kind::kRowsPerColumn == 2;
   const uint64_t sizes[5] = {K, kTwo ? 8 : N, kTwo ? 2 : E, N / 8, E};
-  const uint64_t strides[4] = {K * 2, kTwo ? N * K * 2 : N * K * 2, K * 16, N * K * 4};  // bytes; not of k
+  const uint64_t strides[4] = {K * 2, N * K * 2, K * 16, N * K * 4};  // bytes; not of k
   const uint32_t box[5] = {kStageK, kTwo ? 8 : kWRows, kTwo ? 2 : 1, kWRows / 16, 1};
   const uint32_t steps[5] = {1, 1, 1, 1, 1};
   check(driver().encode_tiled(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, kTwo ? 5 : 3, const_cast<bf16*>(e.w), sizes,

@@ -4,19 +4,13 @@
 #include <numeric>
 #include <set>
 
+#include "cuda/device/current_gpu.h"
 #include "cuda/moe/moe_kernels.h"
 #include "test/gpu/matrix_common.cuh"
 #include "test/gpu/moe_reference.cuh"
 
 namespace refit::test {
 namespace {
-
-bool has_wgmma() {
-  int major = 0, minor = 0;
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), "the compute capability");
-  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0), "the compute capability");
-  return major == 9 && minor == 0;
-}
 
 void run_case(Gemm& gemm, const Case& c, uint64_t seed) {
   Problem problem(c, seed);
@@ -72,7 +66,7 @@ void run_cases(Gemm& gemm, const Options& options) {
   std::vector<ExpertKernel> all = {ExpertKernel::kAuto,    ExpertKernel::kStream8, ExpertKernel::kStream16,
                                    ExpertKernel::kTile64,  ExpertKernel::kTile128, ExpertKernel::kWgmma64,
                                    ExpertKernel::kWgmma256};
-  if (!has_wgmma()) all.resize(all.size() - 2);
+  if (!cuda::has_wgmma()) all.resize(all.size() - 2);
   uint64_t seed = options.seed;
   const MoeShape small{8, 2, true, 64, 32};
   for (int64_t tokens : options.quick ? std::vector<int64_t>{1, 9, 70} : std::vector<int64_t>{1, 2, 7, 9, 64, 300}) {
@@ -158,8 +152,7 @@ void run_bench(Gemm& gemm) {
                   {ExpertKernel::kStream16, "stream 16", 4, 128},   {ExpertKernel::kTile64, "tile 64", 32, 1024},
                   {ExpertKernel::kTile128, "tile 128", 512, 8192},  {ExpertKernel::kWgmma64, "wgmma 64", 4, 1024},
                   {ExpertKernel::kWgmma256, "wgmma 256", 256, 8192}};
-  int processors = 0;
-  check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, 0), "the number of multiprocessors");
+  const int processors = cuda::multiprocessors();
   for (int64_t tokens : {1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 8192}) {
     const MoeScratch scratch = cuda::carve_moe_scratch(s, tokens, memory.data());
     for (const auto& [kernel, name, least, most_tokens] : kKernels) {
