@@ -28,7 +28,7 @@ constexpr int kHopperChunk = 512;
 struct AttentionItem {
   int32_t sequence;
   int32_t table;                // where its page table begins in the step's pages
-  int32_t first_token, tokens;  // into the step's tokens
+  int32_t first_token, tokens;  // into the step's tokens; no tokens: padding
   int32_t position;             // absolute, of first_token
   int32_t chunk, chunks;        // keys [chunk * size, (chunk + chunks) * size), where size is chunk_size(...)
   int32_t part;  // row of its partial result in the partial buffers; -1: it has all its chunks and writes to out

@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 3)
 
   const AttentionItem item = a.items[blockIdx.x / a.kv_heads];
   const int kv_head = blockIdx.x % a.kv_heads;
-  if (item.tokens * a.group > kNarrowRows) return;  // the wide kernel's
+  if (item.tokens == 0 || item.tokens * a.group > kNarrowRows) return;  // padding, or the wide kernel's
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
 
   KvStream<D> stream(a, item, kv_head, shared);

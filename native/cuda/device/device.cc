@@ -349,6 +349,7 @@ uint64_t CudaDevice::State::release(uint32_t tags, bool keep_weights) {
     }
   }
   std::vector<uint64_t> bytes(ranks.size());
+  if ((now & kTagCudaGraph) != 0) forward->drop_graphs();
   for (const MemoryTag tag : kTags) {
     if ((now & tag) == 0) continue;
     released |= tag;  // set it first: after a failure in the middle the memory counts as released, never as half usable

@@ -36,6 +36,7 @@ void Progress::begin_step() {
 }
 
 void Progress::begin_op(const char* name, int layer) {
+  if (muted_) return;
   const uint32_t number = issued_.load(std::memory_order_relaxed);
   const Op& last = ops_[(number - 1) % kOps];
   if (sync_ && !fresh_step_) {

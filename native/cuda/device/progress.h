@@ -29,6 +29,10 @@ class Progress {
   // On the rank's thread, before every launch of a step. `name` is a literal ("qkv"); layer -1 means no layer. With
   // REFIT_CUDA_SYNC=1 it waits for the operation before, so that a failure is thrown (CudaError) under the right name.
   void begin_op(const char* name, int layer = -1);
+  // While muted, begin_op does nothing: a capture launches nothing.
+  void mute(bool muted) { muted_ = muted; }
+  // Whether every launch must be its own: with REFIT_CUDA_SYNC=1, or to inject a fault.
+  bool launches_each() const { return sync_ || fault_.kind != Fault::Kind::kNone; }
 
   // Any thread: "layers.12.qkv", or "between layers.12.qkv and layers.12.down"; empty between steps.
   std::string where() const;
@@ -54,6 +58,7 @@ class Progress {
   uint64_t word_on_gpu_ = 0;
   bool fresh_step_ = true;
   bool inject_ = false;
+  bool muted_ = false;
 };
 
 }  // namespace refit::cuda

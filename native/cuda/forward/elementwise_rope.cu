@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kThreads) rope_and_cache_kernel(RopeArgs a, in
     low.store(at);
     high.store(at + half);
   }
-  if (head >= a.heads) {
+  if (head >= a.heads && slot >= 0) {
     const int page = slot / a.kv.page_size;
     const int kv_head = head - a.heads - (is_v ? a.kv.kv_heads : 0);
     const int64_t row =

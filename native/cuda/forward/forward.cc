@@ -74,6 +74,16 @@ Forward::~Forward() {
   }
 }
 
+void Forward::drop_graphs() {
+  on_all(ranks_, [this](Rank& rank) { forwards_[rank.index]->drop_graphs(); });
+}
+
+size_t Forward::graphs() const {
+  size_t sum = 0;
+  for (const auto& rank : forwards_) sum += rank->graphs();
+  return sum;
+}
+
 int64_t Forward::max_tokens() const { return shape_->tokens; }
 
 void Forward::check_limits(const StepBatch& batch) const {
@@ -133,21 +143,16 @@ void Forward::step(const StepBatch& batch, StepResult& result) {
     return;
   }
   const AttentionPlan plan = plan_attention(batch, layout_.group, layout_.kv_heads, AttentionSplit::kAuto, wide_rows_);
-  const StepBlock block(batch, plan, page_size_, layout_.recipe.vocab, shape_->rows);
+  const StepRoom room = step_room(batch, plan, shape_->tokens);
+  const StepBlock block(batch, plan, room, page_size_, layout_.recipe.vocab, shape_->rows);
   if (plan.part_rows > shape_->part_rows)
     throw std::logic_error("attention needs " + std::to_string(plan.part_rows) + " rows of partial results, but " +
                            std::to_string(shape_->part_rows) + " are there");
   make_room(block, results);
-  load_products(static_cast<int64_t>(batch.tokens.size()), batch.rows());
+  load_products(room.tokens, batch.rows());
   block.write(block_->data());
-  const StepJob job{block,
-                    results,
-                    block_->data(),
-                    results_->data(),
-                    sample_traits(batch, layout_.recipe.vocab),
-                    static_cast<int>(batch.tokens.size()),
-                    batch.rows(),
-                    epoch_};
+  const StepJob job{block, results,      block_->data(), results_->data(), sample_traits(batch, layout_.recipe.vocab),
+                    room,  batch.rows(), epoch_};
   // First: if a rank fails, flags of this step must not be taken for those of the next.
   epoch_ += RankForward::collectives(layout_, *shape_, batch.rows());
   on_all(ranks_, [&](Rank& rank) { forwards_[rank.index]->run(job); });

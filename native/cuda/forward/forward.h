@@ -58,6 +58,11 @@ class Forward {
   // sequences is undefined, but the next step may be tried, except after DeviceLost.
   void step(const StepBatch& batch, StepResult& result);
 
+  // Frees the memory of graphs; the next steps make them again. Called between two steps.
+  void drop_graphs();
+  // Number of graphs that the ranks have. Called between two steps.
+  size_t graphs() const;
+
   // Maximum number of new tokens of a step (CoreConfig::max_step_tokens, or the default).
   int64_t max_tokens() const;
 

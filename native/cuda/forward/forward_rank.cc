@@ -22,7 +22,8 @@ RankForward::RankForward(const CoreConfig& config, const Layout& layout, const F
       own_(own),
       exchange_(std::move(exchange)),
       gemm_(own_.gemm, own_.gemm_bytes),
-      adapters_(layout, params_, own_.shrunk, rank.stream) {
+      adapters_(layout, params_, own_.shrunk, rank.stream),
+      graphs_(rank) {
   if (exchange_) gemm_.require_loaded();
   for (const LayerParams& layer : layout.layers) {
     if (layer.sparse()) moe_.try_emplace(layer.inter, moe_shape(layout, layer.inter), gemm_, own_.moe, own_.moe_bytes);
@@ -36,6 +37,7 @@ RankForward::RankForward(const CoreConfig& config, const Layout& layout, const F
 
 void RankForward::reserve(size_t block_bytes, size_t result_bytes) {
   rank_.doing("make room for a step");
+  graphs_.clear();
   block_.reserve(block_bytes, "memory for the step's block");
   if (rank_.index == 0) results_.reserve(result_bytes, "memory for the step's results");
 }
@@ -80,11 +82,11 @@ void RankForward::run(const StepJob& job) {
         "copy in");
   StepView view = job.block.view(block_.data());
   view.attention.parts = own_.parts;
-  adapters_.begin(view.adapters, job.tokens);
-  embed_tokens(view, job.tokens);
-  for (int layer = 0; layer < layout_.recipe.layers; ++layer) {
-    attend(view, layer, job.tokens);
-    mlp(view, layer, job);
+  // The ranks' exchange numbers its sums on the host, so with several ranks each step has launches of its own.
+  if (job.room.decode && !exchange_) {
+    graphs_.run(job.room, [&] { layers(view, job); });
+  } else {
+    layers(view, job);
   }
   head(view, job);
   if (rank_.index == 0 && job.results.bytes() > 0) {
@@ -95,6 +97,15 @@ void RankForward::run(const StepJob& job) {
   if (exchange_) return exchange_->wait();
   rank_.doing("wait for the step");
   check(cudaStreamSynchronize(stream), "the step");
+}
+
+void RankForward::layers(const StepView& view, const StepJob& job) {
+  adapters_.begin(view.adapters, job.room.tokens);
+  embed_tokens(view, job.room.tokens);
+  for (int layer = 0; layer < layout_.recipe.layers; ++layer) {
+    attend(view, layer, job.room.tokens);
+    mlp(view, layer, job);
+  }
 }
 
 void RankForward::sum(int layer, int64_t elements, bf16* out) {
@@ -216,7 +227,7 @@ void RankForward::attend(const StepView& view, int layer, int count) {
 
 void RankForward::mlp(const StepView& view, int layer, const StepJob& job) {
   const LayerParams& p = layout_.layers[layer];
-  const int count = job.tokens;
+  const int count = job.room.tokens;
   const cudaStream_t stream = rank_.stream;
   if (p.sparse()) {
     rank_.begin_op("moe", layer);
@@ -227,7 +238,8 @@ void RankForward::mlp(const StepView& view, int layer, const StepJob& job) {
                 layout_.recorded};
     }
     moe_.at(p.inter).run(linear_input(), param(p.router), param(p.w13), param(p.w2), part(), count, layout_.ranks > 1,
-                         stream, record, adapters_.experts(layer, view.token_slots));
+                         stream, record, adapters_.experts(layer, view.token_slots),
+                         job.room.decode ? view.slots : nullptr);
   } else {
     rank_.begin_op("gate_up", layer);
     adapters_.start(adapters_.gate_up(layer), linear_input());

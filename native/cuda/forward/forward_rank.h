@@ -11,6 +11,7 @@
 #include "cuda/forward/forward.h"
 #include "cuda/forward/forward_memory.h"
 #include "cuda/forward/step_block.h"
+#include "cuda/forward/step_graphs.h"
 #include "cuda/gemm/gemm.h"
 #include "cuda/moe/moe.h"
 
@@ -23,7 +24,8 @@ struct StepJob {
   const uint8_t* host_block;  // pinned
   uint8_t* host_results;      // pinned; rank 0 fills it
   SampleTraits traits;
-  int tokens, rows;
+  StepRoom room;
+  int rows;
   uint64_t epoch;  // collectives before the step
 };
 
@@ -49,7 +51,12 @@ class RankForward {
   // Number of collectives of a step on each rank.
   static uint64_t collectives(const Layout& layout, const ForwardShape& shape, int64_t rows);
 
+  // No step may be running.
+  void drop_graphs() { graphs_.clear(); }
+  size_t graphs() const { return graphs_.size(); }
+
  private:
+  void layers(const StepView& view, const StepJob& job);
   void embed_tokens(const StepView& view, int count);
   void attend(const StepView& view, int layer, int count);
   void mlp(const StepView& view, int layer, const StepJob& job);
@@ -90,6 +97,7 @@ class RankForward {
   AdapterPass adapters_;
   std::map<int64_t, Moe> moe_;  // by columns of an expert
   Growing block_{Growing::Where::kGpu}, results_{Growing::Where::kGpu};
+  StepGraphs graphs_;
 };
 
 }  // namespace refit::cuda

@@ -33,11 +33,12 @@ size_t StepBlock::place(size_t count) {
   return offset;
 }
 
-StepBlock::StepBlock(const StepBatch& batch, const AttentionPlan& plan, int page_size, int vocab, int64_t head_rows)
-    : batch_(batch), plan_(plan), head_rows_(head_rows), kept_offsets_(kept_offsets(batch, vocab)) {
-  const size_t tokens = batch.tokens.size(), rows = static_cast<size_t>(batch.rows());
+StepBlock::StepBlock(const StepBatch& batch, const AttentionPlan& plan, const StepRoom& room, int page_size, int vocab,
+                     int64_t head_rows)
+    : batch_(batch), plan_(plan), room_(room), head_rows_(head_rows), kept_offsets_(kept_offsets(batch, vocab)) {
+  const size_t tokens = static_cast<size_t>(room.tokens), rows = static_cast<size_t>(batch.rows());
   positions_.resize(tokens);
-  slots_.resize(tokens);
+  slots_.resize(tokens, kNoSlot);
   for (int s = 0; s < batch.sequences(); ++s) {
     for (int32_t t = batch.seq_offsets[s]; t < batch.seq_offsets[s + 1]; ++t) {
       const int32_t position = batch.start_pos[s] + (t - batch.seq_offsets[s]);
@@ -60,10 +61,10 @@ StepBlock::StepBlock(const StepBatch& batch, const AttentionPlan& plan, int page
   tokens_ = place<int32_t>(tokens);
   positions_at_ = place<int32_t>(tokens);
   slots_at_ = place<int32_t>(tokens);
-  page_offsets_ = place<int32_t>(batch.page_offsets.size());
+  items_ = place<AttentionItem>(static_cast<size_t>(room.items));
+  merges_ = place<AttentionMerge>(static_cast<size_t>(room.merges));
   pages_ = place<int32_t>(batch.pages.size());
-  items_ = place<AttentionItem>(plan.items.size());
-  merges_ = place<AttentionMerge>(plan.merges.size());
+  page_offsets_ = place<int32_t>(batch.page_offsets.size());
   row_tokens_at_ = place<int32_t>(rows);
   token_slots_at_ = place<int32_t>(token_slots_.size());
   segments_at_ = place<AdapterSegment>(segments_.list.size());
@@ -110,18 +111,20 @@ AdapterSegments StepBlock::head_adapters(const uint8_t* base, int64_t row) const
 }
 
 template <class T>
-void StepBlock::put(uint8_t* host, size_t offset, const T& from) {
+void StepBlock::put(uint8_t* host, size_t offset, const T& from, size_t room) {
   if (from.size() > 0) std::memcpy(host + offset, from.data(), from.size() * sizeof(from[0]));
+  if (room > from.size())
+    std::memset(host + offset + from.size() * sizeof(from[0]), 0, (room - from.size()) * sizeof(from[0]));
 }
 
 void StepBlock::write(uint8_t* host) const {
-  put(host, tokens_, batch_.tokens);
+  put(host, tokens_, batch_.tokens, positions_.size());
   put(host, positions_at_, positions_);
   put(host, slots_at_, slots_);
   put(host, page_offsets_, batch_.page_offsets);
   put(host, pages_, batch_.pages);
-  put(host, items_, plan_.items);
-  put(host, merges_, plan_.merges);
+  put(host, items_, plan_.items, static_cast<size_t>(room_.items));
+  put(host, merges_, plan_.merges, static_cast<size_t>(room_.merges));
   put(host, row_tokens_at_, row_tokens_);
   put(host, token_slots_at_, token_slots_);
   put(host, segments_at_, segments_.list);
@@ -148,9 +151,9 @@ StepView StepBlock::view(uint8_t* base) const {
   view.positions = at<int32_t>(base, positions_at_);
   view.slots = at<int32_t>(base, slots_at_);
   view.attention.items = at<AttentionItem>(base, items_);
-  view.attention.item_count = static_cast<int>(plan_.items.size());
+  view.attention.item_count = room_.items;
   view.attention.merges = at<AttentionMerge>(base, merges_);
-  view.attention.merge_count = static_cast<int>(plan_.merges.size());
+  view.attention.merge_count = room_.merges;
   view.attention.page_offsets = at<int32_t>(base, page_offsets_);
   view.attention.pages = at<int32_t>(base, pages_);
   view.attention.parts = nullptr;
@@ -189,12 +192,12 @@ ResultBlock::ResultBlock(const StepBatch& batch, int64_t recorded, int vocab)
     bytes_ += padded(count * size);
     return offset;
   };
+  experts_ = place(recorded_, sizeof(uint16_t));  // first: graphs hold its address
   tokens_ = place(rows_);
   logprobs_ = place(rows_);
   top_ids_ = place(tops_);
   top_logprobs_ = place(tops_);
   id_logprobs_ = place(ids_);
-  experts_ = place(recorded_, sizeof(uint16_t));
   const size_t kept_rows = kept_offsets_.empty() ? 0 : rows_;
   kept_counts_ = place(kept_rows);
   kept_logprobs_ = place(kept_rows);

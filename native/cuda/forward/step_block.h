@@ -9,6 +9,7 @@
 #include "core/step.h"
 #include "cuda/adapters/adapter_segments.h"
 #include "cuda/attention/attention.h"
+#include "cuda/forward/step_room.h"
 #include "cuda/sampler/sampler.h"
 
 namespace refit::cuda {
@@ -17,7 +18,7 @@ namespace refit::cuda {
 struct StepView {
   const int32_t* tokens;      // [T]
   const int32_t* positions;   // [T] absolute
-  const int32_t* slots;       // [T] page * page_size + slot
+  const int32_t* slots;       // [T] page * page_size + slot; kNoSlot: the token is padding
   AttentionInput attention;   // without `parts`
   const int32_t* row_tokens;  // [R] index of the token whose logits a row uses
   SampleRows rows;            // only on the rank that samples
@@ -29,8 +30,9 @@ struct StepView {
 class StepBlock {
  public:
   // The batch has been checked. It and the plan must stay until the last call of write. head_rows: the rows that the
-  // head computes at a time.
-  StepBlock(const StepBatch& batch, const AttentionPlan& plan, int page_size, int vocab, int64_t head_rows);
+  // head computes at a time. The offsets of all that the layers read depend on the room only.
+  StepBlock(const StepBatch& batch, const AttentionPlan& plan, const StepRoom& room, int page_size, int vocab,
+            int64_t head_rows);
 
   size_t shared_bytes() const { return shared_bytes_; }  // for every rank
   size_t bytes() const { return bytes_; }                // for the sampling rank
@@ -49,11 +51,13 @@ class StepBlock {
   void cut_adapters();
   template <class T>
   size_t place(size_t count);
+  // Zeros follow `from` where there is room for `room` elements.
   template <class T>
-  static void put(uint8_t* host, size_t offset, const T& from);
+  static void put(uint8_t* host, size_t offset, const T& from, size_t room = 0);
 
   const StepBatch& batch_;
   const AttentionPlan& plan_;
+  const StepRoom room_;
   const int64_t head_rows_;
   // Empty without adapters in the step.
   std::vector<int32_t> token_slots_;
@@ -63,7 +67,7 @@ class StepBlock {
   int32_t furthest_ = 0;
   size_t gpu_bytes_ = 0, shared_bytes_ = 0, bytes_ = 0;
   // Offsets in the block.
-  size_t tokens_, positions_at_, slots_at_, page_offsets_, pages_, items_, merges_, row_tokens_at_;
+  size_t tokens_, positions_at_, slots_at_, items_, merges_, page_offsets_, pages_, row_tokens_at_;
   size_t token_slots_at_, segments_at_;
   std::vector<size_t> head_segments_at_;
   size_t row_ints_, row_floats_, row_seeds_, row_positions_at_, history_offsets_, history_, bias_offsets_, bias_tokens_,

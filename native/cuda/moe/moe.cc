@@ -106,13 +106,14 @@ void Moe::in_turns(int64_t count, F&& fn) const {
 }
 
 void Moe::run(const bf16* x, const bf16* router, const bf16* w13, const bf16* w2, bf16* y, int64_t count, bool partial,
-              cudaStream_t stream, RouteRecord record, const MoeAdapters& adapters) {
+              cudaStream_t stream, RouteRecord record, const MoeAdapters& adapters, const int32_t* kv_slots) {
   in_turns(count, [&](int64_t begin, int64_t tokens) {
     RouteRecord part = record;
     if (record.to != nullptr) part.to += begin * record.stride;
     MoeAdapters own = adapters;
     if (own.token_slots != nullptr) own.token_slots += begin;
-    run_turn(x + begin * shape_.hidden, router, w13, w2, y + begin * shape_.hidden, tokens, partial, stream, part, own);
+    run_turn(x + begin * shape_.hidden, router, w13, w2, y + begin * shape_.hidden, tokens, partial, stream, part, own,
+             kv_slots == nullptr ? nullptr : kv_slots + begin);
   });
 }
 
@@ -128,12 +129,13 @@ Product Moe::routing(const bf16* x, const bf16* router, int64_t count) const {
 }
 
 void Moe::run_turn(const bf16* x, const bf16* router, const bf16* w13, const bf16* w2, bf16* y, int64_t count,
-                   bool partial, cudaStream_t stream, RouteRecord record, const MoeAdapters& adapters) {
+                   bool partial, cudaStream_t stream, RouteRecord record, const MoeAdapters& adapters,
+                   const int32_t* kv_slots) {
   const MoeScratch scratch = carve_moe_scratch(shape_, count, scratch_);
   const ExpertLaunch launch{choose(x, w13, w2, count), processors_};
   const int tile_rows = rows_of(launch.kernel);
   gemm_.run(routing(x, router, count), stream);
-  choose_experts(shape_, scratch, count, stream, record);
+  choose_experts(shape_, scratch, count, stream, record, kv_slots);
   sort_by_expert(shape_, scratch, count, tile_rows, stream);
   const bool adapts = adapters.token_slots != nullptr, gate_up = adapts && adapters.a13 != nullptr;
   if (gate_up) adapt_gate_up(shape_, scratch, adapters, x, count, tile_rows, stream);

@@ -71,9 +71,11 @@ class Moe {
   // is the finished sum. With several (partial true) an expert's output is a partial sum over the ranks' parts of
   // inter, and rounding must wait: y is then the bf16 rounding of this rank's weighted fp32 sum, for the all-reduce. y
   // must not be x. The host never waits for the GPU, and grids depend on count only. Adapters add their part to the
-  // products of w13 and w2 in fp32, before their results are rounded; of w2 with one rank, after that.
+  // products of w13 and w2 in fp32, before their results are rounded; of w2 with one rank, after that. kv_slots [T]
+  // marks tokens that are padding by negative entries; null: none is. They use no expert, and their y is undefined.
   void run(const bf16* x, const bf16* router, const bf16* w13, const bf16* w2, bf16* y, int64_t count, bool partial,
-           cudaStream_t stream, RouteRecord record = {}, const MoeAdapters& adapters = {});
+           cudaStream_t stream, RouteRecord record = {}, const MoeAdapters& adapters = {},
+           const int32_t* kv_slots = nullptr);
   // The counterpart of Gemm::load.
   void load(const bf16* x, const bf16* router, int64_t count, cudaStream_t stream);
 
@@ -88,7 +90,8 @@ class Moe {
   ExpertKernel choose(const bf16* x, const bf16* w13, const bf16* w2, int64_t count) const;
   Product routing(const bf16* x, const bf16* router, int64_t count) const;
   void run_turn(const bf16* x, const bf16* router, const bf16* w13, const bf16* w2, bf16* y, int64_t count,
-                bool partial, cudaStream_t stream, RouteRecord record, const MoeAdapters& adapters);
+                bool partial, cudaStream_t stream, RouteRecord record, const MoeAdapters& adapters,
+                const int32_t* kv_slots);
 
   MoeShape shape_;
   Gemm& gemm_;

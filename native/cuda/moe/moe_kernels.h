@@ -28,7 +28,7 @@ constexpr int64_t max_row_tiles(int64_t pairs, int64_t experts, int64_t tile_row
 // Intermediate results between the kernels; all on the GPU.
 struct MoeScratch {
   bf16* logits;         // [T, experts]
-  int32_t* ids;         // [T, k], ascending
+  int32_t* ids;         // [T, k], ascending; -1: none
   float* weights;       // [T, k], of the same experts, rounded to bf16
   int32_t* slots;       // [T, k]: the slot of each pair
   int32_t* tokens;      // [P], by slot
@@ -44,9 +44,10 @@ struct MoeScratch {
 // Divides `base` among the arrays for `tokens` tokens; `bytes` is the size that this takes.
 MoeScratch carve_moe_scratch(const MoeShape& shape, int64_t tokens, void* base);
 
-// logits -> ids, weights, and the record if there is one.
+// logits -> ids, weights, and the record if there is one. kv_slots: see Moe::run; a token of padding gets ids of -1,
+// and slots and weights of 0.
 void choose_experts(const MoeShape& shape, const MoeScratch& scratch, int64_t count, cudaStream_t stream,
-                    RouteRecord record = {});
+                    RouteRecord record = {}, const int32_t* kv_slots = nullptr);
 // ids -> slots, tokens, tiles, tile_count. An expert's rows are divided among as few tiles as possible, evenly.
 void sort_by_expert(const MoeShape& shape, const MoeScratch& scratch, int64_t count, int tile_rows,
                     cudaStream_t stream);

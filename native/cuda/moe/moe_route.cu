@@ -17,11 +17,16 @@ constexpr int kCombineThreads = 128;
 // One warp per token. PerLane: number of experts of a lane; lane l has experts l, l + 32, ...
 template <int PerLane>
 __global__ void __launch_bounds__(kRouteWarps * 32)
-    route_kernel(const bf16* __restrict__ logits, int count, int experts, int k, bool norm, int32_t* __restrict__ ids,
-                 float* __restrict__ weights, RouteRecord record) {
+    route_kernel(const bf16* __restrict__ logits, int count, int experts, int k, bool norm,
+                 const int32_t* __restrict__ kv_slots, int32_t* __restrict__ ids, float* __restrict__ weights,
+                 int32_t* __restrict__ slots, RouteRecord record) {
   const int lane = threadIdx.x % 32;
   const int64_t token = static_cast<int64_t>(blockIdx.x) * kRouteWarps + threadIdx.x / 32;
   if (token >= count) return;
+  if (kv_slots != nullptr && kv_slots[token] < 0) {
+    if (lane < k) ids[token * k + lane] = -1, weights[token * k + lane] = 0.0f, slots[token * k + lane] = 0;
+    return;
+  }
   float p[PerLane];
   float most = -INFINITY;
 #pragma unroll
@@ -92,11 +97,12 @@ __global__ void __launch_bounds__(kRouteWarps * 32)
 }
 
 template <int PerLane>
-void route(const MoeShape& s, const MoeScratch& scratch, int64_t count, cudaStream_t stream, RouteRecord record) {
+void route(const MoeShape& s, const MoeScratch& scratch, int64_t count, cudaStream_t stream, RouteRecord record,
+           const int32_t* kv_slots) {
   const auto blocks = static_cast<unsigned>((count + kRouteWarps - 1) / kRouteWarps);
   route_kernel<PerLane><<<blocks, kRouteWarps * 32, 0, stream>>>(scratch.logits, static_cast<int>(count), s.experts,
-                                                                 s.per_token, s.norm_topk_prob, scratch.ids,
-                                                                 scratch.weights, record);
+                                                                 s.per_token, s.norm_topk_prob, kv_slots, scratch.ids,
+                                                                 scratch.weights, scratch.slots, record);
   check_launch("launch of the expert choice");
 }
 
@@ -242,12 +248,12 @@ void prepare(Kernel kernel) {
 }  // namespace
 
 void choose_experts(const MoeShape& s, const MoeScratch& scratch, int64_t count, cudaStream_t stream,
-                    RouteRecord record) {
-  if (s.experts <= 32) return route<1>(s, scratch, count, stream, record);
-  if (s.experts <= 64) return route<2>(s, scratch, count, stream, record);
-  if (s.experts <= 128) return route<4>(s, scratch, count, stream, record);
-  if (s.experts <= 256) return route<8>(s, scratch, count, stream, record);
-  return route<kMaxExperts / 32>(s, scratch, count, stream, record);
+                    RouteRecord record, const int32_t* kv_slots) {
+  if (s.experts <= 32) return route<1>(s, scratch, count, stream, record, kv_slots);
+  if (s.experts <= 64) return route<2>(s, scratch, count, stream, record, kv_slots);
+  if (s.experts <= 128) return route<4>(s, scratch, count, stream, record, kv_slots);
+  if (s.experts <= 256) return route<8>(s, scratch, count, stream, record, kv_slots);
+  return route<kMaxExperts / 32>(s, scratch, count, stream, record, kv_slots);
 }
 
 void sort_by_expert(const MoeShape& s, const MoeScratch& scratch, int64_t count, int tile_rows, cudaStream_t stream) {

@@ -1,4 +1,4 @@
-// The ranks of a forward pass on GPUs, several of them on one GPU or each on its own. For forward_test.cc.
+// The ranks of a forward pass on GPUs, several of them on one GPU or each on its own.
 #pragma once
 #include <memory>
 #include <stdexcept>
@@ -94,6 +94,7 @@ class Gpus {
     } else {
       cuda::on_all(ranks_, [&](cuda::Rank& rank) { cuda::enable_peers(rank, gpus); });
     }
+    params_ = memory[0].params;
     forward_ = std::make_unique<cuda::Forward>(config, ranks_, memory, comms_);
   }
   ~Gpus() {
@@ -117,6 +118,15 @@ class Gpus {
     forward_->step(batch, result);
     return result;
   }
+  // Writes a parameter of rank 0 in place.
+  void write(size_t param, const std::vector<float>& values) {
+    std::vector<uint16_t> bits;
+    for (const float value : values) bits.push_back(float_to_bf16(value));
+    check(cudaMemcpy(const_cast<cuda::bf16*>(params_[param]), bits.data(), bits.size() * 2, cudaMemcpyHostToDevice),
+          "write");
+    check(cudaDeviceSynchronize(), "write");
+  }
+  cuda::Forward& forward() { return *forward_; }
   void check_guards(const char* where) const {
     for (size_t i = 0; i < regions_.size(); ++i)
       CHECKF(regions_[i]->whole(), "%s: bytes before or behind region %zu were written", where, i);
@@ -142,6 +152,7 @@ class Gpus {
 
   std::vector<std::unique_ptr<Region>> regions_;
   std::vector<Region*> scratch_;
+  std::vector<const cuda::bf16*> params_;  // of rank 0
   std::vector<std::unique_ptr<cuda::Rank>> ranks_;
   std::vector<std::unique_ptr<cuda::NcclComm>> comms_;
   std::unique_ptr<cuda::Forward> forward_;

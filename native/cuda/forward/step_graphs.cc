@@ -1,0 +1,105 @@
+#include "cuda/forward/step_graphs.h"
+
+#include <algorithm>
+
+#include "cuda/device/check.h"
+#include "cuda/device/environment.h"
+
+namespace refit::cuda {
+namespace {
+
+struct Graph {
+  cudaGraph_t graph = nullptr;
+  ~Graph() {
+    if (graph != nullptr) cudaGraphDestroy(graph);
+  }
+};
+
+// Ends the capture also if a launch throws.
+class Capture {
+ public:
+  Capture(Rank& rank, Graph& to) : rank_(rank), to_(to) {
+    // Other threads may allocate meanwhile.
+    check(cudaStreamBeginCapture(rank.stream, cudaStreamCaptureModeThreadLocal), "begin the capture of a step");
+    rank.progress().mute(true);
+  }
+  ~Capture() {
+    rank_.progress().mute(false);
+    if (open_ && cudaStreamEndCapture(rank_.stream, &to_.graph) != cudaSuccess) cudaGetLastError();
+  }
+  void end() {
+    open_ = false;
+    check(cudaStreamEndCapture(rank_.stream, &to_.graph), "end the capture of a step");
+  }
+
+ private:
+  Rank& rank_;
+  Graph& to_;
+  bool open_ = true;
+};
+
+}  // namespace
+
+StepGraphs::StepGraphs(Rank& rank)
+    : rank_(rank), enabled_(!switched_off("REFIT_CUDA_GRAPHS") && !rank.progress().launches_each()) {}
+
+StepGraphs::Entry* StepGraphs::find(const StepRoom& room) {
+  const auto at = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& e) { return e.room == room; });
+  if (at == entries_.end()) return nullptr;
+  entries_.splice(entries_.begin(), entries_, at);
+  return &entries_.front();
+}
+
+void StepGraphs::run(const StepRoom& room, const std::function<void()>& launch) {
+  Entry* const entry = enabled_ ? find(room) : nullptr;
+  if (entry == nullptr) {
+    launch();
+    if (enabled_) entries_.push_front({room, nullptr});
+    if (entries_.size() > kMost) {
+      if (entries_.back().graph != nullptr) cudaGraphExecDestroy(entries_.back().graph);
+      entries_.pop_back();
+    }
+    return;
+  }
+  if (entry->graph == nullptr) entry->graph = capture(launch);
+  if (entry->graph == nullptr) {
+    clear();
+    enabled_ = false;
+    return launch();
+  }
+  rank_.begin_op("the layers of a decode step (a graph; REFIT_CUDA_GRAPHS=off names the operation)");
+  check(cudaGraphLaunch(entry->graph, rank_.stream), "launch a graph");
+}
+
+cudaGraphExec_t StepGraphs::capture(const std::function<void()>& launch) {
+  rank_.doing("capture a decode step");
+  Graph graph;
+  {
+    Capture capture(rank_, graph);
+    launch();
+    capture.end();
+  }
+  cudaGraphExec_t exec = nullptr;
+  const cudaError_t code = cudaGraphInstantiate(&exec, graph.graph, 0);
+  if (code == cudaErrorMemoryAllocation) {
+    cudaGetLastError();  // or the next launch would be blamed
+    return nullptr;
+  }
+  check(code, "make a graph of a decode step");
+  check(cudaGraphUpload(exec, rank_.stream), "upload a graph");
+  return exec;
+}
+
+size_t StepGraphs::size() const {
+  return static_cast<size_t>(
+      std::count_if(entries_.begin(), entries_.end(), [](const Entry& e) { return e.graph != nullptr; }));
+}
+
+void StepGraphs::clear() {
+  for (const Entry& entry : entries_) {
+    if (entry.graph != nullptr) cudaGraphExecDestroy(entry.graph);
+  }
+  entries_.clear();
+}
+
+}  // namespace refit::cuda

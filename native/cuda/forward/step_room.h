@@ -1,0 +1,27 @@
+// The sizes of a step on GPUs. Those of decode steps are rounded up, so that a step has one of a few sizes: the step's
+// block then has the same layout and its kernels the same grids whenever the sizes are the same, as a graph needs
+// (step_graphs.h). The added tokens are padding: they have no KV slot, no attention, no experts and no rows, and
+// nothing reads their results. Every decode step is rounded, also one that is launched without a graph, so bits do not
+// depend on graphs.
+#pragma once
+#include <compare>
+
+#include "core/step.h"
+#include "cuda/attention/attention.h"
+
+namespace refit::cuda {
+
+struct StepRoom {
+  int tokens, items, merges;  // items and merges of the attention plan
+  bool decode;                // sizes are rounded up
+
+  auto operator<=>(const StepRoom&) const = default;
+};
+
+// The KV slot of a token that is padding.
+constexpr int32_t kNoSlot = -1;
+
+// A decode step has one new token per sequence and no adapters. most_tokens: the step's buffers have no more.
+StepRoom step_room(const StepBatch& batch, const AttentionPlan& plan, int64_t most_tokens);
+
+}  // namespace refit::cuda

@@ -1,0 +1,189 @@
+// Decode steps by graphs against the same steps without: equal bit for bit, over updates in place, padding, long
+// sequences, blocks that grow and graphs that are dropped. And StepGraphs alone. Argument: [seed].
+#include "cuda/forward/step_graphs.h"
+
+#include <cstdlib>
+#include <numeric>
+#include <stdexcept>
+
+#include "test/gpu/forward_gpus.cuh"
+
+namespace {
+
+const std::vector<Variant> kVariants = {
+    {"llama", 64, 2, 4, 2, 16, 96, 101, false, false, false, false},
+    {"one kv head", 64, 1, 8, 1, 128, 64, 50, false, false, true, false},
+    {"qwen3 moe", 64, 3, 4, 2, 32, 96, 120, false, false, true, false, 8, 2, 32, true, {1, 0, 1}},
+    {"qwen3 moe, many experts", 128, 2, 4, 4, 16, 64, 90, false, false, true, true, 64, 8, 64, false, {1, 1}},
+    {"olmo2", 64, 2, 8, 2, 16, 96, 101, false, false, true, false, 0, 0, 0, true, {}, 1.0, true},
+};
+
+struct Chat {
+  std::vector<int32_t> tokens, pages;
+};
+
+bool same(const StepResult& a, const StepResult& b) {
+  return a.tokens == b.tokens && a.logprobs == b.logprobs && a.top_ids == b.top_ids &&
+         a.top_logprobs == b.top_logprobs && a.experts == b.experts;
+}
+
+// The next token of some chats, with the logprobs of the whole vocabulary.
+BatchBuilder decode(const std::vector<Chat>& chats, const std::vector<size_t>& which, int vocab, unsigned seed) {
+  BatchBuilder b;
+  for (const size_t i : which) {
+    const Chat& chat = chats[i];
+    const auto last = static_cast<int32_t>(chat.tokens.size()) - 1;
+    const int token = b.sequence({chat.tokens.back()}, last, chat.pages);
+    b.row({.token = token, .top = vocab, .flags = 1, .temperature = 0.7f, .seed = seed + i});
+  }
+  return b;
+}
+
+class Pair {
+ public:
+  Pair(const TestModel& model) {
+    setenv("REFIT_CUDA_GRAPHS", "off", 1);
+    plain_ = std::make_unique<Gpus>(model, std::vector<int>{0});
+    unsetenv("REFIT_CUDA_GRAPHS");
+    graphs_ = std::make_unique<Gpus>(model, std::vector<int>{0});
+  }
+  StepResult step(const BatchBuilder& b, const std::string& where) {
+    const StepResult expected = plain_->step(b), got = graphs_->step(b);
+    for (const float p : got.top_logprobs) {
+      if (!CHECKF(p == p, "%s: a NaN", where.c_str())) break;
+    }
+    CHECKF(same(expected, got), "%s: other bits with graphs", where.c_str());
+    CHECKF(plain_->forward().graphs() == 0, "%s: a graph although they are off", where.c_str());
+    return got;
+  }
+  void write(size_t param, const std::vector<float>& values) {
+    plain_->write(param, values), graphs_->write(param, values);
+  }
+  void check_guards(const char* name) const { plain_->check_guards(name), graphs_->check_guards(name); }
+  cuda::Forward& graphs() { return graphs_->forward(); }
+
+ private:
+  std::unique_ptr<Gpus> plain_, graphs_;
+};
+
+void test_variant(const Variant& v, unsigned seed) {
+  std::mt19937 rng(seed);
+  const TestModel model(v, DType::kBFloat16, seed);
+  const CoreConfig config = model.config(1, 1, "", kPages, kPageSize);
+  Pair pair(model);
+  // 24 short chats, and one whose attention is divided.
+  std::vector<Chat> chats(25);
+  int32_t page = 0;
+  for (size_t i = 0; i < chats.size(); ++i) {
+    const int length = i == 24 ? 1100 : 1 + static_cast<int>(rng() % 20);
+    for (int t = 0; t < length; ++t) chats[i].tokens.push_back(static_cast<int32_t>(rng() % v.vocab));
+    for (int p = 0; p < (i == 24 ? 75 : 3); ++p) chats[i].pages.push_back(page++);
+    for (int done = 0; done + 1 < length;) {
+      const int take = std::min(length - 1 - done, kMaxTokens);
+      BatchBuilder b;
+      b.sequence({chats[i].tokens.begin() + done, chats[i].tokens.begin() + done + take}, done, chats[i].pages);
+      pair.step(b, std::string(v.name) + ", prefill");
+      done += take;
+    }
+  }
+  std::vector<size_t> order(24);
+  std::iota(order.begin(), order.end(), 0u);
+  size_t most = 0;
+  for (int step = 0; step < 72; ++step) {
+    const std::string where = std::string(v.name) + ", step " + std::to_string(step);
+    std::shuffle(order.begin(), order.end(), rng);
+    constexpr size_t kSizes[] = {1, 3, 4, 7, 8, 9, 16, 17, 20, 24};
+    std::vector<size_t> which(order.begin(), order.begin() + static_cast<long>(kSizes[rng() % std::size(kSizes)]));
+    // A chat has room for 28 more tokens.
+    std::erase_if(which, [&](size_t i) { return chats[i].tokens.size() >= 47; });
+    if (step % 3 == 1) which.push_back(24);
+    if (which.empty()) which.push_back(24);
+    const StepResult result = pair.step(decode(chats, which, v.vocab, static_cast<unsigned>(step) * 1000u), where);
+    for (size_t i = 0; i < which.size(); ++i) chats[which[i]].tokens.push_back(result.tokens[i]);
+    most = std::max(most, pair.graphs().graphs());
+    if (step % 12 == 11) {
+      // Every weight gets other values in place, and graphs stay.
+      const size_t held = pair.graphs().graphs();
+      for (size_t p = 0; p < config.params.size(); ++p) {
+        std::vector<float> values = model.shard(config.params[p].name, 0, 1).x;
+        for (float& x : values) x *= 1.0f + 0.25f * static_cast<float>(rng() % 1000) / 1000.0f;
+        pair.write(p, values);
+      }
+      CHECKF(pair.graphs().graphs() == held, "%s: a write in place dropped graphs", where.c_str());
+    }
+    if (step == 30) pair.graphs().drop_graphs();
+    if (step == 50) {
+      // 8 MB of history: the block grows, and every address with it.
+      BatchBuilder grown = decode(chats, {24}, v.vocab, 7);
+      BatchBuilder::Row row{.token = 0, .temperature = 0, .presence = 1.0f};
+      for (int i = 0; i < 2000000; ++i) row.history.push_back(i % v.vocab);
+      grown.row(row);
+      pair.step(grown, where + ", grown");
+      CHECKF(pair.graphs().graphs() == 0, "%s: graphs outlive their addresses", where.c_str());
+    }
+  }
+  CHECKF(most >= 4, "%s: only %zu graphs", v.name, most);
+  pair.check_guards(v.name);
+  std::printf("%-26s equal with and without graphs; %zu graphs at once\n", v.name, most);
+}
+
+// StepGraphs alone: which launches it makes, how many graphs it keeps, and failures in a capture.
+void test_graphs_alone() {
+  cuda::Rank rank(0, 0);
+  uint8_t* bytes = nullptr;
+  check(cudaMalloc(reinterpret_cast<void**>(&bytes), 4096), "cudaMalloc");
+  auto task = rank.run([&] {
+    cuda::StepGraphs graphs(rank);
+    int launched = 0;
+    const auto run = [&](int tokens) {
+      check(cudaMemsetAsync(bytes, 0xee, 4096, rank.stream), "memset");
+      graphs.run({tokens, tokens, 0, true}, [&] {
+        ++launched;
+        check(cudaMemsetAsync(bytes + tokens, tokens, 1, rank.stream), "memset");
+      });
+      std::vector<uint8_t> host(4096);
+      check(cudaMemcpyAsync(host.data(), bytes, 4096, cudaMemcpyDeviceToHost, rank.stream), "copy");
+      check(cudaStreamSynchronize(rank.stream), "synchronize");
+      std::vector<uint8_t> expected(4096, 0xee);
+      expected[tokens] = static_cast<uint8_t>(tokens);
+      CHECKF(host == expected, "room %d wrote other bytes", tokens);
+    };
+    for (int turn = 0; turn < 4; ++turn) run(3);
+    CHECKF(launched == 2 && graphs.size() == 1, "launched %d times, %zu graphs", launched, graphs.size());
+    const int most = static_cast<int>(cuda::StepGraphs::kMost);
+    for (int turn = 0; turn < 3; ++turn) {
+      for (int i = 0; i < most; ++i) run(100 + i);
+    }
+    CHECKF(static_cast<int>(graphs.size()) == most, "%zu graphs", graphs.size());
+    launched = 0;
+    run(3);  // forgotten
+    CHECKF(launched == 1 && static_cast<int>(graphs.size()) == most - 1, "launched %d times", launched);
+    for (int turn = 0; turn < 2; ++turn) {
+      bool thrown = false;
+      try {
+        graphs.run({7, 7, 0, true}, [&] {
+          if (turn == 1) throw std::runtime_error("a launch fails");
+        });
+      } catch (const std::runtime_error&) {
+        thrown = true;
+      }
+      CHECKF(thrown == (turn == 1), "turn %d", turn);
+    }
+    run(7);
+    run(7);
+    graphs.clear();
+    CHECK(graphs.size() == 0);
+    run(3);
+  });
+  cuda::wait(task);
+  check(cudaFree(bytes), "cudaFree");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const unsigned seed = argc > 1 ? static_cast<unsigned>(std::atoi(argv[1])) : 1;
+  test_graphs_alone();
+  for (const Variant& v : kVariants) test_variant(v, seed);
+  return finish("step_graphs_test");
+}
