@@ -31,8 +31,9 @@ __device__ uint64_t load_acquire(const uint64_t* p) {
 // Barrier of this block with the same block of all peers. What they wrote before, in this kernel or in earlier ones of
 // their streams, is visible to this block afterwards. One thread's release and acquire serve the whole block:
 // __syncthreads orders the other threads' accesses before the release and after the acquire.
-__device__ void meet(const PeerGroup& group, int phase, uint64_t epoch) {
+__device__ void meet(const PeerGroup& group, int phase, const Epoch& number) {
   __syncthreads();
+  const uint64_t epoch = number.call + (number.base != nullptr ? *number.base : 0);
   const int peer = static_cast<int>(threadIdx.x);
   if (peer < group.ranks) {
     store_release(group.signals[peer] + flag(phase, group.rank), epoch);
@@ -72,7 +73,7 @@ __device__ uint4 sum(const bf16* const* buffers, int64_t i) {
 // A vector has 8 elements.
 template <int kRanks>
 __global__ void __launch_bounds__(kThreads)
-    one_shot_kernel(PeerGroup group, int side, uint4* out, int64_t vectors, uint64_t epoch) {
+    one_shot_kernel(PeerGroup group, int side, uint4* out, int64_t vectors, Epoch epoch) {
   meet(group, 0, epoch);
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < vectors; i += stride)
@@ -83,7 +84,7 @@ __global__ void __launch_bounds__(kThreads)
 // summed. A block gathers what the same block of each peer has summed, so only blocks with the same index synchronize.
 template <int kRanks>
 __global__ void __launch_bounds__(kThreads)
-    two_shot_kernel(PeerGroup group, int side, uint4* out, int64_t vectors, uint64_t epoch) {
+    two_shot_kernel(PeerGroup group, int side, uint4* out, int64_t vectors, Epoch epoch) {
   const int64_t share = (vectors + kRanks - 1) / kRanks;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
@@ -110,10 +111,10 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(SumParts parts, uint4* ou
     out[i] = sum<kRanks>(parts.buffers, i);
 }
 
-__global__ void barrier_kernel(PeerGroup group, uint64_t epoch) { meet(group, 0, epoch); }
+__global__ void barrier_kernel(PeerGroup group, Epoch epoch) { meet(group, 0, epoch); }
 
 template <int kRanks>
-void launch(bool two_shot, const PeerGroup& group, int side, bf16* out, int64_t vectors, uint64_t epoch,
+void launch(bool two_shot, const PeerGroup& group, int side, bf16* out, int64_t vectors, Epoch epoch,
             cudaStream_t stream) {
   const int64_t work = two_shot ? (vectors + kRanks - 1) / kRanks : vectors;
   const int most = std::clamp(group.blocks, 1, kCollectiveBlocks);
@@ -127,8 +128,7 @@ void launch(bool two_shot, const PeerGroup& group, int side, bf16* out, int64_t 
   check_launch("all_reduce");
 }
 
-void run(bool two_shot, const PeerGroup& group, int side, bf16* out, int64_t count, uint64_t epoch,
-         cudaStream_t stream) {
+void run(bool two_shot, const PeerGroup& group, int side, bf16* out, int64_t count, Epoch epoch, cudaStream_t stream) {
   if (count <= 0) return;
   const int64_t vectors = (count + 7) / 8;
   switch (group.ranks) {
@@ -154,19 +154,17 @@ void run(bool two_shot, const PeerGroup& group, int side, bf16* out, int64_t cou
 
 }  // namespace
 
-void all_reduce(const PeerGroup& group, int side, bf16* out, int64_t count, uint64_t epoch, cudaStream_t stream) {
+void all_reduce(const PeerGroup& group, int side, bf16* out, int64_t count, Epoch epoch, cudaStream_t stream) {
   // With two ranks both ways read the same bytes from the peer.
   const bool two_shot = group.ranks > 2 && count * static_cast<int64_t>(sizeof(bf16)) > kOneShotBytes;
   run(two_shot, group, side, out, count, epoch, stream);
 }
 
-void all_reduce_one_shot(const PeerGroup& group, int side, bf16* out, int64_t count, uint64_t epoch,
-                         cudaStream_t stream) {
+void all_reduce_one_shot(const PeerGroup& group, int side, bf16* out, int64_t count, Epoch epoch, cudaStream_t stream) {
   run(false, group, side, out, count, epoch, stream);
 }
 
-void all_reduce_two_shot(const PeerGroup& group, int side, bf16* out, int64_t count, uint64_t epoch,
-                         cudaStream_t stream) {
+void all_reduce_two_shot(const PeerGroup& group, int side, bf16* out, int64_t count, Epoch epoch, cudaStream_t stream) {
   run(true, group, side, out, count, epoch, stream);
 }
 
@@ -203,7 +201,7 @@ void sum_parts(const SumParts& parts, int ranks, bf16* out, int64_t count, cudaS
   check_launch("sum_parts");
 }
 
-void barrier(const PeerGroup& group, uint64_t epoch, cudaStream_t stream) {
+void barrier(const PeerGroup& group, Epoch epoch, cudaStream_t stream) {
   if (group.ranks == 1) return;
   barrier_kernel<<<1, 32, 0, stream>>>(group, epoch);
   check_launch("barrier");

@@ -20,10 +20,17 @@ constexpr int kCollectiveBlocks = 48, kSharedBlocks = 8;
 // barrier.
 constexpr int64_t kOneShotBytes = 512 * 1024;
 
+// The number of a call, ascending and above 0: `call`, counted from a number on the GPU if there is one. So a graph can
+// make the same calls again.
+struct Epoch {
+  Epoch(uint64_t call, const uint64_t* base = nullptr) : call(call), base(base) {}
+  uint64_t call;
+  const uint64_t* base;
+};
+
 struct PeerGroup {
   int ranks = 1;
   int rank = 0;
-  // Buffers of each rank, readable and writable from this one; aligned to 16.
   int blocks = kCollectiveBlocks;
   // Buffers of each rank, readable and writable from this one; aligned to 16.
   bf16* buffers[2][kMaxRanks] = {};
@@ -37,17 +44,15 @@ struct PeerGroup {
 // When a buffer may be overwritten: peers read it until they have ended this call, and this rank knows that only after
 // the next collective. So successive calls alternate between the sides. Two-shot also writes to the own buffer.
 //
-// `epoch`: the caller's number of the call; the same on all ranks, ascending, above 0.
-void all_reduce(const PeerGroup& group, int side, bf16* out, int64_t count, uint64_t epoch, cudaStream_t stream);
+// `epoch`: the same on all ranks.
+void all_reduce(const PeerGroup& group, int side, bf16* out, int64_t count, Epoch epoch, cudaStream_t stream);
 // Later kernels of all ranks see everything that earlier kernels of all ranks wrote, in any rank's memory.
-void barrier(const PeerGroup& group, uint64_t epoch, cudaStream_t stream);
+void barrier(const PeerGroup& group, Epoch epoch, cudaStream_t stream);
 
 // The two ways of all_reduce, for tests and benchmarks. One-shot: every rank reads all buffers. Two-shot: every rank
 // sums one part, then all ranks gather the parts.
-void all_reduce_one_shot(const PeerGroup& group, int side, bf16* out, int64_t count, uint64_t epoch,
-                         cudaStream_t stream);
-void all_reduce_two_shot(const PeerGroup& group, int side, bf16* out, int64_t count, uint64_t epoch,
-                         cudaStream_t stream);
+void all_reduce_one_shot(const PeerGroup& group, int side, bf16* out, int64_t count, Epoch epoch, cudaStream_t stream);
+void all_reduce_two_shot(const PeerGroup& group, int side, bf16* out, int64_t count, Epoch epoch, cudaStream_t stream);
 
 // The same sum, bit for bit, for buffers that are all on this rank's GPU: out[i] = the sum over r < ranks of
 // buffers[r][i], for i < count rounded up to a multiple of 8. `out` may be one of them.

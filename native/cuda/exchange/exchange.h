@@ -19,8 +19,13 @@ class Exchange {
  public:
   virtual ~Exchange() = default;
 
-  // `epoch`: the number of sums and gathers before this step, failed ones included; the same on all ranks.
-  virtual void begin_step(uint64_t epoch) = 0;
+  // `epoch`: on this rank's GPU, the number of sums and gathers before this step, failed ones included; the same on all
+  // ranks. A step has at most one address for it, which graphs hold.
+  virtual void begin_step(const uint64_t* epoch) = 0;
+  // Whether graphs may contain its sums.
+  virtual bool in_graphs() const = 0;
+  // `calls` sums of this step have been launched, by a graph or one by one.
+  virtual void launched(uint64_t calls) = 0;
   // The memory for this rank's part of the next sum: [T, H]. Calls alternate between the sides (0, 1).
   virtual bf16* part(int side) const = 0;
   // Sums the first `count` elements of all ranks' parts into `out`; `layer` is for the record.

@@ -53,7 +53,10 @@ class NcclExchange : public Exchange {
         received_(own.exchange[1]),
         logits_(own.logits) {}
 
-  void begin_step(uint64_t) override {}
+  void begin_step(const uint64_t*) override {}
+  // Captured collectives of several GPUs in one process may deadlock.
+  bool in_graphs() const override { return false; }
+  void launched(uint64_t) override {}
   // One buffer is enough: its bytes are sent before the stream writes to it again.
   bf16* part(int) const override { return part_; }
 

@@ -19,11 +19,13 @@ class PeerExchange : public Exchange {
     check(cudaMemsetAsync(group_.signals[rank.index], 0, kSignalBytes, rank.stream), "clear flags");
   }
 
-  void begin_step(uint64_t epoch) override { epoch_ = epoch; }
+  void begin_step(const uint64_t* epoch) override { epoch_ = epoch, calls_ = 0; }
+  bool in_graphs() const override { return true; }
+  void launched(uint64_t calls) override { calls_ = calls; }
   bf16* part(int side) const override { return group_.buffers[side][rank_.index]; }
   void sum(int side, int layer, bf16* out, int64_t count) override {
     rank_.begin_op("all_reduce", layer);
-    all_reduce(group_, side, out, count, ++epoch_, rank_.stream);
+    all_reduce(group_, side, out, count, {++calls_, epoch_}, rank_.stream);
   }
   // Rank 0's memory for all ranks: every rank writes its columns there.
   float* logits() const override { return logits_; }
@@ -37,13 +39,14 @@ class PeerExchange : public Exchange {
  private:
   void meet() {
     rank_.begin_op("barrier");
-    barrier(group_, ++epoch_, rank_.stream);
+    barrier(group_, {++calls_, epoch_}, rank_.stream);
   }
 
   Rank& rank_;
   float* const logits_;
   PeerGroup group_;
-  uint64_t epoch_ = 0;
+  const uint64_t* epoch_ = nullptr;
+  uint64_t calls_ = 0;  // of this step
 };
 
 }  // namespace

@@ -150,9 +150,11 @@ void Forward::step(const StepBatch& batch, StepResult& result) {
                            std::to_string(shape_->part_rows) + " are there");
   make_room(block, results);
   load_products(room.tokens, batch.rows());
-  block.write(block_->data());
-  const StepJob job{block, results,      block_->data(), results_->data(), sample_traits(batch, layout_.recipe.vocab),
-                    room,  batch.rows(), epoch_};
+  block.write(block_->data(), epoch_);
+  const StepJob job{block, results,     block_->data(), results_->data(), sample_traits(batch, layout_.recipe.vocab),
+                    room,  batch.rows()};
+  // A graph is made while no rank computes, for the same reason as room and kernels.
+  if (forwards_.front()->wants_graph(job)) on_all(ranks_, [&](Rank& rank) { forwards_[rank.index]->make_graph(job); });
   // First: if a rank fails, flags of this step must not be taken for those of the next.
   epoch_ += RankForward::collectives(layout_, *shape_, batch.rows());
   on_all(ranks_, [&](Rank& rank) { forwards_[rank.index]->run(job); });

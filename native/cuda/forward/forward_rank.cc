@@ -65,26 +65,42 @@ void RankForward::load_for_rows(int rows) {
   check(cudaStreamSynchronize(rank_.stream), "load the kernels of a step's head");
 }
 
+uint64_t RankForward::sums(const Layout& layout) {
+  const uint64_t in_layer = layout.recipe.qk_norm == QkNorm::kProjection ? 3 : 2;
+  return 1 + in_layer * layout.layers.size();
+}
+
 uint64_t RankForward::collectives(const Layout& layout, const ForwardShape& shape, int64_t rows) {
   if (layout.ranks == 1) return 0;
-  const uint64_t in_layer = layout.recipe.qk_norm == QkNorm::kProjection ? 3 : 2;
-  const uint64_t sums = 1 + in_layer * layout.layers.size();
   const int64_t blocks = (rows + shape.rows - 1) / shape.rows;
-  return sums + (blocks > 0 ? 2 * static_cast<uint64_t>(blocks) - 1 : 0);
+  return sums(layout) + (blocks > 0 ? 2 * static_cast<uint64_t>(blocks) - 1 : 0);
+}
+
+StepView RankForward::view(const StepJob& job) const {
+  StepView view = job.block.view(block_.data());
+  view.attention.parts = own_.parts;
+  return view;
+}
+
+bool RankForward::wants_graph(const StepJob& job) const { return may_use_graphs(job) && graphs_.wants(job.room); }
+
+void RankForward::make_graph(const StepJob& job) {
+  const StepView view = this->view(job);
+  if (exchange_) exchange_->begin_step(view.epoch);
+  graphs_.make(job.room, [&] { layers(view, job); });
 }
 
 void RankForward::run(const StepJob& job) {
   const cudaStream_t stream = rank_.stream;
-  if (exchange_) exchange_->begin_step(job.epoch);
+  const StepView view = this->view(job);
+  if (exchange_) exchange_->begin_step(view.epoch);
   rank_.begin_op("copy in");
   check(cudaMemcpyAsync(block_.data(), job.host_block, rank_.index == 0 ? job.block.bytes() : job.block.shared_bytes(),
                         cudaMemcpyHostToDevice, stream),
         "copy in");
-  StepView view = job.block.view(block_.data());
-  view.attention.parts = own_.parts;
-  // The ranks' exchange numbers its sums on the host, so with several ranks each step has launches of its own.
-  if (job.room.decode && !exchange_) {
+  if (may_use_graphs(job)) {
     graphs_.run(job.room, [&] { layers(view, job); });
+    if (exchange_) exchange_->launched(sums(layout_));
   } else {
     layers(view, job);
   }

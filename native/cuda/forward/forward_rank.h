@@ -26,7 +26,6 @@ struct StepJob {
   SampleTraits traits;
   StepRoom room;
   int rows;
-  uint64_t epoch;  // collectives before the step
 };
 
 class RankForward {
@@ -45,17 +44,25 @@ class RankForward {
   // computing. With other ranks, a step that was not prepared is refused.
   void load_for_tokens(int tokens);
   void load_for_rows(int rows);
+  // Whether the step needs a graph that does not exist yet.
+  bool wants_graph(const StepJob& job) const;
+  // Makes that graph; no rank may be computing.
+  void make_graph(const StepJob& job);
   // Returns when the GPU has finished its part.
   void run(const StepJob& job);
 
   // Number of collectives of a step on each rank.
   static uint64_t collectives(const Layout& layout, const ForwardShape& shape, int64_t rows);
+  // The sums of the embedding and the layers among them.
+  static uint64_t sums(const Layout& layout);
 
   // No step may be running.
   void drop_graphs() { graphs_.clear(); }
   size_t graphs() const { return graphs_.size(); }
 
  private:
+  bool may_use_graphs(const StepJob& job) const { return job.room.decode && (!exchange_ || exchange_->in_graphs()); }
+  StepView view(const StepJob& job) const;
   void layers(const StepView& view, const StepJob& job);
   void embed_tokens(const StepView& view, int count);
   void attend(const StepView& view, int layer, int count);

@@ -58,6 +58,7 @@ StepBlock::StepBlock(const StepBatch& batch, const AttentionPlan& plan, const St
   }
   cut_adapters();
 
+  epoch_ = place<uint64_t>(1);
   tokens_ = place<int32_t>(tokens);
   positions_at_ = place<int32_t>(tokens);
   slots_at_ = place<int32_t>(tokens);
@@ -117,7 +118,8 @@ void StepBlock::put(uint8_t* host, size_t offset, const T& from, size_t room) {
     std::memset(host + offset + from.size() * sizeof(from[0]), 0, (room - from.size()) * sizeof(from[0]));
 }
 
-void StepBlock::write(uint8_t* host) const {
+void StepBlock::write(uint8_t* host, uint64_t epoch) const {
+  put(host, epoch_, std::span<const uint64_t>(&epoch, 1));
   put(host, tokens_, batch_.tokens, positions_.size());
   put(host, positions_at_, positions_);
   put(host, slots_at_, slots_);
@@ -147,6 +149,7 @@ void StepBlock::write(uint8_t* host) const {
 
 StepView StepBlock::view(uint8_t* base) const {
   StepView view;
+  view.epoch = at<uint64_t>(base, epoch_);
   view.tokens = at<int32_t>(base, tokens_);
   view.positions = at<int32_t>(base, positions_at_);
   view.slots = at<int32_t>(base, slots_at_);

@@ -16,6 +16,7 @@ namespace refit::cuda {
 
 // The places of the data in the block on a GPU.
 struct StepView {
+  const uint64_t* epoch;      // one: collectives of the ranks before the step
   const int32_t* tokens;      // [T]
   const int32_t* positions;   // [T] absolute
   const int32_t* slots;       // [T] page * page_size + slot; kNoSlot: the token is padding
@@ -38,8 +39,8 @@ class StepBlock {
   size_t bytes() const { return bytes_; }                // for the sampling rank
   size_t gpu_bytes() const { return gpu_bytes_; }        // with scratch
 
-  // Writes the block to `host`, which has bytes().
-  void write(uint8_t* host) const;
+  // Writes the block to `host`, which has bytes(). epoch: see StepView.
+  void write(uint8_t* host, uint64_t epoch) const;
   // base: the block on a GPU, aligned to 16.
   StepView view(uint8_t* base) const;
   // The segments of the head's block of rows that begins at `row`; their first rows count from there.
@@ -67,7 +68,7 @@ class StepBlock {
   int32_t furthest_ = 0;
   size_t gpu_bytes_ = 0, shared_bytes_ = 0, bytes_ = 0;
   // Offsets in the block.
-  size_t tokens_, positions_at_, slots_at_, items_, merges_, page_offsets_, pages_, row_tokens_at_;
+  size_t epoch_, tokens_, positions_at_, slots_at_, items_, merges_, page_offsets_, pages_, row_tokens_at_;
   size_t token_slots_at_, segments_at_;
   std::vector<size_t> head_segments_at_;
   size_t row_ints_, row_floats_, row_seeds_, row_positions_at_, history_offsets_, history_, bias_offsets_, bias_tokens_,

@@ -43,30 +43,36 @@ class Capture {
 StepGraphs::StepGraphs(Rank& rank)
     : rank_(rank), enabled_(!switched_off("REFIT_CUDA_GRAPHS") && !rank.progress().launches_each()) {}
 
-StepGraphs::Entry* StepGraphs::find(const StepRoom& room) {
-  const auto at = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& e) { return e.room == room; });
-  if (at == entries_.end()) return nullptr;
-  entries_.splice(entries_.begin(), entries_, at);
-  return &entries_.front();
+std::list<StepGraphs::Entry>::iterator StepGraphs::find(const StepRoom& room) {
+  return std::find_if(entries_.begin(), entries_.end(), [&](const Entry& e) { return e.room == room; });
+}
+
+bool StepGraphs::wants(const StepRoom& room) const {
+  return std::any_of(entries_.begin(), entries_.end(),
+                     [&](const Entry& e) { return e.room == room && e.graph == nullptr; });
+}
+
+void StepGraphs::make(const StepRoom& room, const std::function<void()>& launch) {
+  const auto entry = find(room);
+  if (entry == entries_.end() || entry->graph != nullptr) return;
+  entry->graph = capture(launch);
+  if (entry->graph != nullptr) return;
+  clear();
+  enabled_ = false;
 }
 
 void StepGraphs::run(const StepRoom& room, const std::function<void()>& launch) {
-  Entry* const entry = enabled_ ? find(room) : nullptr;
-  if (entry == nullptr) {
+  const auto entry = find(room);
+  if (entry == entries_.end()) {
     launch();
     if (enabled_) entries_.push_front({room, nullptr});
-    if (entries_.size() > kMost) {
-      if (entries_.back().graph != nullptr) cudaGraphExecDestroy(entries_.back().graph);
-      entries_.pop_back();
-    }
+    if (entries_.size() <= kMost) return;
+    if (entries_.back().graph != nullptr) cudaGraphExecDestroy(entries_.back().graph);
+    entries_.pop_back();
     return;
   }
-  if (entry->graph == nullptr) entry->graph = capture(launch);
-  if (entry->graph == nullptr) {
-    clear();
-    enabled_ = false;
-    return launch();
-  }
+  entries_.splice(entries_.begin(), entries_, entry);
+  if (entry->graph == nullptr) return launch();
   rank_.begin_op("the layers of a decode step (a graph; REFIT_CUDA_GRAPHS=off names the operation)");
   check(cudaGraphLaunch(entry->graph, rank_.stream), "launch a graph");
 }
@@ -87,6 +93,7 @@ cudaGraphExec_t StepGraphs::capture(const std::function<void()>& launch) {
   }
   check(code, "make a graph of a decode step");
   check(cudaGraphUpload(exec, rank_.stream), "upload a graph");
+  check(cudaStreamSynchronize(rank_.stream), "upload a graph");
   return exec;
 }
 

@@ -20,9 +20,13 @@ class StepGraphs {
   StepGraphs(const StepGraphs&) = delete;
   StepGraphs& operator=(const StepGraphs&) = delete;
 
-  // Does what `launch` does, which launches kernels on the rank's stream: itself the first time that it sees a room
-  // (kernels are loaded then, which a capture must not), by a graph afterwards. Without memory for graphs, always
-  // itself.
+  // Whether the room was seen once and has no graph.
+  bool wants(const StepRoom& room) const;
+  // Makes the room's graph of what `launch` launches on the rank's stream. Without memory for it, no graph is made from
+  // now on.
+  void make(const StepRoom& room, const std::function<void()>& launch);
+  // Does what `launch` does: by the room's graph, or itself if there is none. (The first time kernels are loaded, which
+  // a capture must not do.)
   void run(const StepRoom& room, const std::function<void()>& launch);
   // Call it when an address changes that graphs hold. No step may be running.
   void clear();
@@ -37,7 +41,7 @@ class StepGraphs {
     cudaGraphExec_t graph;  // null: seen once
   };
 
-  Entry* find(const StepRoom& room);
+  std::list<Entry>::iterator find(const StepRoom& room);
   cudaGraphExec_t capture(const std::function<void()>& launch);
 
   Rank& rank_;

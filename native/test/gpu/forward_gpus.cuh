@@ -49,7 +49,7 @@ class Region {
 };
 
 // Null if NCCL is missing.
-const cuda::NcclApi* find_api() {
+[[maybe_unused]] const cuda::NcclApi* find_api() {
   try {
     return &cuda::open_nccl();
   } catch (const std::runtime_error& error) {
@@ -58,7 +58,7 @@ const cuda::NcclApi* find_api() {
   }
 }
 
-bool all_reach(const std::vector<int>& gpus) {
+[[maybe_unused]] bool all_reach(const std::vector<int>& gpus) {
   return std::all_of(gpus.begin(), gpus.end(), [&](int from) {
     return std::all_of(gpus.begin(), gpus.end(), [&](int to) { return cuda::reaches(from, to); });
   });

@@ -62,11 +62,16 @@ void run_case(Gemm& gemm, const Case& c, uint64_t seed) {
   check_sum(c, problem, shares, true, what);
 }
 
-void run_cases(Gemm& gemm, const Options& options) {
+std::vector<ExpertKernel> every_kernel() {
   std::vector<ExpertKernel> all = {ExpertKernel::kAuto,    ExpertKernel::kStream8, ExpertKernel::kStream16,
                                    ExpertKernel::kTile64,  ExpertKernel::kTile128, ExpertKernel::kWgmma64,
                                    ExpertKernel::kWgmma256};
   if (!cuda::has_wgmma()) all.resize(all.size() - 2);
+  return all;
+}
+
+void run_cases(Gemm& gemm, const Options& options) {
+  const std::vector<ExpertKernel> all = every_kernel();
   uint64_t seed = options.seed;
   const MoeShape small{8, 2, true, 64, 32};
   for (int64_t tokens : options.quick ? std::vector<int64_t>{1, 9, 70} : std::vector<int64_t>{1, 2, 7, 9, 64, 300}) {
@@ -116,6 +121,53 @@ void run_cases(Gemm& gemm, const Options& options) {
   one.router = Router::kOne;
   one.kernels = all;
   run_case(gemm, one, seed++);
+}
+
+// Tokens of padding take no expert and change no other row, whatever they contain.
+void check_padding(Gemm& gemm, const Options& options) {
+  Case c{{16, 4, true, 64, 32}, 24};
+  c.kernels = every_kernel();
+  const int64_t real = 19, k = c.shape.per_token;
+  Problem problem(c, options.seed);
+  Buffer<bf16> x(c.tokens * c.shape.hidden), y(c.tokens * c.shape.hidden);
+  std::vector<bf16> values = problem.x.get();
+  std::fill(values.begin() + real * c.shape.hidden, values.end(), __float2bfloat16(NAN));
+  x.put(values);
+  std::vector<int32_t> slots(c.tokens, 5);
+  std::fill(slots.begin() + real, slots.end(), -1);
+  Buffer<int32_t> kv_slots(c.tokens);
+  kv_slots.put(slots);
+  Buffer<uint16_t> record(c.tokens * k);
+  const size_t bytes = Moe::scratch_bytes(c.shape, c.tokens);
+  for (const ExpertKernel kernel : c.kernels) {
+    const std::string what = c.text(kernel, false) + " with padding";
+    Buffer<uint8_t> memory(bytes);
+    Moe moe(c.shape, gemm, memory.data(), bytes);
+    moe.force(kernel);
+    const auto run = [&](const bf16* from, const int32_t* marks) {
+      y.poison();
+      moe.run(from, problem.router.data(), problem.w13.data(), problem.w2.data(), y.data(), c.tokens, false, nullptr,
+              {record.data(), k}, {}, marks);
+      synchronize(what.c_str());
+      return y.get(real * c.shape.hidden);
+    };
+    record.put(std::vector<uint16_t>(record.size(), kUnwritten));
+    const std::vector<bf16> padded = run(x.data(), kv_slots.data());
+    const std::vector<uint16_t> chosen = record.get();
+    CHECKF(std::all_of(chosen.begin() + real * k, chosen.end(), [](uint16_t e) { return e == kUnwritten; }),
+           "%s: padding has a record", what.c_str());
+    const auto scratch = cuda::carve_moe_scratch(c.shape, c.tokens, memory.data());
+    std::vector<cuda::RowTile> tiles(cuda::max_row_tiles(c.tokens * k, c.shape.experts, 8));
+    int32_t count = 0;
+    cuda::check(cudaMemcpy(&count, scratch.tile_count, sizeof count, cudaMemcpyDeviceToHost), "tile count");
+    cuda::check(cudaMemcpy(tiles.data(), scratch.tiles, tiles.size() * sizeof tiles[0], cudaMemcpyDeviceToHost),
+                "tiles");
+    int64_t rows = 0;
+    for (int32_t i = 0; i < count; i++) rows += tiles[i].rows;
+    CHECKF(rows == real * k, "%s: tiles of %lld rows", what.c_str(), static_cast<long long>(rows));
+    const std::vector<bf16> whole = run(problem.x.data(), nullptr);
+    CHECKF(std::memcmp(padded.data(), whole.data(), padded.size() * sizeof(bf16)) == 0, "%s: other bits", what.c_str());
+  }
 }
 
 void check_refusals(Gemm& gemm) {
@@ -200,6 +252,7 @@ int run(int argc, char** argv) {
     return 0;
   }
   run_cases(gemm, options);
+  check_padding(gemm, options);
   check_refusals(gemm);
   return finish("moe_test");
 }
