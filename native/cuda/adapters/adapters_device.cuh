@@ -28,26 +28,6 @@ __device__ __forceinline__ AdapterEntry adapter_entry(const AdapterWeights& w, i
   return {entry.x, min((static_cast<int>(entry.y) + 15) / 16 * 16, w.rank)};
 }
 
-// Loads 16 bytes that the kernel before may have written. Returns zeros if `there` is false, and then does not read
-// `p`.
-__device__ __forceinline__ uint4 load_fresh(const bf16* p, bool there) {
-  uint4 v;
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "setp.ne.s32 p, %5, 0;\n"
-      "mov.b32 %0, 0;\n"
-      "mov.b32 %1, 0;\n"
-      "mov.b32 %2, 0;\n"
-      "mov.b32 %3, 0;\n"
-      "@p ld.global.v4.b32 {%0, %1, %2, %3}, [%4];\n"
-      "}"
-      : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
-      : "l"(p), "r"(static_cast<int>(there))
-      : "memory");
-  return v;
-}
-
 // The elements [k, k + 8) of a row; zeros from K on, or if the row is null. kFresh: the kernel before may have written
 // them; else they are weights.
 template <bool kAligned, bool kFresh = false>

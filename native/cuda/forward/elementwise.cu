@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "cuda/device/check.h"
+#include "cuda/device/early_launch.cuh"
 #include "cuda/forward/elementwise.h"
 #include "cuda/forward/elementwise_host.h"
 #include "cuda/forward/elementwise_math.cuh"
@@ -12,6 +12,8 @@ namespace {
 template <int N>
 __global__ void __launch_bounds__(256)
     embed_kernel(const int32_t* tokens, const bf16* table, int64_t first_row, int64_t rows, int hidden, bf16* out) {
+  let_next_kernel_begin();
+  wait_for_kernel_before();
   const int64_t row = tokens[blockIdx.x] - first_row;
   const bool here = row >= 0 && row < rows;
   const bf16* from = table + (here ? row : 0) * hidden;
@@ -27,6 +29,8 @@ __global__ void __launch_bounds__(256)
 // blockIdx.y: the row, in strides of gridDim.y; N elements a thread.
 template <Activation kActivation, int N>
 __global__ void __launch_bounds__(128) activate_mul_kernel(const bf16* x, bf16* out, int64_t count, int64_t inter) {
+  let_next_kernel_begin();
+  wait_for_kernel_before();
   const int64_t i = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
   if (i >= inter) return;
   for (int64_t row = blockIdx.y; row < count; row += gridDim.y) {
@@ -53,7 +57,7 @@ void launch_activate_mul(const bf16* x, bf16* out, int64_t count, int64_t inter,
   const int threads = threads_for(vectors, 128);
   const dim3 grid(static_cast<unsigned>((vectors + threads - 1) / threads),
                   static_cast<unsigned>(std::min<int64_t>(count, 65535)));
-  activate_mul_kernel<kActivation, N><<<grid, threads, 0, stream>>>(x, out, count, inter);
+  launch_early(activate_mul_kernel<kActivation, N>, true, grid, threads, stream, "activate_mul", x, out, count, inter);
 }
 
 template <Activation kActivation>
@@ -70,12 +74,9 @@ void launch_activate_mul(const bf16* x, bf16* out, int64_t count, int64_t inter,
 void embed(const int32_t* tokens, int count, const bf16* table, int64_t first_row, int64_t rows, int hidden, bf16* out,
            cudaStream_t stream) {
   if (count <= 0) return;
-  if (in_eights(hidden, table, out)) {
-    embed_kernel<8><<<count, threads_for(hidden / 8, 256), 0, stream>>>(tokens, table, first_row, rows, hidden, out);
-  } else {
-    embed_kernel<1><<<count, threads_for(hidden, 256), 0, stream>>>(tokens, table, first_row, rows, hidden, out);
-  }
-  check_launch("embed");
+  const bool eights = in_eights(hidden, table, out);
+  launch_early(eights ? embed_kernel<8> : embed_kernel<1>, true, count, threads_for(eights ? hidden / 8 : hidden, 256),
+               stream, "embed", tokens, table, first_row, rows, hidden, out);
 }
 
 void activate_mul(Activation activation, const bf16* x, bf16* out, int64_t count, int64_t inter, cudaStream_t stream) {
@@ -85,7 +86,6 @@ void activate_mul(Activation activation, const bf16* x, bf16* out, int64_t count
   } else {
     launch_activate_mul<Activation::kGeluTanh>(x, out, count, inter, stream);
   }
-  check_launch("activate_mul");
 }
 
 }  // namespace refit::cuda

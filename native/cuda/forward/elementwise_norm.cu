@@ -3,7 +3,6 @@
 // The number of threads depends only on the width, so a row's bits do not depend on the number of rows.
 #include <algorithm>
 
-#include "cuda/device/check.h"
 #include "cuda/device/early_launch.cuh"
 #include "cuda/forward/elementwise.h"
 #include "cuda/forward/elementwise_host.h"
@@ -39,15 +38,16 @@ __global__ void __launch_bounds__(kMaxThreads) norm_kernel(NormArgs a) {
   let_next_kernel_begin();
   __shared__ float shared[32];
   const int64_t row = blockIdx.x;
-  bf16* x = a.x + (a.rows != nullptr ? a.rows[row] : row) * a.hidden;
   Bf16s<8> h[V], weight[V];
   float sum = 0.0f;
-  // Weights are loaded before the sum is needed: in a decode step they are not in the cache.
+  // Weights are loaded before the wait: in a decode step they are not in the cache.
 #pragma unroll
   for (int v = 0; v < V; ++v) {
     const int i = (v * blockDim.x + threadIdx.x) * 8;
     if (a.weight != nullptr && i < a.hidden) weight[v] = Bf16s<8>::load(a.weight + i);
   }
+  wait_for_kernel_before();
+  bf16* x = a.x + (a.rows != nullptr ? a.rows[row] : row) * a.hidden;
 #pragma unroll
   for (int v = 0; v < V; ++v) {
     const int i = (v * blockDim.x + threadIdx.x) * 8;
@@ -92,6 +92,7 @@ __global__ void __launch_bounds__(kMaxThreads) norm_kernel(NormArgs a) {
 template <bool kPost>
 __global__ void __launch_bounds__(kMaxThreads) norm_kernel_any(NormArgs a) {
   let_next_kernel_begin();
+  wait_for_kernel_before();
   __shared__ float shared[32];
   const int64_t row = blockIdx.x;
   bf16* x = a.x + (a.rows != nullptr ? a.rows[row] : row) * a.hidden;
@@ -124,20 +125,15 @@ __global__ void __launch_bounds__(kMaxThreads) norm_kernel_any(NormArgs a) {
 }
 
 template <bool kPost>
-void launch(const NormArgs& a, int count, cudaStream_t stream) {
+void launch(const NormArgs& a, int count, cudaStream_t stream, const char* name) {
   const bool eights = in_eights(a.hidden, a.x, a.delta, a.bias, a.weight, a.out);
   const int64_t vectors = eights ? a.hidden / 8 : a.hidden;
   const int threads = static_cast<int>(std::clamp<int64_t>((vectors + 31) / 32 * 32, 32, kMaxThreads));
   const int64_t each = (vectors + threads - 1) / threads;
-  if (!eights || each > 4) {
-    norm_kernel_any<kPost><<<count, threads, 0, stream>>>(a);
-  } else if (each == 1) {
-    norm_kernel<1, kPost><<<count, threads, 0, stream>>>(a);
-  } else if (each == 2) {
-    norm_kernel<2, kPost><<<count, threads, 0, stream>>>(a);
-  } else {
-    norm_kernel<4, kPost><<<count, threads, 0, stream>>>(a);
-  }
+  auto* kernel = norm_kernel_any<kPost>;
+  if (eights && each <= 4)
+    kernel = each == 1 ? norm_kernel<1, kPost> : each == 2 ? norm_kernel<2, kPost> : norm_kernel<4, kPost>;
+  launch_early(kernel, true, count, threads, stream, name, a);
 }
 
 }  // namespace
@@ -145,23 +141,21 @@ void launch(const NormArgs& a, int count, cudaStream_t stream) {
 void add_norm(bf16* residual, const bf16* delta, const bf16* bias, const bf16* weight, float eps, int count, int hidden,
               bf16* normed, cudaStream_t stream, bool round_once) {
   if (count <= 0 || (delta == nullptr && weight == nullptr)) return;
-  launch<false>({residual, nullptr, delta, bias, weight, normed, hidden, eps, round_once}, count, stream);
-  check_launch("add_norm");
+  launch<false>({residual, nullptr, delta, bias, weight, normed, hidden, eps, round_once}, count, stream, "add_norm");
 }
 
 void norm_add(bf16* residual, const bf16* delta, const bf16* bias, const bf16* weight, float eps, int count, int hidden,
               cudaStream_t stream, bool round_once) {
   if (count <= 0) return;
-  launch<true>({residual, nullptr, delta, bias, weight, nullptr, hidden, eps, round_once}, count, stream);
-  check_launch("norm_add");
+  launch<true>({residual, nullptr, delta, bias, weight, nullptr, hidden, eps, round_once}, count, stream, "norm_add");
 }
 
 void norm_rows(const bf16* x, const int32_t* rows, int count, const bf16* weight, float eps, int hidden, bf16* out,
                cudaStream_t stream, bool round_once) {
   if (count <= 0) return;
   // Without a delta x is only read.
-  launch<false>({const_cast<bf16*>(x), rows, nullptr, nullptr, weight, out, hidden, eps, round_once}, count, stream);
-  check_launch("norm_rows");
+  launch<false>({const_cast<bf16*>(x), rows, nullptr, nullptr, weight, out, hidden, eps, round_once}, count, stream,
+                "norm_rows");
 }
 
 }  // namespace refit::cuda

@@ -3,7 +3,7 @@
 // The number of threads depends only on the width, so a token's bits do not depend on the number of tokens.
 #include <algorithm>
 
-#include "cuda/device/check.h"
+#include "cuda/device/early_launch.cuh"
 #include "cuda/forward/elementwise.h"
 #include "cuda/forward/elementwise_host.h"
 #include "cuda/forward/elementwise_math.cuh"
@@ -49,6 +49,8 @@ __device__ float squares(const bf16* x, int64_t n, float* shared) {
 
 template <int N>
 __global__ void __launch_bounds__(kMaxThreads) squares_kernel(SquareArgs a) {
+  let_next_kernel_begin();
+  wait_for_kernel_before();
   __shared__ float shared[32];
   const bf16* q = a.qkv + blockIdx.x * a.ld;
   const float of_q = squares<N>(q, a.q_cols, shared);
@@ -63,6 +65,8 @@ __global__ void __launch_bounds__(kMaxThreads) squares_kernel(SquareArgs a) {
 
 __global__ void rstd_kernel(const bf16* pieces, int ranks, int64_t q_elements, int64_t k_elements, float eps, int count,
                             float* rstd) {
+  let_next_kernel_begin();
+  wait_for_kernel_before();
   const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   if (i >= 2 * count) return;
   const int token = i / 2, part = i % 2;
@@ -85,12 +89,7 @@ void projection_squares(const bf16* qkv, int64_t ld, int64_t q_cols, int64_t k_c
   const bool eights = in_eights(ld, qkv) && q_cols % 8 == 0 && k_cols % 8 == 0;
   const int64_t vectors = eights ? q_cols / 8 : q_cols;
   const int threads = static_cast<int>(std::clamp<int64_t>((vectors + 31) / 32 * 32, 32, kMaxThreads));
-  if (eights) {
-    squares_kernel<8><<<count, threads, 0, stream>>>(a);
-  } else {
-    squares_kernel<1><<<count, threads, 0, stream>>>(a);
-  }
-  check_launch("projection_squares");
+  launch_early(eights ? squares_kernel<8> : squares_kernel<1>, true, count, threads, stream, "projection_squares", a);
 }
 
 void projection_rstd(const bf16* pieces, int ranks, int64_t q_elements, int64_t k_elements, float eps, int count,
@@ -98,8 +97,8 @@ void projection_rstd(const bf16* pieces, int ranks, int64_t q_elements, int64_t 
   if (count <= 0) return;
   constexpr int kThreads = 128;
   const int blocks = (2 * count + kThreads - 1) / kThreads;
-  rstd_kernel<<<blocks, kThreads, 0, stream>>>(pieces, ranks, q_elements, k_elements, eps, count, rstd);
-  check_launch("projection_rstd");
+  launch_early(rstd_kernel, true, blocks, kThreads, stream, "projection_rstd", pieces, ranks, q_elements, k_elements,
+               eps, count, rstd);
 }
 
 }  // namespace refit::cuda

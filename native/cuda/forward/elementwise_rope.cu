@@ -3,7 +3,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "cuda/device/check.h"
+#include "cuda/device/early_launch.cuh"
 #include "cuda/forward/elementwise.h"
 #include "cuda/forward/elementwise_host.h"
 #include "cuda/forward/elementwise_math.cuh"
@@ -32,6 +32,7 @@ __device__ __forceinline__ float product(float x, float y, bool round_once) {
 // half and the same ones of the upper half.
 template <int N>
 __global__ void __launch_bounds__(kThreads) rope_and_cache_kernel(RopeArgs a, int lanes_shift) {
+  let_next_kernel_begin();
   const int dim = a.kv.head_dim, half = dim / 2, per_token = a.heads + 2 * a.kv.kv_heads;
   const int lanes = 1 << lanes_shift;
   const int unit = static_cast<int>((blockIdx.x * kThreads + threadIdx.x) >> lanes_shift);
@@ -42,7 +43,8 @@ __global__ void __launch_bounds__(kThreads) rope_and_cache_kernel(RopeArgs a, in
   const bool is_v = head >= a.heads + a.kv.kv_heads, is_k = !is_v && head >= a.heads;
   bf16* at = a.qkv + static_cast<int64_t>(unit) * dim + i;
 
-  // All loads come first, so that those behind a position or slot do not also wait for the norm.
+  // All loads come first, so that those behind a position or slot do not also wait for the norm; weights before the
+  // kernel before has ended.
   Bf16s<N> low, high, weight_low, weight_high;
   alignas(16) float cos[N], sin[N];
   for (int e = 0; e < N; ++e) low.v[e] = high.v[e] = bf16(0.0f);
@@ -50,13 +52,14 @@ __global__ void __launch_bounds__(kThreads) rope_and_cache_kernel(RopeArgs a, in
   const bool is_whole = a.norms.rstd != nullptr;
   if (norm != nullptr && is_whole) norm += static_cast<int64_t>(is_k ? head - a.heads : head) * dim;
   int slot = 0;
+  if (active && norm != nullptr) {
+    weight_low = Bf16s<N>::load(norm + i);
+    weight_high = Bf16s<N>::load(norm + half + i);
+  }
+  wait_for_kernel_before();
   if (active) {
     low = Bf16s<N>::load(at);
     high = Bf16s<N>::load(at + half);
-    if (norm != nullptr) {
-      weight_low = Bf16s<N>::load(norm + i);
-      weight_high = Bf16s<N>::load(norm + half + i);
-    }
     if (head >= a.heads) slot = a.slots[token];
     if (!is_v) {
       const float* angle = a.rope + static_cast<int64_t>(a.positions[token]) * dim + i;
@@ -116,7 +119,8 @@ void launch(const RopeArgs& a, cudaStream_t stream) {
     throw std::invalid_argument("rope_and_cache: " + std::to_string(a.count) + " tokens are too many for one launch");
   }
   const int64_t blocks = (threads + kThreads - 1) / kThreads;
-  rope_and_cache_kernel<N><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(a, lanes_shift);
+  launch_early(rope_and_cache_kernel<N>, true, static_cast<unsigned>(blocks), kThreads, stream, "rope_and_cache", a,
+               lanes_shift);
 }
 
 }  // namespace
@@ -140,7 +144,6 @@ void rope_and_cache(bf16* qkv, const HeadNorms& norms, const float* rope, const 
   } else {
     launch<4>(a, stream);
   }
-  check_launch("rope_and_cache");
 }
 
 }  // namespace refit::cuda

@@ -43,7 +43,7 @@ __device__ __forceinline__ void wait_async() {
 }
 
 // Loads 16 bytes that are read once, bypassing L1. Returns zeros if `there` is false, and then does not read `p`.
-// Volatile, like load_kept: many loads must be in flight, and the compiler would move them to their use.
+// Volatile, like the next two: many loads must be in flight, and the compiler would move them to their use.
 __device__ __forceinline__ uint4 load_once(const bf16* p, bool there) {
   uint4 v;
   asm volatile(
@@ -76,6 +76,25 @@ __device__ __forceinline__ uint4 load_kept(const bf16* p, bool there) {
       "}"
       : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
       : "l"(p), "r"(static_cast<int>(there)));
+  return v;
+}
+
+// The same for bytes that the kernel before may have written (early_launch.cuh).
+__device__ __forceinline__ uint4 load_fresh(const bf16* p, bool there) {
+  uint4 v;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.s32 p, %5, 0;\n"
+      "mov.b32 %0, 0;\n"
+      "mov.b32 %1, 0;\n"
+      "mov.b32 %2, 0;\n"
+      "mov.b32 %3, 0;\n"
+      "@p ld.global.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+      "}"
+      : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
+      : "l"(p), "r"(static_cast<int>(there))
+      : "memory");
   return v;
 }
 

@@ -1,4 +1,4 @@
-#include "cuda/device/check.h"
+#include "cuda/device/early_launch.cuh"
 #include "cuda/gemm/gemm_kernels.h"
 #include "cuda/gemm/gemm_stream.cuh"
 
@@ -7,10 +7,10 @@ namespace {
 
 static_assert(kStreamMaxRows == kStreamMaxTiles * 8);
 
-// Block b computes columns [16 b, 16 b + 16) of y.
+// Block b computes columns [16 b, 16 b + 16) of y. It begins early, and then loads w.
 template <int Tiles, class Out>
 __global__ void __launch_bounds__(kStreamThreads, 2)
-    stream_kernel(int M, int64_t N, int K, const bf16* __restrict__ x, int64_t ldx, const bf16* __restrict__ w,
+    stream_kernel(int M, int64_t N, int K, const bf16* x, int64_t ldx, const bf16* __restrict__ w,
                   const bf16* __restrict__ bias, Out* __restrict__ y, int64_t ldy) {
   __shared__ StreamSums<Tiles> sums;
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(kStreamThreads, 2)
   rows.w[1] = w + min(n0 + g + 8, N - 1) * K + t * 8;
 #pragma unroll
   for (int i = 0; i < Tiles; i++) rows.x[i] = i * 8 + g < M ? x + (i * 8 + g) * ldx + t * 8 : nullptr;
-  stream_product(rows, K, sums);
+  stream_product(rows, K, sums, wait_for_kernel_before);
   for (int i = threadIdx.x; i < M * kStreamRows; i += kStreamThreads) {
     const int m = i / kStreamRows, n = i % kStreamRows;
     if (n0 + n >= N) continue;
@@ -34,9 +34,8 @@ __global__ void __launch_bounds__(kStreamThreads, 2)
 template <int Tiles, class Out>
 void launch(const GemmShape& s, const bf16* x, const bf16* w, const bf16* bias, Out* y, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>((s.n + kStreamRows - 1) / kStreamRows);
-  stream_kernel<Tiles, Out><<<blocks, kStreamThreads, 0, stream>>>(static_cast<int>(s.m), s.n, static_cast<int>(s.k), x,
-                                                                   s.ldx, w, bias, y, s.ldy);
-  check_launch("launch of the streaming matrix kernel");
+  launch_early(stream_kernel<Tiles, Out>, true, blocks, kStreamThreads, stream, "launch of the streaming matrix kernel",
+               static_cast<int>(s.m), s.n, static_cast<int>(s.k), x, s.ldx, w, bias, y, s.ldy);
 }
 
 template <int Tiles, class Out>

@@ -6,9 +6,9 @@
 // products, without shared memory.
 //
 // K is cut into runs of 128 that are dealt to the block's eight warps in turn. Their sums are added in shared memory in
-// the order of warps. Nothing of this depends on M, so the bits of a row do not depend on the other rows.
 // the order of warps. Nothing of this depends on M: the bits of a row are the same whatever rows come with it.
 #pragma once
+#include "cuda/device/early_launch.cuh"
 #include "cuda/gemm/gemm_mma.cuh"
 
 namespace refit::cuda {
@@ -59,13 +59,18 @@ struct StreamSums {
 };
 
 // All threads of the block call it; then sums.total is valid in all of them. K must be a multiple of 8, rows of w and x
-// must be aligned to 16 bytes.
-template <int Tiles>
-__device__ __forceinline__ void stream_product(const StreamRows<Tiles>& rows, int K, StreamSums<Tiles>& sums) {
+// must be aligned to 16 bytes. wait() is called before the first load of x.
+//
+// The next kernel begins when w has been read: before, its blocks would crowd on the multiprocessors that are free
+// first, and then compute or read w there for longer than the others.
+template <int Tiles, class Wait>
+__device__ __forceinline__ void stream_product(const StreamRows<Tiles>& rows, int K, StreamSums<Tiles>& sums,
+                                               Wait wait) {
   const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   float acc[Tiles][4] = {};
   int k = warp * kStreamRun;
   StreamRun now = stream_fetch(rows, k, t, K);
+  wait();
   for (; k < K; k += kStreamWarps * kStreamRun) {
     // x first: it is close, and must not wait behind the next run of w.
     uint4 x[Tiles][kStreamBlocks];
@@ -73,7 +78,7 @@ __device__ __forceinline__ void stream_product(const StreamRows<Tiles>& rows, in
     for (int b = 0; b < kStreamBlocks; b++) {
       const bool there = k + b * 32 + t * 8 < K;
 #pragma unroll
-      for (int i = 0; i < Tiles; i++) x[i][b] = load_kept(rows.x[i] + k + b * 32, there && rows.x[i] != nullptr);
+      for (int i = 0; i < Tiles; i++) x[i][b] = load_fresh(rows.x[i] + k + b * 32, there && rows.x[i] != nullptr);
     }
     const StreamRun next = stream_fetch(rows, k + kStreamWarps * kStreamRun, t, K);
 #pragma unroll
@@ -96,6 +101,7 @@ __device__ __forceinline__ void stream_product(const StreamRows<Tiles>& rows, in
     sums.part[warp][m + 1][g + 8] = acc[i][3];
   }
   __syncthreads();
+  let_next_kernel_begin();
 }
 
 }  // namespace refit::cuda

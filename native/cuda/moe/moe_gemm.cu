@@ -1,5 +1,5 @@
 // The experts' products: the same cores as for plain matrices, once for each row tile of the list that the GPU made.
-#include "cuda/device/check.h"
+#include "cuda/device/early_launch.cuh"
 #include "cuda/gemm/gemm_stream.cuh"
 #include "cuda/gemm/gemm_tile.cuh"
 #include "cuda/moe/moe_products.cuh"
@@ -12,6 +12,7 @@ template <class Kind, int Tiles>
 __global__ void __launch_bounds__(kStreamThreads, 2) stream_experts(Experts e, typename Kind::Out* __restrict__ y) {
   constexpr int kColumns = kStreamRows / Kind::kRowsPerColumn;
   __shared__ StreamSums<Tiles> sums;
+  wait_for_kernel_before();
   // Both are requested at once; a tile past the last one is uninitialised and not used.
   const RowTile tile = e.tiles[blockIdx.y];
   if (static_cast<int>(blockIdx.y) >= *e.tile_count) return;
@@ -29,7 +30,7 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_experts(Experts e, t
       rows.x[i] = e.x + (e.from != nullptr ? e.from[slot] : slot) * e.K + t * 8;
     }
   }
-  stream_product(rows, e.K, sums);
+  stream_product(rows, e.K, sums, [] {});
   for (int i = threadIdx.x; i < tile.rows * kColumns; i += kStreamThreads) {
     const int m = i / kColumns, n = i % kColumns;
     if (n0 + n >= e.N) continue;
@@ -90,8 +91,8 @@ template <class Kind, int Tiles>
 void launch_stream(const Experts& e, typename Kind::Out* y, int64_t row_tiles, cudaStream_t stream) {
   constexpr int kColumns = kStreamRows / Kind::kRowsPerColumn;
   const dim3 grid((e.N + kColumns - 1) / kColumns, static_cast<unsigned>(row_tiles));
-  stream_experts<Kind, Tiles><<<grid, kStreamThreads, 0, stream>>>(e, y);
-  check_launch("launch of the experts' streaming kernel");
+  launch_early(stream_experts<Kind, Tiles>, true, grid, kStreamThreads, stream,
+               "launch of the experts' streaming kernel", e, y);
 }
 
 template <class Kind, class S, bool Aligned>

@@ -7,6 +7,7 @@
 // order that its map describes, x row by row by cp.async. The loads of the next item begin while this one ends.
 #include "cuda/device/check.h"
 #include "cuda/device/driver.h"
+#include "cuda/device/early_launch.cuh"
 #include "cuda/gemm/hopper.cuh"
 #include "cuda/moe/moe_products.cuh"
 
@@ -241,6 +242,9 @@ __device__ __forceinline__ void choose_item(const Experts& e, const RowTile& til
 template <class Kind, class S>
 __global__ void __launch_bounds__(kThreads, 1)
     wgmma_kernel(const __grid_constant__ CUtensorMap map, Experts e, typename Kind::Out* __restrict__ y) {
+  // Not for the kernel behind Down: its blocks are small, and all of them would crowd on the multiprocessors that are
+  // free first.
+  if constexpr (Kind::kRowsPerColumn == 2) let_next_kernel_begin();
   constexpr int kColumns = kWRows / Kind::kRowsPerColumn;
   extern __shared__ uint8_t shared[];
   Ring<S> ring{(static_cast<uint32_t>(__cvta_generic_to_shared(shared)) + 1023) / 1024 * 1024};
@@ -253,6 +257,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     barriers_initialised();
   }
   __syncthreads();
+  wait_for_kernel_before();
   const int column_tiles = (e.N + kColumns - 1) / kColumns, items = *e.tile_count * column_tiles;
   const int begin = static_cast<int>(blockIdx.x), step = static_cast<int>(gridDim.x);
   const auto item_at = [&](int i) -> Item {
@@ -301,8 +306,8 @@ void launch(const Experts& e, const MoeShape& shape, typename Kind::Out* y, int6
   const int64_t row_tiles = max_row_tiles(count * shape.per_token, shape.experts, rows_of(by.kernel));
   const int64_t items = row_tiles * ((e.N + kColumns - 1) / kColumns);
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(items, by.processors));
-  wgmma_kernel<Kind, S><<<blocks, kThreads, Ring<S>::kSharedBytes, stream>>>(make_map<Kind>(e, shape.experts), e, y);
-  check_launch("launch of the experts' wgmma kernel");
+  launch_early_shared(wgmma_kernel<Kind, S>, true, blocks, kThreads, Ring<S>::kSharedBytes, stream,
+                      "launch of the experts' wgmma kernel", make_map<Kind>(e, shape.experts), e, y);
 }
 
 using Few = RowShape<8, 64>;

@@ -2,7 +2,7 @@
 // fixed: by token, expert and place, never by arrival.
 #include <stdexcept>
 
-#include "cuda/device/check.h"
+#include "cuda/device/early_launch.cuh"
 #include "cuda/gemm/gemm_mma.cuh"
 #include "cuda/moe/moe_kernels.h"
 
@@ -17,9 +17,11 @@ constexpr int kCombineThreads = 128;
 // One warp per token. PerLane: number of experts of a lane; lane l has experts l, l + 32, ...
 template <int PerLane>
 __global__ void __launch_bounds__(kRouteWarps * 32)
-    route_kernel(const bf16* __restrict__ logits, int count, int experts, int k, bool norm,
-                 const int32_t* __restrict__ kv_slots, int32_t* __restrict__ ids, float* __restrict__ weights,
-                 int32_t* __restrict__ slots, RouteRecord record) {
+    route_kernel(const bf16* logits, int count, int experts, int k, bool norm, const int32_t* kv_slots,
+                 int32_t* __restrict__ ids, float* __restrict__ weights, int32_t* __restrict__ slots,
+                 RouteRecord record) {
+  let_next_kernel_begin();
+  wait_for_kernel_before();
   const int lane = threadIdx.x % 32;
   const int64_t token = static_cast<int64_t>(blockIdx.x) * kRouteWarps + threadIdx.x / 32;
   if (token >= count) return;
@@ -100,10 +102,9 @@ template <int PerLane>
 void route(const MoeShape& s, const MoeScratch& scratch, int64_t count, cudaStream_t stream, RouteRecord record,
            const int32_t* kv_slots) {
   const auto blocks = static_cast<unsigned>((count + kRouteWarps - 1) / kRouteWarps);
-  route_kernel<PerLane><<<blocks, kRouteWarps * 32, 0, stream>>>(scratch.logits, static_cast<int>(count), s.experts,
-                                                                 s.per_token, s.norm_topk_prob, kv_slots, scratch.ids,
-                                                                 scratch.weights, scratch.slots, record);
-  check_launch("launch of the expert choice");
+  launch_early(route_kernel<PerLane>, true, blocks, kRouteWarps * 32, stream, "launch of the expert choice",
+               scratch.logits, static_cast<int>(count), s.experts, s.per_token, s.norm_topk_prob, kv_slots, scratch.ids,
+               scratch.weights, scratch.slots, record);
 }
 
 // Exclusive prefix of v over the block's threads; `total` becomes their sum. `shared`: one per warp, not in use; the
@@ -140,9 +141,9 @@ __device__ __forceinline__ int rows_of_tile(int rows, int tile_rows) {
 // equal work; experts of the same height are in order. Each block counts all experts, so blocks do not wait for each
 // other. A thread reads four adjacent pairs at a time; `pairs` may end within them.
 __global__ void __launch_bounds__(kSortThreads)
-    sort_kernel(const int32_t* __restrict__ ids, int pairs, int experts, int k, int tile_rows,
-                int32_t* __restrict__ slots, int32_t* __restrict__ tokens, RowTile* __restrict__ tiles,
-                int32_t* __restrict__ tile_count) {
+    sort_kernel(const int32_t* ids, int pairs, int experts, int k, int tile_rows, int32_t* __restrict__ slots,
+                int32_t* __restrict__ tokens, RowTile* __restrict__ tiles, int32_t* __restrict__ tile_count) {
+  let_next_kernel_begin();
   __shared__ int rows[kMaxExperts];
   __shared__ int warp_sums[2][kSortThreads / 32];
   const int expert = blockIdx.x;
@@ -152,6 +153,7 @@ __global__ void __launch_bounds__(kSortThreads)
   };
   for (int e = threadIdx.x; e < experts; e += kSortThreads) rows[e] = 0;
   __syncthreads();
+  wait_for_kernel_before();
   for (int i = threadIdx.x * 4; i < pairs; i += kSortThreads * 4) {
     const int4 four = read(i);
     for (int id : {four.x, four.y, four.z, four.w}) {
@@ -205,8 +207,10 @@ struct alignas(Width * sizeof(T)) Pack {
 // Blocks (columns, token). Value: bf16, or float for partial sums. Width: columns of one thread.
 template <class Value, int Width>
 __global__ void __launch_bounds__(kCombineThreads)
-    combine_kernel(const Value* __restrict__ out, const int32_t* __restrict__ slots, const float* __restrict__ weights,
-                   int k, int64_t hidden, bf16* __restrict__ y) {
+    combine_kernel(const Value* out, const int32_t* slots, const float* weights, int k, int64_t hidden,
+                   bf16* __restrict__ y) {
+  let_next_kernel_begin();
+  wait_for_kernel_before();
   constexpr bool kPartial = sizeof(Value) == 4;
   const int64_t token = blockIdx.y;
   const int64_t column = (static_cast<int64_t>(blockIdx.x) * kCombineThreads + threadIdx.x) * Width;
@@ -234,9 +238,9 @@ __global__ void __launch_bounds__(kCombineThreads)
 template <class Value, int Width>
 void combine(const MoeShape& s, const MoeScratch& scratch, bf16* y, int64_t count, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>((s.hidden + kCombineThreads * Width - 1) / (kCombineThreads * Width));
-  combine_kernel<Value, Width><<<dim3(blocks, static_cast<unsigned>(count)), kCombineThreads, 0, stream>>>(
-      static_cast<const Value*>(scratch.out), scratch.slots, scratch.weights, s.per_token, s.hidden, y);
-  check_launch("launch of the experts' sum");
+  launch_early(combine_kernel<Value, Width>, true, dim3(blocks, static_cast<unsigned>(count)), kCombineThreads, stream,
+               "launch of the experts' sum", static_cast<const Value*>(scratch.out), scratch.slots, scratch.weights,
+               s.per_token, s.hidden, y);
 }
 
 template <class Kernel>
@@ -257,10 +261,9 @@ void choose_experts(const MoeShape& s, const MoeScratch& scratch, int64_t count,
 }
 
 void sort_by_expert(const MoeShape& s, const MoeScratch& scratch, int64_t count, int tile_rows, cudaStream_t stream) {
-  sort_kernel<<<static_cast<unsigned>(s.experts), kSortThreads, 0, stream>>>(
-      scratch.ids, static_cast<int>(count * s.per_token), s.experts, s.per_token, tile_rows, scratch.slots,
-      scratch.tokens, scratch.tiles, scratch.tile_count);
-  check_launch("launch of the sort by expert");
+  launch_early(sort_kernel, true, static_cast<unsigned>(s.experts), kSortThreads, stream,
+               "launch of the sort by expert", scratch.ids, static_cast<int>(count * s.per_token), s.experts,
+               s.per_token, tile_rows, scratch.slots, scratch.tokens, scratch.tiles, scratch.tile_count);
 }
 
 void combine_experts(const MoeShape& s, const MoeScratch& scratch, bf16* y, int64_t count, bool partial,

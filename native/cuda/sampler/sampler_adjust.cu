@@ -2,7 +2,7 @@
 // product by product.
 #include <algorithm>
 
-#include "cuda/device/check.h"
+#include "cuda/device/early_launch.cuh"
 #include "cuda/sampler/sampler_row.cuh"
 
 namespace refit::cuda {
@@ -68,6 +68,8 @@ __device__ void add_bias(const SampleJob& job, int r, float* z, int32_t* counts)
 }
 
 __global__ void __launch_bounds__(kThreads) adjust_kernel(SampleJob job, bool save) {
+  let_next_kernel_begin();
+  wait_for_kernel_before();
   int32_t* counts = job.scratch.counts + static_cast<int64_t>(blockIdx.x) * job.vocab;
   for (int local = blockIdx.x; local < job.count; local += gridDim.x) {
     const Row row(job, local);
@@ -88,6 +90,8 @@ __global__ void __launch_bounds__(kThreads) adjust_kernel(SampleJob job, bool sa
 }
 
 __global__ void __launch_bounds__(kThreads) restore_kernel(SampleJob job) {
+  let_next_kernel_begin();
+  wait_for_kernel_before();
   const int local = blockIdx.x;
   const Row row(job, local);
   if (!row.raw) return;
@@ -104,13 +108,12 @@ __global__ void __launch_bounds__(kThreads) restore_kernel(SampleJob job) {
 }  // namespace
 
 void adjust_logits(const SampleJob& job, bool save, cudaStream_t stream) {
-  adjust_kernel<<<std::min(job.count, kCountArrays), kThreads, 0, stream>>>(job, save);
-  check_launch("sampler: penalties and bias");
+  launch_early(adjust_kernel, true, std::min(job.count, kCountArrays), kThreads, stream, "sampler: penalties and bias",
+               job, save);
 }
 
 void restore_logits(const SampleJob& job, cudaStream_t stream) {
-  restore_kernel<<<job.count, kThreads, 0, stream>>>(job);
-  check_launch("sampler: raw logits");
+  launch_early(restore_kernel, true, job.count, kThreads, stream, "sampler: raw logits", job);
 }
 
 }  // namespace refit::cuda

@@ -2,7 +2,7 @@
 // native/cpu/sampler/sampler_gumbel.cc). A block takes one chunk of one row; then one warp per row joins the chunks in
 // order.
 #include "core/philox.h"
-#include "cuda/device/check.h"
+#include "cuda/device/early_launch.cuh"
 #include "cuda/sampler/sampler_row.cuh"
 
 namespace refit::cuda {
@@ -36,6 +36,8 @@ __device__ T block_join(T x, T none, T* shared, Join join) {
 }
 
 __global__ void __launch_bounds__(kThreads) best_kernel(SampleJob job, bool raw) {
+  let_next_kernel_begin();
+  wait_for_kernel_before();
   __shared__ uint64_t partial[kWarps];
   const int local = blockIdx.y;
   const Row row(job, local);
@@ -96,6 +98,8 @@ __device__ void start_draw(const SampleJob& job, const Row& row, int local, bool
 }
 
 __global__ void __launch_bounds__(kThreads) draw_kernel(SampleJob job, bool raw) {
+  let_next_kernel_begin();
+  wait_for_kernel_before();
   __shared__ DrawStart start;
   __shared__ uint64_t picks[kWarps];
   __shared__ double sums[kWarps];
@@ -152,6 +156,8 @@ __global__ void __launch_bounds__(kThreads) draw_kernel(SampleJob job, bool raw)
 
 // One warp per row.
 __global__ void __launch_bounds__(32) finish_kernel(SampleJob job, bool raw) {
+  let_next_kernel_begin();
+  wait_for_kernel_before();
   const int local = blockIdx.x;
   const Row row(job, local);
   if (raw && !row.raw) return;
@@ -186,15 +192,12 @@ __global__ void __launch_bounds__(32) finish_kernel(SampleJob job, bool raw) {
 }  // namespace
 
 void find_best(const SampleJob& job, bool raw, cudaStream_t stream) {
-  best_kernel<<<dim3(job.chunks, job.count), kThreads, 0, stream>>>(job, raw);
-  check_launch("sampler: best token");
+  launch_early(best_kernel, true, dim3(job.chunks, job.count), kThreads, stream, "sampler: best token", job, raw);
 }
 
 void draw_tokens(const SampleJob& job, bool raw, cudaStream_t stream) {
-  draw_kernel<<<dim3(job.chunks, job.count), kThreads, 0, stream>>>(job, raw);
-  check_launch("sampler: draw");
-  finish_kernel<<<job.count, 32, 0, stream>>>(job, raw);
-  check_launch("sampler: finish");
+  launch_early(draw_kernel, true, dim3(job.chunks, job.count), kThreads, stream, "sampler: draw", job, raw);
+  launch_early(finish_kernel, true, job.count, 32, stream, "sampler: finish", job, raw);
 }
 
 }  // namespace refit::cuda

@@ -1,11 +1,13 @@
 // Top-k, then top-p of the rest, as a limit for draw_tokens: one block per row.
-#include "cuda/device/check.h"
+#include "cuda/device/early_launch.cuh"
 #include "cuda/sampler/sampler_select.cuh"
 
 namespace refit::cuda {
 namespace {
 
 __global__ void __launch_bounds__(kSelectThreads) limits_kernel(SampleJob job) {
+  let_next_kernel_begin();
+  wait_for_kernel_before();
   __shared__ SelectShared shared;
   __shared__ RowBest best;
   const int local = blockIdx.x;
@@ -25,8 +27,7 @@ __global__ void __launch_bounds__(kSelectThreads) limits_kernel(SampleJob job) {
 }  // namespace
 
 void find_limits(const SampleJob& job, cudaStream_t stream) {
-  limits_kernel<<<job.count, kSelectThreads, 0, stream>>>(job);
-  check_launch("sampler: top-k and top-p");
+  launch_early(limits_kernel, true, job.count, kSelectThreads, stream, "sampler: top-k and top-p", job);
 }
 
 }  // namespace refit::cuda

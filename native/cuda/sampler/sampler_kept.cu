@@ -1,6 +1,6 @@
 // The kept sets: the tokens that top-k, top-p and min-p keep, best first, and the token's logprob within them. One
 // block per row.
-#include "cuda/device/check.h"
+#include "cuda/device/early_launch.cuh"
 #include "cuda/sampler/sampler_select.cuh"
 
 namespace refit::cuda {
@@ -26,6 +26,8 @@ __device__ void sum_block(KeptShared& s, double& mass, int32_t& count) {
 }
 
 __global__ void __launch_bounds__(kSelectThreads) kept_kernel(SampleJob job) {
+  let_next_kernel_begin();
+  wait_for_kernel_before();
   __shared__ KeptShared shared;
   const int local = blockIdx.x;
   const Row row(job, local);
@@ -78,8 +80,7 @@ __global__ void __launch_bounds__(kSelectThreads) kept_kernel(SampleJob job) {
 }  // namespace
 
 void report_kept(const SampleJob& job, cudaStream_t stream) {
-  kept_kernel<<<job.count, kSelectThreads, 0, stream>>>(job);
-  check_launch("sampler: kept sets");
+  launch_early(kept_kernel, true, job.count, kSelectThreads, stream, "sampler: kept sets", job);
 }
 
 }  // namespace refit::cuda

@@ -1,5 +1,5 @@
 // Logprobs in addition to the token's: the best N, and those of given tokens.
-#include "cuda/device/check.h"
+#include "cuda/device/early_launch.cuh"
 #include "cuda/sampler/sampler_select.cuh"
 
 namespace refit::cuda {
@@ -11,6 +11,8 @@ __device__ float logprob(float z, const RowScale& scale) {
 
 // In rounds of as many tokens as the list holds, best first.
 __global__ void __launch_bounds__(kSelectThreads) tops_kernel(SampleJob job) {
+  let_next_kernel_begin();
+  wait_for_kernel_before();
   __shared__ SelectShared shared;
   const int local = blockIdx.x;
   const Row row(job, local);
@@ -36,6 +38,8 @@ __global__ void __launch_bounds__(kSelectThreads) tops_kernel(SampleJob job) {
 }
 
 __global__ void ids_kernel(SampleJob job) {
+  let_next_kernel_begin();
+  wait_for_kernel_before();
   const int local = blockIdx.x;
   const Row row(job, local);
   const RowScale scale = job.scratch.scales[local];
@@ -48,13 +52,11 @@ __global__ void ids_kernel(SampleJob job) {
 }  // namespace
 
 void report_tops(const SampleJob& job, cudaStream_t stream) {
-  tops_kernel<<<job.count, kSelectThreads, 0, stream>>>(job);
-  check_launch("sampler: top logprobs");
+  launch_early(tops_kernel, true, job.count, kSelectThreads, stream, "sampler: top logprobs", job);
 }
 
 void report_ids(const SampleJob& job, cudaStream_t stream) {
-  ids_kernel<<<job.count, 256, 0, stream>>>(job);
-  check_launch("sampler: logprobs of given tokens");
+  launch_early(ids_kernel, true, job.count, 256, stream, "sampler: logprobs of given tokens", job);
 }
 
 }  // namespace refit::cuda
