@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(kStreamThreads, 2)
   rows.w[1] = w + min(n0 + g + 8, N - 1) * K + t * 8;
 #pragma unroll
   for (int i = 0; i < Tiles; i++) rows.x[i] = i * 8 + g < M ? x + (i * 8 + g) * ldx + t * 8 : nullptr;
-  stream_product(rows, K, sums, wait_for_kernel_before);
+  stream_product<Tiles, false>(rows, K, sums, wait_for_kernel_before);
   for (int i = threadIdx.x; i < M * kStreamRows; i += kStreamThreads) {
     const int m = i / kStreamRows, n = i % kStreamRows;
     if (n0 + n >= N) continue;

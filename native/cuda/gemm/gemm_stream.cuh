@@ -17,6 +17,7 @@ constexpr int kStreamRows = 16;   // of w for one block
 constexpr int kStreamWarps = 8;   // of a block
 constexpr int kStreamBlocks = 4;  // of 32 along k, in one run of a warp
 constexpr int kStreamRun = kStreamBlocks * 32;
+constexpr int kStreamOneRun = kStreamWarps * kStreamRun;  // of all warps
 constexpr int kStreamThreads = kStreamWarps * 32;
 constexpr int kStreamMaxTiles = 2;  // of 8 rows of x
 
@@ -59,11 +60,12 @@ struct StreamSums {
 };
 
 // All threads of the block call it; then sums.total is valid in all of them. K must be a multiple of 8, rows of w and x
-// must be aligned to 16 bytes. wait() is called before the first load of x.
+// must be aligned to 16 bytes. wait() is called before the first load of x. OneRun: K is at most kStreamOneRun, and
+// then fewer registers are used.
 //
 // The next kernel begins when w has been read: before, its blocks would crowd on the multiprocessors that are free
 // first, and then compute or read w there for longer than the others.
-template <int Tiles, class Wait>
+template <int Tiles, bool OneRun, class Wait>
 __device__ __forceinline__ void stream_product(const StreamRows<Tiles>& rows, int K, StreamSums<Tiles>& sums,
                                                Wait wait) {
   const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -71,7 +73,7 @@ __device__ __forceinline__ void stream_product(const StreamRows<Tiles>& rows, in
   int k = warp * kStreamRun;
   StreamRun now = stream_fetch(rows, k, t, K);
   wait();
-  for (; k < K; k += kStreamWarps * kStreamRun) {
+  for (; k < K; k += kStreamOneRun) {
     // x first: it is close, and must not wait behind the next run of w.
     uint4 x[Tiles][kStreamBlocks];
 #pragma unroll
@@ -80,7 +82,7 @@ __device__ __forceinline__ void stream_product(const StreamRows<Tiles>& rows, in
 #pragma unroll
       for (int i = 0; i < Tiles; i++) x[i][b] = load_fresh(rows.x[i] + k + b * 32, there && rows.x[i] != nullptr);
     }
-    const StreamRun next = stream_fetch(rows, k + kStreamWarps * kStreamRun, t, K);
+    const StreamRun next = OneRun ? now : stream_fetch(rows, k + kStreamOneRun, t, K);
 #pragma unroll
     for (int b = 0; b < kStreamBlocks; b++) {
       const uint4 low = now.low[b], high = now.high[b];
@@ -90,6 +92,7 @@ __device__ __forceinline__ void stream_product(const StreamRows<Tiles>& rows, in
         mma(acc[i], low.z, high.z, low.w, high.w, x[i][b].z, x[i][b].w);
       }
     }
+    if constexpr (OneRun) break;
     now = next;
   }
 #pragma unroll

@@ -8,8 +8,9 @@ namespace refit::cuda {
 namespace {
 
 // Blocks (column tile, row tile); a row tile has at most 8 * Tiles rows.
-template <class Kind, int Tiles>
-__global__ void __launch_bounds__(kStreamThreads, 2) stream_experts(Experts e, typename Kind::Out* __restrict__ y) {
+template <class Kind, int Tiles, bool OneRun>
+__global__ void __launch_bounds__(kStreamThreads, OneRun ? 4 / Tiles : 2)
+    stream_experts(Experts e, typename Kind::Out* __restrict__ y) {
   constexpr int kColumns = kStreamRows / Kind::kRowsPerColumn;
   __shared__ StreamSums<Tiles> sums;
   wait_for_kernel_before();
@@ -30,7 +31,7 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_experts(Experts e, t
       rows.x[i] = e.x + (e.from != nullptr ? e.from[slot] : slot) * e.K + t * 8;
     }
   }
-  stream_product(rows, e.K, sums, [] {});
+  stream_product<Tiles, OneRun>(rows, e.K, sums, [] {});
   for (int i = threadIdx.x; i < tile.rows * kColumns; i += kStreamThreads) {
     const int m = i / kColumns, n = i % kColumns;
     if (n0 + n >= e.N) continue;
@@ -91,8 +92,8 @@ template <class Kind, int Tiles>
 void launch_stream(const Experts& e, typename Kind::Out* y, int64_t row_tiles, cudaStream_t stream) {
   constexpr int kColumns = kStreamRows / Kind::kRowsPerColumn;
   const dim3 grid((e.N + kColumns - 1) / kColumns, static_cast<unsigned>(row_tiles));
-  launch_early(stream_experts<Kind, Tiles>, true, grid, kStreamThreads, stream,
-               "launch of the experts' streaming kernel", e, y);
+  launch_early(e.K > kStreamOneRun ? stream_experts<Kind, Tiles, false> : stream_experts<Kind, Tiles, true>, true, grid,
+               kStreamThreads, stream, "launch of the experts' streaming kernel", e, y);
 }
 
 template <class Kind, class S, bool Aligned>
@@ -131,8 +132,10 @@ void launch(const Experts& e, const MoeShape& shape, typename Kind::Out* y, int6
 template <class Kind>
 void prepare() {
   cudaFuncAttributes attributes;
-  check(cudaFuncGetAttributes(&attributes, stream_experts<Kind, 1>), "loading the experts' streaming kernel");
-  check(cudaFuncGetAttributes(&attributes, stream_experts<Kind, 2>), "loading the experts' streaming kernel");
+  for (auto* kernel : {stream_experts<Kind, 1, false>, stream_experts<Kind, 1, true>, stream_experts<Kind, 2, false>,
+                       stream_experts<Kind, 2, true>}) {
+    check(cudaFuncGetAttributes(&attributes, kernel), "loading the experts' streaming kernel");
+  }
   const auto allow = [](auto kernel, int bytes) {
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
           "shared memory of the experts' tiled kernel");

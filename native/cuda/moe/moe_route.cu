@@ -48,40 +48,33 @@ __global__ void __launch_bounds__(kRouteWarps * 32)
   }
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(kAllLanes, sum, offset);
-  // The keys of the choice: probabilities, below them NaN, below NaN the experts that are no candidates. One NaN among
-  // the logits makes the sum NaN, and so every probability.
-  constexpr float kNan = -1.0f, kGone = -2.0f;
+  // The keys of the choice: bits of probabilities, below them NaN, below NaN the experts that are no candidates. One
+  // NaN among the logits makes the sum NaN, and so every probability.
+  constexpr int kNan = -1, kGone = -2;
+  int keys[PerLane];
 #pragma unroll
   for (int i = 0; i < PerLane; i++) {
     const float share = p[i] / sum;
-    p[i] = i * 32 + lane >= experts ? kGone : isnan(share) ? kNan : share;
+    keys[i] = i * 32 + lane >= experts ? kGone : isnan(share) ? kNan : __float_as_int(share);
   }
   int my_id = 0;  // lane j has the j-th best
   float my_weight = 0.0f, total = 0.0f;
   for (int j = 0; j < k; j++) {
-    float best = kGone;
-    int id = kMaxExperts;
+    int own = kGone, id = kMaxExperts;
 #pragma unroll
     for (int i = 0; i < PerLane; i++) {
-      if (p[i] > best) {
-        best = p[i];
+      if (keys[i] > own) {
+        own = keys[i];
         id = i * 32 + lane;
       }
     }
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) {
-      const float other = __shfl_xor_sync(kAllLanes, best, offset);
-      const int other_id = __shfl_xor_sync(kAllLanes, id, offset);
-      if (other > best || (other == best && other_id < id)) {
-        best = other;
-        id = other_id;
-      }
-    }
+    const int best = __reduce_max_sync(kAllLanes, own);
+    id = __reduce_min_sync(kAllLanes, own == best ? id : kMaxExperts);
 #pragma unroll
     for (int i = 0; i < PerLane; i++) {
-      if (i * 32 + lane == id) p[i] = kGone;
+      if (i * 32 + lane == id) keys[i] = kGone;
     }
-    const float weight = best == kNan ? NAN : best;
+    const float weight = best == kNan ? NAN : __int_as_float(best);
     total += weight;
     if (lane == j) {
       my_id = id;
@@ -216,7 +209,7 @@ __global__ void __launch_bounds__(kCombineThreads)
   const int64_t column = (static_cast<int64_t>(blockIdx.x) * kCombineThreads + threadIdx.x) * Width;
   if (column >= hidden) return;
   float sum[Width] = {};
-#pragma unroll 4
+#pragma unroll 8
   for (int j = 0; j < k; j++) {
     const float weight = weights[token * k + j];
     const auto from = *reinterpret_cast<const Pack<Width, Value>*>(out + slots[token * k + j] * hidden + column);
