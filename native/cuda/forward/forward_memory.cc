@@ -15,7 +15,8 @@ namespace refit::cuda {
 namespace {
 
 constexpr int64_t kDefaultStepTokens = 8192;
-// A long prompt over a large vocabulary is scored in blocks of rows: 160 MB of logits at most.
+// A long prompt over a large vocabulary is scored in blocks of rows: 160 MB of logits at most. Both are doubled where
+// steps have more sequences, so that a step of up to 512 reads the head's weights once.
 constexpr int64_t kLogitFloats = 40 << 20, kMostRows = 256;
 constexpr size_t kGemmBytes = size_t{32} << 20;
 constexpr size_t kAlignment = 256;
@@ -77,7 +78,8 @@ ForwardShape::ForwardShape(const CoreConfig& config, const Layout& layout) : den
   if (config.max_context > 0) context = std::min<int64_t>(context, config.max_context);
   logits_ld = (layout.ranks * layout.vocab_rows + 7) / 8 * 8;
   // A token has at most one row that scores it and one that samples after it.
-  rows = std::clamp<int64_t>(kLogitFloats / logits_ld, 1, std::min<int64_t>(kMostRows, 2 * tokens));
+  const int64_t times = config.max_step_sequences > kMostRows ? 2 : 1;
+  rows = std::clamp<int64_t>(times * kLogitFloats / logits_ld, 1, std::min<int64_t>(times * kMostRows, 2 * tokens));
   part_rows = max_part_rows(tokens, tokens, context);
   // A sum's parts are rounded up to 8 elements; a row of the other ranks' logits, in fp32, must fit (exchange.h).
   const int64_t squares = recipe.qk_norm == QkNorm::kProjection ? int64_t{kSquarePieces} * layout.ranks : 0;
