@@ -13,10 +13,21 @@ struct PhiloxBlock {
   uint32_t x[4];
 };
 
+// All 64 bits of a product. The GPU's compiler would make it of several 64-bit products.
+REFIT_HOST_DEVICE inline uint64_t whole_product(uint32_t a, uint32_t b) {
+#ifdef __CUDA_ARCH__
+  uint64_t product;
+  asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));
+  return product;
+#else
+  return static_cast<uint64_t>(a) * b;
+#endif
+}
+
 REFIT_HOST_DEVICE inline PhiloxBlock philox4x32_10(PhiloxBlock c, uint32_t key0, uint32_t key1) {
   for (int round = 0; round < 10; ++round) {
-    const uint64_t a = static_cast<uint64_t>(0xD2511F53u) * c.x[0];
-    const uint64_t b = static_cast<uint64_t>(0xCD9E8D57u) * c.x[2];
+    const uint64_t a = whole_product(c.x[0], 0xD2511F53u);
+    const uint64_t b = whole_product(c.x[2], 0xCD9E8D57u);
     c = PhiloxBlock{{static_cast<uint32_t>(b >> 32) ^ c.x[1] ^ key0, static_cast<uint32_t>(b),
                      static_cast<uint32_t>(a >> 32) ^ c.x[3] ^ key1, static_cast<uint32_t>(a)}};
     key0 += 0x9E3779B9u;

@@ -9,8 +9,11 @@ namespace refit::cuda {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kStride = 4 * kThreads;  // tokens that all threads take at once, four each
+constexpr int kGroups = kSampleChunk / kStride;
+constexpr int kAhead = 2;  // groups that a thread requests before it computes those before
 constexpr float kSmallestNoise = 0x1p-33f;
-// Covers the rounding of prob, exp and the scores: a token is skipped only if it clearly cannot win.
+// Covers the rounding of prob, exp, bounds and scores: a token is skipped only if it clearly cannot win.
 constexpr float kMargin = 1.0f + 1e-3f;
 
 template <class T, class Join>
@@ -20,6 +23,9 @@ __device__ T warp_join(T x, Join join) {
 }
 struct Max {
   __device__ uint64_t operator()(uint64_t a, uint64_t b) const { return a > b ? a : b; }
+};
+struct Min {
+  __device__ float operator()(float a, float b) const { return fminf(a, b); }
 };
 struct Sum {
   __device__ double operator()(double a, double b) const { return a + b; }
@@ -35,27 +41,76 @@ __device__ T block_join(T x, T none, T* shared, Join join) {
   return x;
 }
 
+// Tokens i to i + 3 as they are compared; `f` is what is stored there. Those from `end` on are -infinity.
+__device__ float4 shown(const Logits& z, float4 f, int i, int end) {
+  if (i >= end) return {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+  f = z.masked(f, i);
+  if (i + 4 > end) {
+    if (i + 1 >= end) f.y = -INFINITY;
+    if (i + 2 >= end) f.z = -INFINITY;
+    f.w = -INFINITY;
+  }
+  return f;
+}
+
+// Loads groups of four logits of a row, `kStride` apart from token i on. Groups from `end` on are not loaded.
+template <int Groups>
+__device__ void load_groups(const float* z, int i, int end, float4 (&f)[Groups]) {
+#pragma unroll
+  for (int g = 0; g < Groups; ++g) {
+    if (i + g * kStride < end) f[g] = *reinterpret_cast<const float4*>(z + i + g * kStride);
+  }
+}
+
+__device__ float max_or_nan(float a, float b) {
+  float most;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
+  return most;
+}
+
+// The best of a thread's tokens, in a chunk with a NaN or with nothing above -infinity.
+__device__ Composite best_of_any(const Logits& z, int first, int end) {
+  Composite best = 0;
+  for (int i = first; i < end; i += kStride) {
+    for (int j = 0; j < 4 && i + j < end; ++j) best = max(best, composite(z[i + j], i + j));
+  }
+  return best;
+}
+
 __global__ void __launch_bounds__(kThreads) best_kernel(SampleJob job, bool raw) {
   let_next_kernel_begin();
   wait_for_kernel_before();
   __shared__ uint64_t partial[kWarps];
   const int local = blockIdx.y;
-  const Row row(job, local);
-  if (raw && !row.raw) return;
-  const Logits z(job, row, local, raw);
+  if (raw && !Row(job, local).raw) return;
   const int begin = static_cast<int>(blockIdx.x) * kSampleChunk, end = min(job.vocab, begin + kSampleChunk);
-  Composite best = 0;
+  const int first = begin + 4 * static_cast<int>(threadIdx.x);
+  // Before the row's fields, so that these are not waited for.
+  float4 loaded[kGroups];
+  load_groups(job.logits + local * job.ld, first, end, loaded);
+  const Row row(job, local);
+  const Logits z(job, row, local, raw);
+  // Division by the temperature keeps the order, so one of four quotients is the largest: that of the largest logit.
+  float most = -INFINITY;
+  float4 winners;
+  int winner = -1;
   bool nan = false;
-#pragma unroll 4
-  for (int i = begin + 4 * static_cast<int>(threadIdx.x); i < end; i += 4 * kThreads) {
-    const float4 f = z.scaled(z.four(i));
-    const float v[4] = {f.x, f.y, f.z, f.w};
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      if (i + j >= end) break;
-      nan |= v[j] != v[j];
-      best = max(best, composite(v[j], i + j));
-    }
+  for (int g = 0; g < kGroups; ++g) {
+    const int i = first + g * kStride;
+    if (i >= end) break;
+    const float4 f = shown(z, loaded[g], i, end);
+    const float v = z.scaled(max_or_nan(max_or_nan(f.x, f.y), max_or_nan(f.z, f.w)));
+    nan |= v != v;
+    if (v > most) most = v, winner = i, winners = f;
+  }
+  Composite best;
+  if (nan || winner < 0) {
+    best = best_of_any(z, first, end);
+  } else {
+    // The first of equal ones.
+    const float4 v = z.scaled(winners);
+    best = composite(most, winner + (v.x == most ? 0 : v.y == most ? 1 : v.z == most ? 2 : 3));
   }
   nan = __syncthreads_or(nan) != 0;
   best = block_join<uint64_t>(best, 0, partial, Max());
@@ -81,17 +136,13 @@ struct DrawStart {
   Candidate candidate;  // the best token, which is never filtered out
 };
 
-__device__ void start_draw(const SampleJob& job, const Row& row, int local, bool draw, DrawStart& shared) {
+__device__ void start_draw(const SampleJob& job, int local, uint64_t seed, uint32_t position, DrawStart& shared) {
   if (threadIdx.x < 32) {
     const RowBest found = row_best(job, local);
     if (threadIdx.x == 0) {
-      shared.best = found;
-      if (draw) {
-        const int token = token_of(found.best);
-        const PhiloxBlock noise =
-            sample_noise(job.rows.row_seeds[row.r], static_cast<uint32_t>(job.rows.positions[row.r]), token / 4);
-        shared.candidate = {gumbel(noise_uniform(noise.x[token % 4])), token};
-      }
+      const int token = token_of(found.best);
+      const PhiloxBlock noise = sample_noise(seed, position, token / 4);
+      shared = {found, {gumbel(noise_uniform(noise.x[token % 4])), token}};
     }
   }
   __syncthreads();
@@ -105,47 +156,66 @@ __global__ void __launch_bounds__(kThreads) draw_kernel(SampleJob job, bool raw)
   __shared__ double sums[kWarps];
   const int local = blockIdx.y;
   const Row row(job, local);
-  const bool sum_wanted = wants_sum(row, raw), draw = !raw && row.draws();
-  if (!sum_wanted && !draw) return;
-  start_draw(job, row, local, draw, start);
-  if (!start.best.sound()) return;
-
-  const Logits z(job, row, local, raw);
-  const float max = start.best.max();
   const uint64_t seed = job.rows.row_seeds[row.r];
   const uint32_t position = static_cast<uint32_t>(job.rows.positions[row.r]);
+  const bool sum_wanted = wants_sum(row, raw), draw = !raw && row.draws();
+  if (!sum_wanted && !draw) return;
+  const Logits z(job, row, local, raw);
+  const int begin = static_cast<int>(blockIdx.x) * kSampleChunk, end = min(job.vocab, begin + kSampleChunk);
+  const int own = 4 * static_cast<int>(threadIdx.x);
+  float4 next[kAhead];
+  load_groups(z.z, begin + own, end, next);
+  start_draw(job, local, seed, position, start);
+  if (!start.best.sound()) return;
+
+  const float max = start.best.max();
   const Composite least = draw && row.filtered(job.vocab) ? job.scratch.least[local] : 0;
+  const bool filters = least != 0 || row.min_p > 0.0f;
   Candidate mine = start.candidate;
   // Token i can win only if -log1p(-v) <= exp(z[i] - max - score), and v <= -log1p(-v). So logarithms, and for most
-  // groups of four even the noise, are computed only for tokens that come close. This changes no result.
+  // groups of four even the noise, are computed only for tokens that come close to the best score of the warp. This
+  // changes no result.
   float reach = draw ? expf(-mine.score) * kMargin : 0.0f;
   double sum = 0.0;
-  const int begin = static_cast<int>(blockIdx.x) * kSampleChunk, end = min(job.vocab, begin + kSampleChunk);
-#pragma unroll 2
-  for (int i = begin + 4 * static_cast<int>(threadIdx.x); i < end; i += 4 * kThreads) {
-    const float4 f = z.scaled(z.four(i));
-    const float v[4] = {f.x, f.y, f.z, f.w};
-    float prob[4];
+  for (int from = begin; from < end; from += kAhead * kStride) {
+    float4 now[kAhead];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) prob[j] = i + j < end ? expf(v[j] - max) : 0.0f;
-    sum += static_cast<double>((prob[0] + prob[1]) + (prob[2] + prob[3]));
-    if (!draw) continue;
-    float most = 0.0f;
+    for (int g = 0; g < kAhead; ++g) now[g] = next[g];
+    load_groups(z.z, from + kAhead * kStride + own, end, next);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      if (prob[j] < row.min_p || (least != 0 && composite(v[j], i + j) < least)) prob[j] = 0.0f;
-      most = fmaxf(most, prob[j]);
-    }
-    if (most * reach < kSmallestNoise) continue;
-    const PhiloxBlock noise = sample_noise(seed, position, static_cast<uint32_t>(i / 4));
+    for (int g = 0; g < kAhead; ++g) {
+      const int i = from + g * kStride + own;
+      const float4 f = z.scaled(shown(z, now[g], i, end));
+      const float v[4] = {f.x, f.y, f.z, f.w};
+      float prob[4];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const float u = noise_uniform(noise.x[j]);
-      if (u > prob[j] * reach) continue;
-      const float score = (v[j] - max) + gumbel(u);
-      if (score > mine.score || (score == mine.score && i + j < mine.token)) {
-        mine = {score, i + j};
-        reach = expf(-score) * kMargin;
+      for (int j = 0; j < 4; ++j) prob[j] = expf(v[j] - max);
+      sum += static_cast<double>((prob[0] + prob[1]) + (prob[2] + prob[3]));
+      if (!draw) continue;
+      if (filters) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          if (prob[j] < row.min_p || composite(v[j], i + j) < least) prob[j] = 0.0f;
+        }
+      }
+      const float limit = fmaxf(fmaxf(prob[0], prob[1]), fmaxf(prob[2], prob[3])) * reach;
+      if (__all_sync(~0u, limit < kSmallestNoise)) continue;
+      const PhiloxBlock noise = sample_noise(seed, position, static_cast<uint32_t>(i / 4));
+      const float least_noise = noise_uniform(min(min(noise.x[0], noise.x[1]), min(noise.x[2], noise.x[3])));
+      if (!__any_sync(~0u, least_noise <= limit)) continue;
+      // -log1p(-v) <= v / (1 - v) bounds every score from below, so the best bound of the warp is a limit for all.
+      float u[4], closest = INFINITY;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        u[j] = noise_uniform(noise.x[j]);
+        closest = fminf(closest, __fdividef(u[j], prob[j] * (1.0f - u[j])));
+      }
+      reach = fminf(reach, warp_join(closest, Min()) * kMargin);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if (u[j] > prob[j] * reach) continue;
+        const float score = (v[j] - max) + gumbel(u[j]);
+        if (score > mine.score || (score == mine.score && i + j < mine.token)) mine = {score, i + j};
       }
     }
   }

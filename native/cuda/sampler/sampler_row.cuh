@@ -63,8 +63,8 @@ struct Logits {
     return mask != nullptr && (mask[i / 32] >> (i % 32) & 1) == 0 ? -INFINITY : scaled(z[i]);
   }
   // Tokens i to i + 3; i is a multiple of 4 below vocab. The memory behind the vocabulary is padding.
-  __device__ float4 four(int i) const {
-    float4 f = *reinterpret_cast<const float4*>(z + i);
+  __device__ float4 four(int i) const { return masked(*reinterpret_cast<const float4*>(z + i), i); }
+  __device__ float4 masked(float4 f, int i) const {
     if (mask == nullptr) return f;
     const uint32_t allowed = mask[i / 32] >> (i % 32);
     if ((allowed & 1) == 0) f.x = -INFINITY;
@@ -89,6 +89,7 @@ __device__ inline RowBest row_best(const SampleJob& job, int local) {
   const ChunkBest* chunks = job.scratch.best + static_cast<int64_t>(local) * job.chunks;
   Composite best = 0;
   int nan = 0;
+#pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x % 32); i < job.chunks; i += 32) {
     best = max(best, chunks[i].best);
     nan |= chunks[i].nan;
