@@ -73,6 +73,20 @@ export const nativeCuda: readonly Mutant[] = [
     tests: ['native/test/gpu/attention/attention_test.cu']
   },
   {
+    why: "a prefix's last, incomplete chunk takes the place of its complete ones",
+    file: 'native/cuda/attention/attention_wide.cuh',
+    before: 'begun ? 1 : 0)',
+    after: '0)',
+    tests: ['native/test/gpu/attention/attention_test.cu']
+  },
+  {
+    why: 'sequences share a page that only some of them have',
+    file: 'native/cuda/attention/attention_prefixes.cc',
+    before: 'while (from < most && a.pages[from] == b.pages[from]) ++from;',
+    after: 'while (from < most && a.pages[from] == b.pages[from]) ++from;\n  ++from;',
+    tests: ['native/test/gpu/attention/attention_test.cu']
+  },
+  {
     why: 'every adapter is expanded with the matrix of the first slot',
     file: 'native/cuda/adapters/adapters_expand.cu',
     before: 'w.b + (segment.slot * all + before + begin) * w.rank',

@@ -12,13 +12,14 @@
 #include "cuda/attention/attention_narrow.cuh"
 #include "cuda/attention/attention_wide.cuh"
 #include "cuda/device/current_gpu.h"
+#include "cuda/device/early_launch.cuh"
 
 namespace refit::cuda {
 namespace {
 
 template <int D>
 void launch(AttentionArgs a, const AttentionInput& input, int pages, cudaStream_t stream) {
-  static std::atomic<uint64_t> wide_done{0}, narrow_done{0};
+  static std::atomic<uint64_t> wide_done{0}, prefix_done{0}, narrow_done{0};
   const int wide = input.wide_items < 0 ? input.item_count : input.wide_items;
   const int narrow = input.wide_items < 0 ? input.item_count : input.item_count - wide;
   const auto blocks = [&a](int items) { return static_cast<unsigned>(items) * static_cast<unsigned>(a.kv_heads); };
@@ -27,16 +28,24 @@ void launch(AttentionArgs a, const AttentionInput& input, int pages, cudaStream_
   } else if (wide > 0) {
     // The rest of the 228 KiB is a cache for sums that wait for the end of their chunk.
     constexpr int kBytes = AttentionShape<D>::kStreamBytes, kCarveout = 72;
-    allow_shared(attention_wide_kernel<D>, kBytes, kCarveout, wide_done);
-    attention_wide_kernel<D><<<blocks(wide), kAttentionThreads, kBytes, stream>>>(a);
+    constexpr auto kKernel = attention_wide_kernel<D, AttentionItem>;
+    allow_shared(kKernel, kBytes, kCarveout, wide_done);
+    kKernel<<<blocks(wide), kAttentionThreads, kBytes, stream>>>(a, a.items);
     check_launch("attention_wide");
+  }
+  if (input.prefix_count > 0) {
+    constexpr int kBytes = kPrefixBytes<D>, kCarveout = 100;
+    constexpr auto kKernel = attention_wide_kernel<D, AttentionPrefix>;
+    allow_shared(kKernel, kBytes, kCarveout, prefix_done);
+    kKernel<<<blocks(input.prefix_count), kAttentionThreads, kBytes, stream>>>(a, input.prefixes);
+    check_launch("attention_prefix");
   }
   if (narrow > 0) {
     constexpr int kBytes = NarrowShape<D>::kBytes, kCarveout = 100;
     allow_shared(attention_narrow_kernel<D>, kBytes, kCarveout, narrow_done);
     a.items += input.item_count - narrow;
-    attention_narrow_kernel<D><<<blocks(narrow), kAttentionThreads, kBytes, stream>>>(a);
-    check_launch("attention_narrow");
+    launch_early_shared(attention_narrow_kernel<D>, input.prefix_count > 0, blocks(narrow), kAttentionThreads, kBytes,
+                        stream, "attention_narrow", a);
   }
 }
 
@@ -68,8 +77,9 @@ void check_input(int64_t ldq, const AttentionInput& input, const KvLayer& kv, in
     fail("the Hopper kernel does not compute head_dim " + std::to_string(kv.head_dim) + " with rows of " +
          std::to_string(ldq) + " elements, or a buffer is not aligned");
   }
-  if (static_cast<int64_t>(input.item_count) * kv.kv_heads > std::numeric_limits<int>::max()) {
-    fail(std::to_string(input.item_count) + " items are too many for one launch");
+  const int most_items = std::max(input.item_count, input.prefix_count);
+  if (static_cast<int64_t>(most_items) * kv.kv_heads > std::numeric_limits<int>::max()) {
+    fail(std::to_string(most_items) + " items are too many for one launch");
   }
 }
 
@@ -84,8 +94,9 @@ void attention(const bf16* qkv, int64_t ldq, const AttentionInput& input, const 
   check_input(ldq, input, kv, heads, qkv, out);
   if (input.item_count == 0) return;
   const float scale = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(kv.head_dim)));
-  const AttentionArgs a{qkv, ldq,   input.items, input.pages,         kv.k,         kv.v,        input.parts,
-                        out, heads, kv.kv_heads, heads / kv.kv_heads, kv.page_size, kv.head_dim, scale};
+  const AttentionArgs a{
+      qkv,   ldq,         input.items,         input.pages,  kv.k,        kv.v,  input.parts,    out,
+      heads, kv.kv_heads, heads / kv.kv_heads, kv.page_size, kv.head_dim, scale, input.prefixes, input.members};
   if (kv.head_dim <= 16) {
     launch<16>(a, input, kv.pages, stream);
   } else if (kv.head_dim <= 32) {

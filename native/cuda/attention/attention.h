@@ -3,6 +3,9 @@
 // result depends neither on the batch nor on how its prompt was cut into steps. It is the same bit for bit whether one
 // block computes all chunks or several blocks divide them.
 //
+// Sequences that sample from one prompt share its pages. A step reads the keys in them once (AttentionPrefix), and the
+// sequences' items continue from the sums over them, with the same bits as if each had computed all keys.
+//
 // One exception: the Hopper kernel adds products in the order of its hardware. Where it computes the wide items, a
 // token's bits depend on whether its item is wide, which is whether its step has more than kNarrowRows rows of its
 // sequence.
@@ -22,6 +25,8 @@ constexpr int kWideRows = 64;
 constexpr int kHopperRows = 128;
 // The chunks of the Hopper kernel are longer: its sums wait in shared memory, whose bandwidth its products need.
 constexpr int kHopperChunk = 512;
+// Keys that sequences share are counted in units of one tile (or two where tiles have 32 keys).
+constexpr int kPrefixKeys = 64;
 
 // One piece of work, the same for every layer and rank: some adjacent tokens of one sequence against some chunks of its
 // keys. The kernel adds KV heads as a dimension of its own.
@@ -32,6 +37,24 @@ struct AttentionItem {
   int32_t position;             // absolute, of first_token
   int32_t chunk, chunks;        // keys [chunk * size, (chunk + chunks) * size), where size is chunk_size(...)
   int32_t part;  // row of its partial result in the partial buffers; -1: it has all its chunks and writes to out
+  // For a member of a prefix (AttentionPrefix), else 0:
+  int32_t skip = 0;               // keys at the beginning of its first chunk that the prefix contains
+  int32_t state = 0, states = 0;  // rows of partial results of the chunks before; row state + states: of `skip` keys
+};
+// Decoding tokens whose sequences begin with the same pages, against some chunks of the keys in these. Such keys are
+// read once for all of them; the members' own items go on from there. Results are rows of the partial buffers.
+struct AttentionPrefix {
+  int32_t table;                  // of one of the sequences
+  int32_t first_member, members;  // into AttentionPlan::members; no members: padding
+  int32_t keys;                   // of all chunks: a multiple of kPrefixKeys, all of them before each member's token
+  int32_t chunk, chunks;          // as in AttentionItem
+  // Its result, counted from each member's first row: its complete chunks, combined. Keys of an incomplete last chunk
+  // are a row of their own, behind that one.
+  int32_t row;
+};
+struct AttentionMember {
+  int32_t token;
+  int32_t part;  // its first row of partial results
 };
 // Combines the parts of some tokens.
 struct AttentionMerge {
@@ -46,6 +69,8 @@ struct AttentionPlan {
   int32_t wide_items = 0;  // items of more than kNarrowRows rows
   int32_t wide_rows = kWideRows;
   int32_t part_rows = 0;  // rows of partial results needed: [part_rows, heads, head_dim + 2] floats
+  std::vector<AttentionPrefix> prefixes;
+  std::vector<AttentionMember> members;
 };
 
 // Keys of a chunk of an item of `rows` rows.
@@ -57,6 +82,13 @@ constexpr int chunk_size(int64_t rows, int wide_rows) {
 // are for tests; kAlways may need more rows than max_part_rows returns.
 enum class AttentionSplit : uint8_t { kAuto, kAlways, kNever };
 
+// How keys are computed that several decoding sequences share, which the page tables tell. A token's bits are the same
+// either way.
+struct AttentionSharing {
+  int page_size = 0;    // of the page tables; 0: each sequence reads its keys for itself
+  bool always = false;  // also where sharing costs more than it saves: for tests
+};
+
 // Most rows of a wide item for the current GPU: kHopperRows if it has the Hopper kernel for this head_dim, else
 // kWideRows.
 int wide_rows_here(int head_dim);
@@ -64,11 +96,13 @@ int wide_rows_here(int head_dim);
 // group: query heads per KV head, at most kWideRows; throws std::invalid_argument otherwise. kv_heads: of one rank; it
 // only guides the division of work. wide_rows: kWideRows, which any GPU computes, or kHopperRows.
 AttentionPlan plan_attention(const StepBatch& batch, int group, int kv_heads = 8,
-                             AttentionSplit split = AttentionSplit::kAuto, int wide_rows = kWideRows);
+                             AttentionSplit split = AttentionSplit::kAuto, int wide_rows = kWideRows,
+                             const AttentionSharing& sharing = {});
 // Maximum part_rows of any batch of `tokens` new tokens in `sequences` sequences of at most `context` tokens.
 int64_t max_part_rows(int64_t tokens, int64_t sequences, int64_t context);
-// Maximum number of items of such a batch; there are at most `tokens` merges.
+// Maximum number of items of such a batch, and of prefixes; there are at most `tokens` merges and as many members.
 int64_t max_attention_items(int64_t tokens, int64_t sequences, int64_t context);
+int64_t max_attention_prefixes(int64_t tokens, int64_t sequences, int64_t context);
 
 struct AttentionInput {
   const AttentionItem* items;  // on the GPU, like all pointers below
@@ -80,6 +114,9 @@ struct AttentionInput {
   float* parts;               // scratch, aligned to 8 bytes
   int wide_items = -1;        // AttentionPlan::wide_items; -1: unknown, which costs an empty launch
   int wide_rows = kWideRows;  // AttentionPlan::wide_rows
+  const AttentionPrefix* prefixes = nullptr;
+  int prefix_count = 0;
+  const AttentionMember* members = nullptr;
 };
 
 // qkv [T, ldq] after rope_and_cache: q is its first heads * head_dim columns. out [T, heads * head_dim]. head_dim must

@@ -1,6 +1,7 @@
 // Up to 16 rows of one KV head: four warps divide the keys of a tile for the scores, and the columns of V for the sums.
 // For decode, where keys must stream and rows are few.
 #pragma once
+#include "cuda/attention/attention_prefix.cuh"
 #include "cuda/attention/attention_tile.cuh"
 
 namespace refit::cuda {
@@ -46,7 +47,7 @@ __device__ __forceinline__ void narrow_scores(const uint32_t (&q)[D / 16][4], ui
 }
 
 template <int D>
-__global__ void __launch_bounds__(kAttentionThreads, 3)
+__global__ void __launch_bounds__(kAttentionThreads, D <= 96 ? 4 : 3)
     attention_narrow_kernel(const __grid_constant__ AttentionArgs a) {
   using Shape = NarrowShape<D>;
   extern __shared__ __align__(16) uint8_t shared[];
@@ -54,10 +55,13 @@ __global__ void __launch_bounds__(kAttentionThreads, 3)
 
   const AttentionItem item = a.items[blockIdx.x / a.kv_heads];
   const int kv_head = blockIdx.x % a.kv_heads;
-  if (item.tokens == 0 || item.tokens * a.group > kNarrowRows) return;  // padding, or the wide kernel's
+  if (item.tokens == 0 || item.tokens * a.group > kNarrowRows) {  // padding, or the wide kernel's
+    wait_for_kernel_before();
+    return;
+  }
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
 
-  KvStream<D> stream(a, item, kv_head, shared);
+  KvStream<D> stream(a, tiles_of<D>(item), kv_head, shared);
   const AttentionRow row[2] = {row_at(a, item, kv_head, g), row_at(a, item, kv_head, g + 8)};
   uint32_t q[D / 16][4];
   load_q<D>(a, row, q);
@@ -80,7 +84,22 @@ __global__ void __launch_bounds__(kAttentionThreads, 3)
   };
   clear();
 
-  for (int i = 0; i < stream.count; ++i) {
+  // Results of a prefix. Its kernel is the only one before this one that may still run.
+  wait_for_kernel_before();
+  const int first_column = first_out * 8 + t * 2;
+  if (item.states > 0) {
+    combine_states<Shape::kOut>(a, item, row, first_column).put(before, before_maximum, before_weights);
+  }
+  if (item.skip > 0) {
+    PartColumns<Shape::kOut> begun;
+    begun.get(a, row, item.state + item.states, first_column);
+    float sum[2];
+    begun.put(sums, maximum, sum);
+    weights[0] = weights[1] = sum[0];
+    weights[2] = weights[3] = sum[1];
+  }
+
+  for (int i = item.skip / Shape::kTile; i < stream.count; ++i) {
     stream.begin(i);
     const int warp_key = warp * Shape::kColumns * 8, first_key = stream.first_key(i);
     float score[Shape::kColumns][4];
@@ -150,7 +169,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 3)
     const bool last = i + 1 == stream.count;
     if (!last && (i + 1) % Shape::kTilesPerChunk != 0) continue;
     if (item.part >= 0) break;
-    if (i >= Shape::kTilesPerChunk) {
+    if (i >= Shape::kTilesPerChunk || item.states > 0) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const float next = maximum[r];
@@ -187,7 +206,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 3)
     const float inverse = __fdiv_rn(1.0f, weights[2 * r]);
 #pragma unroll
     for (int n = 0; n < Shape::kOut; ++n) {
-      const int column = (first_out + n) * 8 + t * 2;
+      const int column = first_column + n * 8;
       if (column >= a.head_dim) continue;
       if (part != nullptr) {
         put_pair(part + column, sums[n][2 * r], sums[n][2 * r + 1]);

@@ -33,6 +33,8 @@ struct AttentionArgs {
   bf16* out;
   int heads, kv_heads, group, page_size, head_dim;
   float scale;  // for scores, times log2(e): the softmax uses powers of 2
+  const AttentionPrefix* prefixes;
+  const AttentionMember* members;
 };
 
 // D: head_dim, rounded up. In shared memory the distance between rows of K and V is an odd number of 16-byte pieces, so
@@ -78,27 +80,43 @@ __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff80
 // The value that is subtracted from scores; for a row without keys so far it must not lead to inf - inf.
 __device__ __forceinline__ float base_of(float maximum) { return maximum == minus_infinity() ? 0.0f : maximum; }
 
-// The tiles of one item, loaded ahead of their use. Keys from `end` on become zeros, so the contents of unused slots do
-// not matter. All threads of the block make the same calls.
+// The keys of an item or a prefix. Tiles are counted from the beginning of its first chunk.
+struct KeyTiles {
+  int table, end;          // where its page table begins; end of the keys
+  int chunk, from, until;  // tiles [from, until), or less
+};
+template <int D>
+__device__ __forceinline__ KeyTiles tiles_of(const AttentionItem& item) {
+  using Shape = AttentionShape<D>;
+  return {item.table, item.position + item.tokens, item.chunk, item.skip / Shape::kTile,
+          item.chunks * Shape::kTilesPerChunk};
+}
+template <int D>
+__device__ __forceinline__ KeyTiles tiles_of(const AttentionPrefix& prefix) {
+  return {prefix.table, prefix.keys, prefix.chunk, 0, prefix.chunks * AttentionShape<D>::kTilesPerChunk};
+}
+
+// The tiles of one item or prefix, loaded ahead of their use. Keys from `end` on become zeros, so the contents of
+// unused slots do not matter. All threads of the block make the same calls.
 template <int D>
 class KvStream {
   using Shape = AttentionShape<D>;
 
  public:
   // `shared`: kStreamBytes.
-  __device__ KvStream(const AttentionArgs& args, const AttentionItem& item, int head, uint8_t* shared)
+  __device__ KvStream(const AttentionArgs& args, const KeyTiles& tiles, int head, uint8_t* shared)
       : a_(args),
-        pages_(args.pages + item.table),
+        pages_(args.pages + tiles.table),
         rows_(reinterpret_cast<int32_t*>(shared + Shape::kStages * Shape::kStageBytes)),
         stages_(shared_address(shared)),
         head_(head),
-        end_(item.position + item.tokens),
-        first_(item.chunk * Shape::kTilesPerChunk) {
+        end_(tiles.end),
+        first_(tiles.chunk * Shape::kTilesPerChunk) {
     const int seen = (end_ + Shape::kTile - 1) / Shape::kTile - first_;
-    count = min(seen, item.chunks * Shape::kTilesPerChunk);
-    for (int i = 0; i < Shape::kStages; ++i) keep_row(i, row_of(i));
+    count = min(seen, tiles.until);
+    for (int i = 0; i < Shape::kStages; ++i) keep_row(tiles.from + i, row_of(tiles.from + i));
     __syncthreads();
-    for (int i = 0; i < Shape::kStages - 1; ++i) load(i);
+    for (int i = 0; i < Shape::kStages - 1; ++i) load(tiles.from + i);
   }
 
   // Waits for tile i and starts the load of a later one.
@@ -115,7 +133,7 @@ class KvStream {
   __device__ uint32_t k(int i) const { return stages_ + i % Shape::kStages * Shape::kStageBytes; }
   __device__ uint32_t v(int i) const { return k(i) + Shape::kTile * Shape::kPitch; }
 
-  int count;  // tiles
+  int count;  // end of the tiles
 
  private:
   // The cache row of this thread's key in tile i, in units of head_dim elements; -1: none.
@@ -217,9 +235,11 @@ __device__ __forceinline__ float combined(float sum, float next, const ChunkFact
 }
 
 // Partial results of one row: head_dim sums, the maximum, the sum of weights.
+__device__ __forceinline__ float* part_at(const AttentionArgs& a, int64_t part, int head) {
+  return a.parts + (part * a.heads + head) * (a.head_dim + 2);
+}
 __device__ __forceinline__ float* part_of(const AttentionArgs& a, const AttentionItem& item, const AttentionRow& row) {
-  const int64_t r = item.part + (row.token - item.first_token);
-  return a.parts + (r * a.heads + row.head) * (a.head_dim + 2);
+  return part_at(a, item.part + (row.token - item.first_token), row.head);
 }
 __device__ __forceinline__ bf16* out_of(const AttentionArgs& a, const AttentionRow& row) {
   return a.out + (static_cast<int64_t>(row.token) * a.heads + row.head) * a.head_dim;

@@ -1,24 +1,54 @@
-// Up to 64 rows of one KV head: four warps of 16 rows, each against all keys. For prefill.
+// Up to 64 rows of one KV head: four warps of 16 rows, each against all keys. For prefill (AttentionItem) and for keys
+// that decoding sequences share (AttentionPrefix).
 #pragma once
+#include <type_traits>
+
+#include "cuda/attention/attention_prefix.cuh"
 #include "cuda/attention/attention_tile.cuh"
 
 namespace refit::cuda {
 
+__device__ __forceinline__ int rows_of(const AttentionArgs& a, const AttentionItem& item) {
+  return item.tokens * a.group;
+}
+__device__ __forceinline__ int rows_of(const AttentionArgs& a, const AttentionPrefix& prefix) {
+  return prefix.members * a.group;
+}
+
+// Writes the sums of row r, which is 0 or 1, of a thread's two.
 template <int D>
+__device__ __forceinline__ void put_part(const AttentionArgs& a, float* part, const float (&sums)[D / 8][4], int r,
+                                         float maximum, float weights) {
+  const int t = threadIdx.x % 4;
+#pragma unroll
+  for (int n = 0; n < D / 8; ++n) {
+    const int column = n * 8 + t * 2;
+    if (column < a.head_dim) put_pair(part + column, sums[n][2 * r], sums[n][2 * r + 1]);
+  }
+  if (t == 0) put_pair(part + a.head_dim, maximum, weights);
+}
+
+// Shared memory of a prefix. Its sums over the chunks before are behind the tiles.
+template <int D>
+constexpr int kPrefixBytes = AttentionShape<D>::kStreamBytes + D / 8 * kAttentionThreads * 16;
+
+template <int D, class Item>
 __global__ void __launch_bounds__(kAttentionThreads, D <= 128 ? 2 : 1)
-    attention_wide_kernel(const __grid_constant__ AttentionArgs a) {
+    attention_wide_kernel(const __grid_constant__ AttentionArgs a, const Item* items) {
   using Shape = AttentionShape<D>;
+  constexpr bool kPrefix = std::is_same_v<Item, AttentionPrefix>;
   constexpr int kColumns = Shape::kTile / 8;  // in matrices of 8
   constexpr int kOut = D / 8;
   extern __shared__ __align__(16) uint8_t shared[];
 
-  const AttentionItem item = a.items[blockIdx.x / a.kv_heads];
-  const int kv_head = blockIdx.x % a.kv_heads, rows = item.tokens * a.group;
-  if (rows <= kNarrowRows) return;  // the narrow kernel's
+  if constexpr (kPrefix) let_next_kernel_begin();
+  const Item item = items[blockIdx.x / a.kv_heads];
+  const int kv_head = blockIdx.x % a.kv_heads, rows = rows_of(a, item);
+  if (rows <= (kPrefix ? 0 : kNarrowRows)) return;  // padding, or the narrow kernel's
   const int lane = threadIdx.x % 32, first_row = threadIdx.x / 32 * 16, g = lane / 4, t = lane % 4;
   const bool idle = first_row >= rows;
 
-  KvStream<D> stream(a, item, kv_head, shared);
+  KvStream<D> stream(a, tiles_of<D>(item), kv_head, shared);
   const AttentionRow row[2] = {row_at(a, item, kv_head, first_row + g), row_at(a, item, kv_head, first_row + g + 8)};
   const int warp_first = row_at(a, item, kv_head, first_row).position;
   const int warp_last = row_at(a, item, kv_head, first_row + 15).position;
@@ -38,11 +68,14 @@ __global__ void __launch_bounds__(kAttentionThreads, D <= 128 ? 2 : 1)
   clear();
 
   // Sums over the chunks before this one. They are used once per chunk, and registers are scarce. An index that is
-  // unknown to the compiler keeps them in local memory, which L1 caches.
-  float4 before[kOut];
+  // unknown to the compiler keeps them in local memory, which L1 caches. But L1 writes through, and a prefix needs the
+  // bandwidth for its keys.
+  float4 local[kPrefix ? 1 : kOut];
   float before_maximum[2], before_weights[2];
   int zero;
   asm volatile("mov.u32 %0, 0;" : "=r"(zero));
+  constexpr int kStride = kPrefix ? kAttentionThreads : 1;
+  float4* const before = kPrefix ? reinterpret_cast<float4*>(shared + Shape::kStreamBytes) + threadIdx.x : local + zero;
 
   for (int i = 0; i < stream.count; ++i) {
     stream.begin(i);
@@ -112,9 +145,13 @@ __global__ void __launch_bounds__(kAttentionThreads, D <= 128 ? 2 : 1)
     }
     stream.finish(i);
 
-    const bool last = i + 1 == stream.count;
-    if (!last && (i + 1) % Shape::kTilesPerChunk != 0) continue;
-    if (item.part >= 0) break;
+    const bool last = i + 1 == stream.count, ends_chunk = (i + 1) % Shape::kTilesPerChunk == 0;
+    if (!last && !ends_chunk) continue;
+    if constexpr (kPrefix) {
+      if (!ends_chunk) break;  // The chunk continues with the members' own keys.
+    } else {
+      if (item.part >= 0) break;
+    }
     if (i >= Shape::kTilesPerChunk) {
       ChunkFactors f[2];
 #pragma unroll
@@ -126,7 +163,7 @@ __global__ void __launch_bounds__(kAttentionThreads, D <= 128 ? 2 : 1)
       }
 #pragma unroll
       for (int n = 0; n < kOut; ++n) {
-        const float4 b = before[n + zero];
+        const float4 b = before[n * kStride];
         sums[n][0] = combined(b.x, sums[n][0], f[0]);
         sums[n][1] = combined(b.y, sums[n][1], f[0]);
         sums[n][2] = combined(b.z, sums[n][2], f[1]);
@@ -135,7 +172,7 @@ __global__ void __launch_bounds__(kAttentionThreads, D <= 128 ? 2 : 1)
     }
     if (last) break;
 #pragma unroll
-    for (int n = 0; n < kOut; ++n) before[n + zero] = make_float4(sums[n][0], sums[n][1], sums[n][2], sums[n][3]);
+    for (int n = 0; n < kOut; ++n) before[n * kStride] = make_float4(sums[n][0], sums[n][1], sums[n][2], sums[n][3]);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       before_maximum[r] = maximum[r];
@@ -147,14 +184,20 @@ __global__ void __launch_bounds__(kAttentionThreads, D <= 128 ? 2 : 1)
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     if (!row[r].there) continue;
-    if (item.part >= 0) {
-      float* part = part_of(a, item, row[r]);
+    if constexpr (kPrefix) {
+      const int at = first_row + g + 8 * r;
+      const bool begun = stream.count > Shape::kTilesPerChunk && stream.count % Shape::kTilesPerChunk != 0;
+      put_part<D>(a, part_of(a, item, at, row[r].head, begun ? 1 : 0), sums, r, maximum[r], weights[2 * r]);
+      if (!begun) continue;
 #pragma unroll
       for (int n = 0; n < kOut; ++n) {
-        const int column = n * 8 + t * 2;
-        if (column < a.head_dim) put_pair(part + column, sums[n][2 * r], sums[n][2 * r + 1]);
+        const float4 b = before[n * kStride];
+        sums[n][2 * r] = r == 0 ? b.x : b.z;
+        sums[n][2 * r + 1] = r == 0 ? b.y : b.w;
       }
-      if (t == 0) put_pair(part + a.head_dim, maximum[r], weights[2 * r]);
+      put_part<D>(a, part_of(a, item, at, row[r].head, 0), sums, r, before_maximum[r], before_weights[r]);
+    } else if (item.part >= 0) {
+      put_part<D>(a, part_of(a, item, row[r]), sums, r, maximum[r], weights[2 * r]);
     } else {
       bf16* out = out_of(a, row[r]);
       const float inverse = __fdiv_rn(1.0f, weights[2 * r]);

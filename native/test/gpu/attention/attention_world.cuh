@@ -29,10 +29,17 @@ inline float value_of(bf16 x) { return __bfloat162float(x); }
 
 class AttentionWorld {
  public:
-  // lengths: tokens of each sequence. Sequence s > 0 shares the first `shared[s]` pages with sequence 0.
+  // lengths: tokens of each sequence. Sequence s > 0 shares the first `shared[s]` pages with sequence parents[s] < s,
+  // or with sequence 0 if there are no parents.
   AttentionWorld(const AttentionHeads& shape, std::vector<int> lengths, std::vector<int> shared, float q_scale,
-                 uint64_t seed)
-      : shape(shape), lengths(std::move(lengths)), q_scale_(q_scale), seed_(seed), shared_(std::move(shared)) {
+                 uint64_t seed, std::vector<int> parents = {})
+      : shape(shape),
+        lengths(std::move(lengths)),
+        q_scale_(q_scale),
+        seed_(seed),
+        shared_(std::move(shared)),
+        parents_(std::move(parents)) {
+    if (parents_.empty()) parents_.assign(this->lengths.size(), 0);
     std::mt19937_64 rng(seed);
     int count = 0;
     for (size_t s = 0; s < this->lengths.size(); ++s) count += pages_of(this->lengths[s]);
@@ -45,15 +52,15 @@ class AttentionWorld {
       std::vector<int32_t> table;
       for (int p = 0; p < pages_of(this->lengths[s]); ++p) {
         if (s > 0 && p < shared_[s]) {
-          table.push_back(tables[0][p]);
+          table.push_back(tables[parents_[s]][p]);
         } else {
           table.push_back(free.back());
           free.pop_back();
         }
       }
       tables.push_back(std::move(table));
-      keys_.push_back(content(1, static_cast<int>(s)));
-      values_.push_back(content(2, static_cast<int>(s)));
+      keys_.push_back(content(1, static_cast<int>(s), keys_));
+      values_.push_back(content(2, static_cast<int>(s), values_));
     }
   }
 
@@ -76,14 +83,15 @@ class AttentionWorld {
   size_t row(int position, int head) const {
     return (static_cast<size_t>(position) * shape.kv_heads + head) * shape.head_dim;
   }
-  std::vector<bf16> content(int what, int s) const {
+  std::vector<bf16> content(int what, int s, const std::vector<std::vector<bf16>>& earlier) const {
     std::vector<bf16> x(row(lengths[s], 0));
-    for (int position = 0; position < lengths[s]; ++position) {
-      // Shared pages contain sequence 0's keys.
-      const int whose = s > 0 && position < shared_[s] * shape.page_size ? 0 : s;
+    // Shared pages contain the parent's keys.
+    const int own = s == 0 ? 0 : std::min(lengths[s], shared_[s] * shape.page_size);
+    if (own > 0) std::copy_n(earlier[parents_[s]].begin(), row(own, 0), x.begin());
+    for (int position = own; position < lengths[s]; ++position) {
       for (int head = 0; head < shape.kv_heads; ++head) {
         for (int d = 0; d < shape.head_dim; ++d) {
-          x[row(position, head) + d] = __float2bfloat16_rn(noise(index(what, whose, position, head, d), seed_));
+          x[row(position, head) + d] = __float2bfloat16_rn(noise(index(what, s, position, head, d), seed_));
         }
       }
     }
@@ -95,7 +103,7 @@ class AttentionWorld {
 
   float q_scale_;
   uint64_t seed_;
-  std::vector<int> shared_;
+  std::vector<int> shared_, parents_;
   std::vector<std::vector<bf16>> keys_, values_;  // of each sequence [length, kv_heads, head_dim]
 };
 
@@ -128,24 +136,36 @@ struct StepArrays {
 // The plan's arrays on the GPU.
 class AttentionOnGpu {
  public:
-  AttentionOnGpu(const StepArrays& step, const cuda::AttentionPlan& plan, int heads, int head_dim)
+  AttentionOnGpu(const std::vector<int32_t>& page_offsets, const std::vector<int32_t>& pages,
+                 const cuda::AttentionPlan& plan, int heads, int head_dim)
       : plan_(plan),
         items_(plan.items.size()),
         merges_(plan.merges.size()),
-        offsets_(step.page_offsets.size()),
-        pages_(step.pages.size()),
+        prefixes_(plan.prefixes.size()),
+        members_(plan.members.size()),
+        offsets_(page_offsets.size()),
+        pages_(pages.size()),
         parts_(static_cast<size_t>(plan.part_rows) * heads * (head_dim + 2)) {
     items_.put(plan.items);
     merges_.put(plan.merges);
-    offsets_.put(step.page_offsets);
-    pages_.put(step.pages);
+    prefixes_.put(plan.prefixes);
+    members_.put(plan.members);
+    offsets_.put(page_offsets);
+    pages_.put(pages);
   }
   cuda::AttentionInput input() {
-    return {items_.data(),   static_cast<int>(plan_.items.size()),
-            merges_.data(),  static_cast<int>(plan_.merges.size()),
-            offsets_.data(), pages_.data(),
-            parts_.data(),   plan_.wide_items,
-            plan_.wide_rows};
+    return {items_.data(),
+            static_cast<int>(plan_.items.size()),
+            merges_.data(),
+            static_cast<int>(plan_.merges.size()),
+            offsets_.data(),
+            pages_.data(),
+            parts_.data(),
+            plan_.wide_items,
+            plan_.wide_rows,
+            prefixes_.data(),
+            static_cast<int>(plan_.prefixes.size()),
+            members_.data()};
   }
   void check_guards(const std::string& what) { parts_.check_guards("parts", what); }
 
@@ -153,18 +173,29 @@ class AttentionOnGpu {
   const cuda::AttentionPlan& plan_;
   Buffer<cuda::AttentionItem> items_;
   Buffer<cuda::AttentionMerge> merges_;
+  Buffer<cuda::AttentionPrefix> prefixes_;
+  Buffer<cuda::AttentionMember> members_;
   Buffer<int32_t> offsets_, pages_;
   Buffer<float> parts_;
 };
 
+// How a step is computed.
+struct Way {
+  cuda::AttentionSplit split = cuda::AttentionSplit::kAuto;
+  bool share = false;     // keys that sequences share are always read once, else never
+  bool know_wide = true;  // AttentionInput::wide_items is set
+  size_t prefixes = 0;    // set: the prefixes of the plan
+};
+
 // Runs one step of these pieces: out [tokens, heads * head_dim]. Before it, slots of the cache that no piece may see,
 // columns of k and v in qkv, and the output are NaN.
-inline std::vector<bf16> run_attention(const AttentionWorld& world, const std::vector<Piece>& pieces,
-                                       cuda::AttentionSplit split, int wide_rows, const std::string& what,
-                                       bool know_wide = true) {
+inline std::vector<bf16> run_attention(const AttentionWorld& world, const std::vector<Piece>& pieces, Way& way,
+                                       int wide_rows, const std::string& what) {
   const AttentionHeads& h = world.shape;
   const StepArrays step(world, pieces);
-  const cuda::AttentionPlan plan = cuda::plan_attention(step.batch(), h.group(), h.kv_heads, split, wide_rows);
+  const cuda::AttentionPlan plan = cuda::plan_attention(step.batch(), h.group(), h.kv_heads, way.split, wide_rows,
+                                                        {way.share ? h.page_size : 0, true});
+  way.prefixes = plan.prefixes.size();
   const int64_t count = static_cast<int64_t>(step.tokens.size());
   const int64_t ldq = world.q_columns() + 2 * h.kv_heads * h.head_dim;
 
@@ -194,9 +225,9 @@ inline std::vector<bf16> run_attention(const AttentionWorld& world, const std::v
   q_gpu.put(qkv);
   k_gpu.put(k);
   v_gpu.put(v);
-  AttentionOnGpu on_gpu(step, plan, h.heads, h.head_dim);
+  AttentionOnGpu on_gpu(step.page_offsets, step.pages, plan, h.heads, h.head_dim);
   cuda::AttentionInput input = on_gpu.input();
-  if (!know_wide) input.wide_items = -1;
+  if (!way.know_wide) input.wide_items = -1;
   const cuda::KvLayer kv{k_gpu.data(), v_gpu.data(), world.page_count, h.page_size, h.kv_heads, h.head_dim};
   cuda::attention(q_gpu.data(), ldq, input, kv, h.heads, out.data(), nullptr);
   synchronize(what.c_str());
