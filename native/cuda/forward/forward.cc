@@ -142,7 +142,8 @@ void Forward::step(const StepBatch& batch, StepResult& result) {
     result = {};  // rows and experts belong to tokens, so there are none
     return;
   }
-  const AttentionPlan plan = plan_attention(batch, layout_.group, layout_.kv_heads, AttentionSplit::kAuto, wide_rows_);
+  const AttentionPlan plan =
+      plan_attention(batch, layout_.group, layout_.kv_heads, AttentionSplit::kAuto, wide_rows_, {page_size_});
   const StepRoom room = step_room(batch, plan, shape_->tokens);
   const StepBlock block(batch, plan, room, page_size_, layout_.recipe.vocab, shape_->rows);
   if (plan.part_rows > shape_->part_rows)

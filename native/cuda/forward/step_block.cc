@@ -64,6 +64,8 @@ StepBlock::StepBlock(const StepBatch& batch, const AttentionPlan& plan, const St
   slots_at_ = place<int32_t>(tokens);
   items_ = place<AttentionItem>(static_cast<size_t>(room.items));
   merges_ = place<AttentionMerge>(static_cast<size_t>(room.merges));
+  prefixes_ = place<AttentionPrefix>(static_cast<size_t>(room.prefixes));
+  members_ = place<AttentionMember>(room.prefixes == 0 ? 0 : tokens);
   pages_ = place<int32_t>(batch.pages.size());
   page_offsets_ = place<int32_t>(batch.page_offsets.size());
   row_tokens_at_ = place<int32_t>(rows);
@@ -127,6 +129,8 @@ void StepBlock::write(uint8_t* host, uint64_t epoch) const {
   put(host, pages_, batch_.pages);
   put(host, items_, plan_.items, static_cast<size_t>(room_.items));
   put(host, merges_, plan_.merges, static_cast<size_t>(room_.merges));
+  put(host, prefixes_, plan_.prefixes, static_cast<size_t>(room_.prefixes));
+  put(host, members_, plan_.members);
   put(host, row_tokens_at_, row_tokens_);
   put(host, token_slots_at_, token_slots_);
   put(host, segments_at_, segments_.list);
@@ -162,6 +166,9 @@ StepView StepBlock::view(uint8_t* base) const {
   view.attention.parts = nullptr;
   view.attention.wide_items = plan_.wide_items;
   view.attention.wide_rows = plan_.wide_rows;
+  view.attention.prefixes = at<AttentionPrefix>(base, prefixes_);
+  view.attention.prefix_count = room_.prefixes;
+  view.attention.members = at<AttentionMember>(base, members_);
   view.row_tokens = at<int32_t>(base, row_tokens_at_);
   view.adapters = segments_.at(at<AdapterSegment>(base, segments_at_));
   view.token_slots = token_slots_.empty() ? nullptr : at<int32_t>(base, token_slots_at_);

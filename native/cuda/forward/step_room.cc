@@ -14,21 +14,26 @@ int rounded_tokens(int tokens) {
   return (tokens + unit - 1) / unit * unit;
 }
 
+int power_of_2(size_t count) { return count == 0 ? 0 : static_cast<int>(std::bit_ceil(count)); }
+
 // Plans have an item for each token; only long sequences add more.
-int rounded_items(int items, int tokens) {
-  return items <= tokens ? tokens : static_cast<int>(std::bit_ceil(static_cast<unsigned>(items)));
+int rounded_items(size_t items, int tokens) {
+  return items <= static_cast<size_t>(tokens) ? tokens : power_of_2(items);
 }
 
 }  // namespace
 
 StepRoom step_room(const StepBatch& batch, const AttentionPlan& plan, int64_t most_tokens) {
   const auto tokens = static_cast<int>(batch.tokens.size());
-  const auto items = static_cast<int>(plan.items.size()), merges = static_cast<int>(plan.merges.size());
   const int rounded = rounded_tokens(tokens);
   const bool decode =
       batch.sequences() == tokens && plan.wide_items == 0 && !uses_adapters(batch) && rounded <= most_tokens;
-  if (!decode) return {tokens, items, merges, false};
-  return {rounded, rounded_items(items, rounded), merges == 0 ? 0 : rounded, true};
+  if (!decode) {
+    return {tokens, static_cast<int>(plan.items.size()), static_cast<int>(plan.merges.size()),
+            static_cast<int>(plan.prefixes.size()), false};
+  }
+  return {rounded, rounded_items(plan.items.size(), rounded), plan.merges.empty() ? 0 : rounded,
+          power_of_2(plan.prefixes.size()), true};
 }
 
 }  // namespace refit::cuda

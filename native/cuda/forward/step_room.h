@@ -12,8 +12,8 @@
 namespace refit::cuda {
 
 struct StepRoom {
-  int tokens, items, merges;  // items and merges of the attention plan
-  bool decode;                // sizes are rounded up
+  int tokens, items, merges, prefixes;  // items, merges and prefixes of the attention plan
+  bool decode;                          // sizes are rounded up
 
   auto operator<=>(const StepRoom&) const = default;
 };

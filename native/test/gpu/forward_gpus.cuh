@@ -68,9 +68,9 @@ class Region {
 class Gpus {
  public:
   Gpus(const TestModel& model, const std::vector<int>& gpus, const cuda::NcclApi* nccl = nullptr,
-       const SlotAdapters* adapters = nullptr) {
+       const SlotAdapters* adapters = nullptr, int pages = kPages) {
     const int count = static_cast<int>(gpus.size());
-    CoreConfig config = model.config(count, 1, "", kPages, kPageSize);
+    CoreConfig config = model.config(count, 1, "", pages, kPageSize);
     config.max_step_tokens = kMaxTokens, config.max_context = kMaxContext;
     if (adapters != nullptr) adapters->extend(config);
     const cuda::ForwardSizes sizes = cuda::forward_sizes(config);

@@ -143,7 +143,7 @@ void test_graphs_alone() {
         ++launched;
         check(cudaMemsetAsync(bytes + tokens, tokens, 1, rank.stream), "memset");
       };
-      const cuda::StepRoom room{tokens, tokens, 0, true};
+      const cuda::StepRoom room{tokens, tokens, 0, 0, true};
       if (graphs.wants(room)) graphs.make(room, launch);
       graphs.run(room, launch);
       std::vector<uint8_t> host(4096);
@@ -166,11 +166,11 @@ void test_graphs_alone() {
     run(7);
     bool thrown = false;
     try {
-      graphs.make({7, 7, 0, true}, [] { throw std::runtime_error("a launch fails"); });
+      graphs.make({7, 7, 0, 0, true}, [] { throw std::runtime_error("a launch fails"); });
     } catch (const std::runtime_error&) {
       thrown = true;
     }
-    CHECK(thrown && graphs.wants({7, 7, 0, true}));
+    CHECK(thrown && graphs.wants({7, 7, 0, 0, true}));
     run(7);
     run(7);
     graphs.clear();
