@@ -107,6 +107,8 @@ def sharded(rank, folder, url, store, pipe):
 
     from refit import adapters
 
+    # transformers loads tensors on several threads, and after a fork torch may fail when two begin at once.
+    os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     model, mesh = peft_model(base_of(folder), 1, **FIELDS), init_device_mesh("cpu", (2,))
     for layer in model.base_model.model.model.layers:
