@@ -1,6 +1,7 @@
 // The time of each kernel of a step, and the gaps between kernels, by CUPTI's records: decode and prefill of the shapes
 // of Qwen3-8B, Qwen3-30B-A3B and Qwen2.5-1.5B.
 //   profile_bench [--model 8b|30b|1.5b] [--only decode|prefill] [--tokens N]... [--layers N] [--context N]
+//                 [--graphs on|off]
 //     --layers   the first N layers of each model (8), at most all
 //     --tokens   instead of the model's list: decode of N sequences, or above 1,024 prefill of N tokens in sequences of
 //                at most 4,096 (--only decides for all N)
@@ -38,6 +39,7 @@ const Model kModels[] = {{kQwen3_8b, {1, 64, 256, 512}, {4096, 8192}},
 struct Options {
   std::string model, only;
   int layers = 8, context = 256;
+  bool graphs = true;
   std::vector<int> tokens;
 };
 
@@ -75,8 +77,9 @@ std::vector<Case> cases_of(const Model& model, const Options& o) {
   return cases;
 }
 
-CoreConfig config(const ModelShape& shape, int layers, const std::vector<Case>& cases) {
+CoreConfig config(const ModelShape& shape, int layers, bool graphs, const std::vector<Case>& cases) {
   CoreConfig c = model_config(shape, layers);
+  c.graphs = graphs;
   for (const Case& one : cases) {
     c.pages = std::max(c.pages, one.sequences * pages_of(one.before + one.each));
     c.max_step_tokens = std::max(c.max_step_tokens, one.sequences * one.each);
@@ -174,7 +177,7 @@ int run_model(const Model& model, const Options& o, bool first) {
     const int all = model.shape.layers, layers = std::min(o.layers, all);
     std::printf("\n%s's shape, %d of %d layers; decode with contexts of %d tokens; the mean of %d steps\n\n",
                 model.shape.title, layers, all, o.context, kProfiled);
-    Engine engine(config(model.shape, layers, cases));
+    Engine engine(config(model.shape, layers, o.graphs, cases));
     for (Case& one : cases) {
       Step step = step_of(one);
       one.host_ms = median_ms(engine, step);
@@ -224,6 +227,8 @@ Options parse(int argc, char** argv) {
       o.layers = number(value);
     } else if (flag == "--tokens") {
       o.tokens.push_back(number(value));
+    } else if (flag == "--graphs" && (value == "on" || value == "off")) {
+      o.graphs = value == "on";
     } else if (flag == "--context") {
       o.context = number(value);
     } else {

@@ -87,6 +87,9 @@ void parse_cuda(const Napi::Object& object, CoreConfig& config) {
                                   "config.watchdogSeconds: expected more than 0, got " + describe(seconds));
     }
   }
+  if (const Napi::Value graphs = object.Get("graphs"); !graphs.IsUndefined()) {
+    config.graphs = to_boolean(graphs, "config.graphs");
+  }
   const auto limit = [&](const char* name) {
     return object.Get(name).IsUndefined() ? 0 : integer(object, path, name, 1, kMaxInt);
   };

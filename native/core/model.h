@@ -118,6 +118,7 @@ struct CoreConfig {
   std::vector<int> gpus;        // of each rank, ordinals of the runtime; empty: 0, 1, ...
   bool share_gpus = false;      // for tests: several ranks on one GPU
   double watchdog_seconds = 0;  // 0: $REFIT_WATCHDOG_SECONDS, else 60
+  bool graphs = true;           // of decode steps
   // Limits of one step, and the most tokens of a sequence; 0: the forward pass's defaults.
   int max_step_tokens = 0;
   int max_step_sequences = 0;

@@ -28,7 +28,7 @@ class EchoDevice : public Device {
     std::string gpus;
     for (const int gpu : config_.gpus) gpus += " " + std::to_string(gpu);
     return {"GPUs" + gpus + (config_.share_gpus ? " shared" : "") + (config_.record_experts ? " experts" : "") +
-                " watchdog " + std::to_string(config_.watchdog_seconds),
+                (config_.graphs ? "" : " eager") + " watchdog " + std::to_string(config_.watchdog_seconds),
             config_.threads, static_cast<uint64_t>(config_.max_step_tokens),
             static_cast<uint64_t>(config_.max_step_sequences) * 1000000 + config_.max_context};
   }

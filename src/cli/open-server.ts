@@ -186,6 +186,7 @@ function engineOptions (config: Config, log: Log): EngineOptions {
     pageSize: config.pageSize,
     randomSeed: config.randomSeed ?? undefined,
     updateDeadlineMs: config.updateDeadline * 1000,
+    disableCudaGraph: config.disableCudaGraph,
     enableWeightsCpuBackup: config.enableWeightsCpuBackup,
     enableReturnRoutedExperts: config.enableReturnRoutedExperts,
     ...adapterOptions(config),

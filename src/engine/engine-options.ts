@@ -50,6 +50,8 @@ export interface EngineOptions {
   vocabulary?: Vocabulary
   /** Longest that a weight update waits for running requests and for updates before it (default 300 s). */
   updateDeadlineMs?: number
+  /** GPUs launch the kernels of a decode step one by one instead of as a CUDA graph; default false. */
+  disableCudaGraph?: boolean
   /**
    * Weights whose memory is released keep a copy in host memory and come back whole. Default false: they come back
    * torn.

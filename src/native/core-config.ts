@@ -24,6 +24,8 @@ export interface CoreConfig {
    * 60.
    */
   watchdogSeconds?: number
+  /** CUDA: decode steps are launched as graphs; default true. */
+  graphs?: boolean
   /**
    * CUDA: limits of one step (new tokens, default 8192, and sequences) and of one sequence (tokens, default what the
    * pages hold). They size the activations; a step beyond them is refused.

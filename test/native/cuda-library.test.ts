@@ -158,6 +158,7 @@ t.test('all data crosses the boundary unchanged', async t => {
     gpus: [3, 1],
     shareGpus: true,
     watchdogSeconds: 2.5,
+    graphs: false,
     maxStepTokens: 7,
     maxStepSequences: 8,
     maxContext: 9,
@@ -165,7 +166,7 @@ t.test('all data crosses the boundary unchanged', async t => {
   })
   const { addresses, ...info } = addon.coreInfo(core)
   t.strictSame(info, {
-    isa: 'GPUs 3 1 shared experts watchdog 2.500000',
+    isa: 'GPUs 3 1 shared experts eager watchdog 2.500000',
     threads: 2,
     weightBytes: 7,
     kvBytes: 8000009
@@ -269,6 +270,7 @@ t.test('fields of GPUs are checked before the library sees them', t => {
     [{ gpus: 1 }, 'config.gpus: expected an array, got 1'],
     [{ gpus: [0, -1] }, 'config.gpus[1]: expected an integer from 0 to 1023, got -1'],
     [{ shareGpus: 1 }, 'config.shareGpus: expected a boolean, got 1'],
+    [{ graphs: 0 }, 'config.graphs: expected a boolean, got 0'],
     [{ watchdogSeconds: 0 }, 'config.watchdogSeconds: expected more than 0, got 0'],
     [{ watchdogSeconds: Infinity }, 'config.watchdogSeconds: expected a finite number, got Infinity'],
     [{ maxStepTokens: 0 }, 'config.maxStepTokens: expected an integer from 1 to 2147483647, got 0'],

@@ -11,10 +11,4 @@ inline bool switched_on(const char* name) {
   return value != nullptr && *value != 0 && std::strcmp(value, "0") != 0;
 }
 
-// Whether the variable is "off".
-inline bool switched_off(const char* name) {
-  const char* const value = std::getenv(name);
-  return value != nullptr && std::strcmp(value, "off") == 0;
-}
-
 }  // namespace refit::cuda

@@ -23,7 +23,7 @@ RankForward::RankForward(const CoreConfig& config, const Layout& layout, const F
       exchange_(std::move(exchange)),
       gemm_(own_.gemm, own_.gemm_bytes),
       adapters_(layout, params_, own_.shrunk, rank.stream),
-      graphs_(rank) {
+      graphs_(rank, config.graphs) {
   if (exchange_) gemm_.require_loaded();
   for (const LayerParams& layer : layout.layers) {
     if (layer.sparse()) moe_.try_emplace(layer.inter, moe_shape(layout, layer.inter), gemm_, own_.moe, own_.moe_bytes);

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "cuda/device/check.h"
-#include "cuda/device/environment.h"
 
 namespace refit::cuda {
 namespace {
@@ -40,8 +39,7 @@ class Capture {
 
 }  // namespace
 
-StepGraphs::StepGraphs(Rank& rank)
-    : rank_(rank), enabled_(!switched_off("REFIT_CUDA_GRAPHS") && !rank.progress().launches_each()) {}
+StepGraphs::StepGraphs(Rank& rank, bool enabled) : rank_(rank), enabled_(enabled && !rank.progress().launches_each()) {}
 
 std::list<StepGraphs::Entry>::iterator StepGraphs::find(const StepRoom& room) {
   return std::find_if(entries_.begin(), entries_.end(), [&](const Entry& e) { return e.room == room; });
@@ -73,7 +71,7 @@ void StepGraphs::run(const StepRoom& room, const std::function<void()>& launch) 
   }
   entries_.splice(entries_.begin(), entries_, entry);
   if (entry->graph == nullptr) return launch();
-  rank_.begin_op("the layers of a decode step (a graph; REFIT_CUDA_GRAPHS=off names the operation)");
+  rank_.begin_op("the layers of a decode step, as a graph");
   check(cudaGraphLaunch(entry->graph, rank_.stream), "launch a graph");
 }
 

@@ -15,7 +15,8 @@ namespace refit::cuda {
 // One per rank, used on its thread while its GPU is current.
 class StepGraphs {
  public:
-  explicit StepGraphs(Rank& rank);
+  // Not enabled: each run launches.
+  StepGraphs(Rank& rank, bool enabled);
   ~StepGraphs() { clear(); }
   StepGraphs(const StepGraphs&) = delete;
   StepGraphs& operator=(const StepGraphs&) = delete;

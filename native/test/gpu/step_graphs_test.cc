@@ -42,9 +42,7 @@ BatchBuilder decode(const std::vector<Chat>& chats, const std::vector<size_t>& w
 class Pair {
  public:
   Pair(const TestModel& model, const std::vector<int>& gpus) {
-    setenv("REFIT_CUDA_GRAPHS", "off", 1);
-    plain_ = std::make_unique<Gpus>(model, gpus);
-    unsetenv("REFIT_CUDA_GRAPHS");
+    plain_ = std::make_unique<Gpus>(model, gpus, nullptr, nullptr, kPages, false);
     graphs_ = std::make_unique<Gpus>(model, gpus);
   }
   StepResult step(const BatchBuilder& b, const std::string& where) {
@@ -135,7 +133,7 @@ void test_graphs_alone() {
   uint8_t* bytes = nullptr;
   check(cudaMalloc(reinterpret_cast<void**>(&bytes), 4096), "cudaMalloc");
   auto task = rank.run([&] {
-    cuda::StepGraphs graphs(rank);
+    cuda::StepGraphs graphs(rank, true);
     int launched = 0;
     const auto run = [&](int tokens) {
       check(cudaMemsetAsync(bytes, 0xee, 4096, rank.stream), "memset");

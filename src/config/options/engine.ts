@@ -206,6 +206,14 @@ export const ENGINE_OPTIONS = {
     help: 'Longest time that a weight update, or a release of memory, waits for running requests and for updates ' +
       'before it.'
   },
+  disableCudaGraph: {
+    type: 'boolean',
+    default: false,
+    group: 'engine',
+    aliases: ['enforce-eager'],
+    help: 'GPUs launch the kernels of a decode step one by one instead of as a CUDA graph: slower, with the same ' +
+      'results, and a failure names its operation.'
+  },
   enableWeightsCpuBackup: {
     type: 'boolean',
     default: false,

@@ -136,6 +136,7 @@ async function planCuda (
     maxStepTokens: stepTokens({ maxBatchTokens, maxRunningRequests, pageSize }),
     maxStepSequences: maxRunningRequests,
     maxContext: wanted,
+    ...options.disableCudaGraph === true ? { graphs: false } : {},
     ...options.watchdogMs === undefined ? {} : { watchdogSeconds: options.watchdogMs / 1000 * RANK_WATCHDOG_SHARE }
   }
   const { gpu, freeBytes } = fullest(gpus)
