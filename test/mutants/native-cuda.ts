@@ -87,6 +87,34 @@ export const nativeCuda: readonly Mutant[] = [
     tests: ['native/test/gpu/attention/attention_test.cu']
   },
   {
+    why: 'padding writes its keys into the first slot of the cache',
+    file: 'native/cuda/forward/step_block.cc',
+    before: 'slots_.resize(tokens, kNoSlot);',
+    after: 'slots_.resize(tokens, 0);',
+    tests: ['native/test/gpu/step_graphs_test.cc']
+  },
+  {
+    why: 'padding takes experts',
+    file: 'native/cuda/moe/moe_route.cu',
+    before: 'if (kv_slots != nullptr && kv_slots[token] < 0) {',
+    after: 'if (kv_slots != nullptr && kv_slots[token] < -1) {',
+    tests: ['native/test/gpu/moe_test.cu']
+  },
+  {
+    why: 'graphs outlive the block whose address they hold',
+    file: 'native/cuda/forward/forward_rank.cc',
+    before: '  graphs_.clear();\n',
+    after: '',
+    tests: ['native/test/gpu/step_graphs_test.cc']
+  },
+  {
+    why: 'a step has room for one item of attention per token only',
+    file: 'native/cuda/forward/step_room.cc',
+    before: 'return {rounded, rounded_items(plan.items.size(), rounded),',
+    after: 'return {rounded, rounded,',
+    tests: ['native/test/gpu/step_graphs_test.cc']
+  },
+  {
     why: 'every adapter is expanded with the matrix of the first slot',
     file: 'native/cuda/adapters/adapters_expand.cu',
     before: 'w.b + (segment.slot * all + before + begin) * w.rank',
