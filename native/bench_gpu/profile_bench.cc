@@ -6,6 +6,7 @@
 //     --tokens   instead of the model's list: decode of N sequences, or above 1,024 prefill of N tokens in sequences of
 //                at most 4,096 (--only decides for all N)
 //     --context  tokens of a decoded sequence with the new one (256)
+//     --graphs   off: kernels of decode are launched one by one (on)
 #include <sys/wait.h>
 #include <unistd.h>
 

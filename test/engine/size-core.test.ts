@@ -116,7 +116,7 @@ t.test('GPUs: a full GPU is refused with its numbers', async (t) => {
 
 t.test('GPUs: buffers that grow with the longest sequence always have room', async (t) => {
   const arch = tinyArchitecture('Qwen3ForCausalLM', { max_position_embeddings: 1_000_000 })
-  // The RoPE table, and partial results of attention from the second chunk of keys on.
+  // The RoPE table, and partial results of attention beyond short sequences.
   const cudaMemoryNeeds = ({ pages, pageSize, maxContext }: CoreConfig) => {
     const context = Math.min(pages * pageSize, maxContext!)
     return { ...MEMORY, fixedBytes: 1e6 + context * 32 * 4, scratchBytes: context > 512 ? 6e6 : 2e6 }

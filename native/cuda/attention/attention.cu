@@ -94,9 +94,8 @@ void attention(const bf16* qkv, int64_t ldq, const AttentionInput& input, const 
   check_input(ldq, input, kv, heads, qkv, out);
   if (input.item_count == 0) return;
   const float scale = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(kv.head_dim)));
-  const AttentionArgs a{
-      qkv,   ldq,         input.items,         input.pages,  kv.k,        kv.v,  input.parts,    out,
-      heads, kv.kv_heads, heads / kv.kv_heads, kv.page_size, kv.head_dim, scale, input.prefixes, input.members};
+  const AttentionArgs a{qkv,   ldq,         input.items,         input.pages,  kv.k,        kv.v,  input.parts,  out,
+                        heads, kv.kv_heads, heads / kv.kv_heads, kv.page_size, kv.head_dim, scale, input.members};
   if (kv.head_dim <= 16) {
     launch<16>(a, input, kv.pages, stream);
   } else if (kv.head_dim <= 32) {

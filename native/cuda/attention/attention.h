@@ -100,16 +100,15 @@ AttentionPlan plan_attention(const StepBatch& batch, int group, int kv_heads = 8
                              const AttentionSharing& sharing = {});
 // Maximum part_rows of any batch of `tokens` new tokens in `sequences` sequences of at most `context` tokens.
 int64_t max_part_rows(int64_t tokens, int64_t sequences, int64_t context);
-// Maximum number of items of such a batch, and of prefixes; there are at most `tokens` merges and as many members.
+// Maximum number of items of such a batch; there are at most `tokens` merges and as many members, and at most
+// max_part_rows prefixes, because each writes a row.
 int64_t max_attention_items(int64_t tokens, int64_t sequences, int64_t context);
-int64_t max_attention_prefixes(int64_t tokens, int64_t sequences, int64_t context);
 
 struct AttentionInput {
   const AttentionItem* items;  // on the GPU, like all pointers below
   int item_count;
   const AttentionMerge* merges;
   int merge_count;
-  const int32_t* page_offsets;  // [S + 1]; not read: items contain where tables begin
   const int32_t* pages;
   float* parts;               // scratch, aligned to 8 bytes
   int wide_items = -1;        // AttentionPlan::wide_items; -1: unknown, which costs an empty launch

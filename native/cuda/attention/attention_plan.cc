@@ -215,9 +215,4 @@ int64_t max_attention_items(int64_t tokens, int64_t sequences, int64_t context) 
   return tokens + max_part_rows(tokens, sequences, context);
 }
 
-// Each writes a row of each of its members.
-int64_t max_attention_prefixes(int64_t tokens, int64_t sequences, int64_t context) {
-  return max_part_rows(tokens, sequences, context);
-}
-
 }  // namespace refit::cuda

@@ -33,7 +33,6 @@ struct AttentionArgs {
   bf16* out;
   int heads, kv_heads, group, page_size, head_dim;
   float scale;  // for scores, times log2(e): the softmax uses powers of 2
-  const AttentionPrefix* prefixes;
   const AttentionMember* members;
 };
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "cuda/device/check.h"
+#include "cuda/device/current_gpu.h"
 
 namespace refit::cuda {
 
@@ -28,12 +29,7 @@ __device__ __forceinline__ void let_next_kernel_begin() {
 }
 
 inline bool launches_early() {
-  static const bool can = [] {
-    int device = 0, major = 0;
-    check(cudaGetDevice(&device), "cudaGetDevice");
-    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "the compute capability");
-    return major >= 9;
-  }();
+  static const bool can = current_gpu_attribute(cudaDevAttrComputeCapabilityMajor, "the compute capability") >= 9;
   return can;
 }
 

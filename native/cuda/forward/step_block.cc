@@ -67,7 +67,6 @@ StepBlock::StepBlock(const StepBatch& batch, const AttentionPlan& plan, const St
   prefixes_ = place<AttentionPrefix>(static_cast<size_t>(room.prefixes));
   members_ = place<AttentionMember>(room.prefixes == 0 ? 0 : tokens);
   pages_ = place<int32_t>(batch.pages.size());
-  page_offsets_ = place<int32_t>(batch.page_offsets.size());
   row_tokens_at_ = place<int32_t>(rows);
   token_slots_at_ = place<int32_t>(token_slots_.size());
   segments_at_ = place<AdapterSegment>(segments_.list.size());
@@ -125,7 +124,6 @@ void StepBlock::write(uint8_t* host, uint64_t epoch) const {
   put(host, tokens_, batch_.tokens, positions_.size());
   put(host, positions_at_, positions_);
   put(host, slots_at_, slots_);
-  put(host, page_offsets_, batch_.page_offsets);
   put(host, pages_, batch_.pages);
   put(host, items_, plan_.items, static_cast<size_t>(room_.items));
   put(host, merges_, plan_.merges, static_cast<size_t>(room_.merges));
@@ -161,7 +159,6 @@ StepView StepBlock::view(uint8_t* base) const {
   view.attention.item_count = room_.items;
   view.attention.merges = at<AttentionMerge>(base, merges_);
   view.attention.merge_count = room_.merges;
-  view.attention.page_offsets = at<int32_t>(base, page_offsets_);
   view.attention.pages = at<int32_t>(base, pages_);
   view.attention.parts = nullptr;
   view.attention.wide_items = plan_.wide_items;

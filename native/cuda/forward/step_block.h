@@ -68,7 +68,7 @@ class StepBlock {
   int32_t furthest_ = 0;
   size_t gpu_bytes_ = 0, shared_bytes_ = 0, bytes_ = 0;
   // Offsets in the block.
-  size_t epoch_, tokens_, positions_at_, slots_at_, items_, merges_, prefixes_, members_, page_offsets_, pages_;
+  size_t epoch_, tokens_, positions_at_, slots_at_, items_, merges_, prefixes_, members_, pages_;
   size_t row_tokens_at_, token_slots_at_, segments_at_;
   std::vector<size_t> head_segments_at_;
   size_t row_ints_, row_floats_, row_seeds_, row_positions_at_, history_offsets_, history_, bias_offsets_, bias_tokens_,

@@ -42,61 +42,34 @@ __device__ __forceinline__ void wait_async() {
   asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
 }
 
-// Loads 16 bytes that are read once, bypassing L1. Returns zeros if `there` is false, and then does not read `p`.
-// Volatile, like the next two: many loads must be in flight, and the compiler would move them to their use.
-__device__ __forceinline__ uint4 load_once(const bf16* p, bool there) {
-  uint4 v;
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "setp.ne.s32 p, %5, 0;\n"
-      "mov.b32 %0, 0;\n"
-      "mov.b32 %1, 0;\n"
-      "mov.b32 %2, 0;\n"
-      "mov.b32 %3, 0;\n"
-      "@p ld.global.nc.L1::no_allocate.L2::128B.v4.b32 {%0, %1, %2, %3}, [%4];\n"
-      "}"
-      : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
-      : "l"(p), "r"(static_cast<int>(there)));
-  return v;
-}
-
-// The same for bytes that other warps read, too.
-__device__ __forceinline__ uint4 load_kept(const bf16* p, bool there) {
-  uint4 v;
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "setp.ne.s32 p, %5, 0;\n"
-      "mov.b32 %0, 0;\n"
-      "mov.b32 %1, 0;\n"
-      "mov.b32 %2, 0;\n"
-      "mov.b32 %3, 0;\n"
-      "@p ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];\n"
-      "}"
-      : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
-      : "l"(p), "r"(static_cast<int>(there)));
-  return v;
-}
-
-// The same for bytes that the kernel before may have written (early_launch.cuh).
-__device__ __forceinline__ uint4 load_fresh(const bf16* p, bool there) {
-  uint4 v;
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "setp.ne.s32 p, %5, 0;\n"
-      "mov.b32 %0, 0;\n"
-      "mov.b32 %1, 0;\n"
-      "mov.b32 %2, 0;\n"
-      "mov.b32 %3, 0;\n"
-      "@p ld.global.v4.b32 {%0, %1, %2, %3}, [%4];\n"
-      "}"
-      : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
-      : "l"(p), "r"(static_cast<int>(there))
-      : "memory");
-  return v;
-}
+// Loads 16 bytes by the instruction `load`. Returns zeros if `there` is false, and then does not read `p`. Volatile:
+// many loads must be in flight, and the compiler would move them to their use.
+#define REFIT_LOAD_16(name, load, ...)                               \
+  __device__ __forceinline__ uint4 name(const bf16* p, bool there) { \
+    uint4 v;                                                         \
+    asm volatile(                                                    \
+        "{\n"                                                        \
+        ".reg .pred p;\n"                                            \
+        "setp.ne.s32 p, %5, 0;\n"                                    \
+        "mov.b32 %0, 0;\n"                                           \
+        "mov.b32 %1, 0;\n"                                           \
+        "mov.b32 %2, 0;\n"                                           \
+        "mov.b32 %3, 0;\n"                                           \
+        "@p " load                                                   \
+        ".v4.b32 {%0, %1, %2, %3}, [%4];\n"                          \
+        "}"                                                          \
+        : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)             \
+        : "l"(p), "r"(static_cast<int>(there))                       \
+        : __VA_ARGS__);                                              \
+    return v;                                                        \
+  }
+// Bytes that are read once: past L1.
+REFIT_LOAD_16(load_once, "ld.global.nc.L1::no_allocate.L2::128B")
+// Bytes that other warps read, too.
+REFIT_LOAD_16(load_kept, "ld.global.nc")
+// Bytes that the kernel before may have written (early_launch.cuh).
+REFIT_LOAD_16(load_fresh, "ld.global", "memory")
+#undef REFIT_LOAD_16
 
 __device__ __forceinline__ float rounded(float v) { return __bfloat162float(__float2bfloat16_rn(v)); }
 

@@ -25,28 +25,25 @@ inline void bench_attention_shape(int count, int start, int fresh, cuda::Attenti
 
   PlanCase c;
   for (int i = 0; i < count; ++i) c.add(start, fresh);
-  std::vector<int32_t> table(pages), offsets;
+  std::vector<int32_t> table(pages);
   std::iota(table.begin(), table.end(), 0);
   std::shuffle(table.begin(), table.end(), std::mt19937_64(1));
-  for (int i = 0; i <= count; ++i) offsets.push_back(i * per_sequence);
   const cuda::AttentionPlan plan = cuda::plan_attention(c.batch(), kHeads / kv_heads, kv_heads, split, wide_rows);
 
   Buffer<cuda::AttentionItem> items(plan.items.size());
   Buffer<cuda::AttentionMerge> merges(plan.merges.size());
-  Buffer<int32_t> offsets_gpu(offsets.size()), table_gpu(table.size());
+  Buffer<int32_t> table_gpu(table.size());
   items.put(plan.items);
   merges.put(plan.merges);
-  offsets_gpu.put(offsets);
   table_gpu.put(table);
   Buffer<float> parts(static_cast<size_t>(plan.part_rows) * kHeads * (kDim + 2));
   const int64_t tokens = static_cast<int64_t>(count) * fresh, ldq = (kHeads + 2 * kv_heads) * kDim;
   Buffer<bf16> q(tokens * ldq), out(tokens * kHeads * kDim);
   fill(q.data(), tokens, ldq, ldq, 4.0f, 3);
-  const cuda::AttentionInput input{items.data(),       static_cast<int>(plan.items.size()),
-                                   merges.data(),      static_cast<int>(plan.merges.size()),
-                                   offsets_gpu.data(), table_gpu.data(),
-                                   parts.data(),       plan.wide_items,
-                                   plan.wide_rows};
+  const cuda::AttentionInput input{items.data(),     static_cast<int>(plan.items.size()),
+                                   merges.data(),    static_cast<int>(plan.merges.size()),
+                                   table_gpu.data(), parts.data(),
+                                   plan.wide_items,  plan.wide_rows};
   const double us = microseconds(fresh == 1 ? 200 : 20, [&](int i) {
     const cuda::KvLayer kv{
         k.data() + layer * (i % layers), v.data() + layer * (i % layers), pages, kPage, kv_heads, kDim};

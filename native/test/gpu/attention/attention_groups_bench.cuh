@@ -65,7 +65,7 @@ class GroupsBench {
   }
   double time(bool share, Launches launches = Launches::kAll) const {
     const cuda::AttentionPlan plan = this->plan(share);
-    AttentionOnGpu on_gpu(case_.page_offsets, case_.pages, plan, kHeads, kDim);
+    AttentionOnGpu on_gpu(case_.pages, plan, kHeads, kDim);
     Buffer<bf16> q(static_cast<size_t>(sequences_) * kLdq), out(static_cast<size_t>(sequences_) * kHeads * kDim);
     fill(q.data(), sequences_, kLdq, kLdq, 4.0f, 3);
     cuda::AttentionInput input = on_gpu.input();

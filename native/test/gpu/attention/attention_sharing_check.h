@@ -183,7 +183,7 @@ inline size_t check_sharing_plan(const SharingCase& c, int group, int kv_heads, 
     }
     CHECK(plan.part_rows <= cuda::max_part_rows(tokens, tokens, context));
     CHECK(static_cast<int64_t>(plan.items.size()) <= cuda::max_attention_items(tokens, tokens, context));
-    CHECK(static_cast<int64_t>(plan.prefixes.size()) <= cuda::max_attention_prefixes(tokens, tokens, context));
+    CHECK(static_cast<int64_t>(plan.prefixes.size()) <= cuda::max_part_rows(tokens, tokens, context));
   }
   CHECK(static_cast<int64_t>(plan.members.size()) <= static_cast<int64_t>(c.tokens.size()));
   return plan.prefixes.size();

@@ -136,35 +136,26 @@ struct StepArrays {
 // The plan's arrays on the GPU.
 class AttentionOnGpu {
  public:
-  AttentionOnGpu(const std::vector<int32_t>& page_offsets, const std::vector<int32_t>& pages,
-                 const cuda::AttentionPlan& plan, int heads, int head_dim)
+  AttentionOnGpu(const std::vector<int32_t>& pages, const cuda::AttentionPlan& plan, int heads, int head_dim)
       : plan_(plan),
         items_(plan.items.size()),
         merges_(plan.merges.size()),
         prefixes_(plan.prefixes.size()),
         members_(plan.members.size()),
-        offsets_(page_offsets.size()),
         pages_(pages.size()),
         parts_(static_cast<size_t>(plan.part_rows) * heads * (head_dim + 2)) {
     items_.put(plan.items);
     merges_.put(plan.merges);
     prefixes_.put(plan.prefixes);
     members_.put(plan.members);
-    offsets_.put(page_offsets);
     pages_.put(pages);
   }
   cuda::AttentionInput input() {
-    return {items_.data(),
-            static_cast<int>(plan_.items.size()),
-            merges_.data(),
-            static_cast<int>(plan_.merges.size()),
-            offsets_.data(),
-            pages_.data(),
-            parts_.data(),
-            plan_.wide_items,
-            plan_.wide_rows,
-            prefixes_.data(),
-            static_cast<int>(plan_.prefixes.size()),
+    return {items_.data(),    static_cast<int>(plan_.items.size()),
+            merges_.data(),   static_cast<int>(plan_.merges.size()),
+            pages_.data(),    parts_.data(),
+            plan_.wide_items, plan_.wide_rows,
+            prefixes_.data(), static_cast<int>(plan_.prefixes.size()),
             members_.data()};
   }
   void check_guards(const std::string& what) { parts_.check_guards("parts", what); }
@@ -175,7 +166,7 @@ class AttentionOnGpu {
   Buffer<cuda::AttentionMerge> merges_;
   Buffer<cuda::AttentionPrefix> prefixes_;
   Buffer<cuda::AttentionMember> members_;
-  Buffer<int32_t> offsets_, pages_;
+  Buffer<int32_t> pages_;
   Buffer<float> parts_;
 };
 
@@ -225,7 +216,7 @@ inline std::vector<bf16> run_attention(const AttentionWorld& world, const std::v
   q_gpu.put(qkv);
   k_gpu.put(k);
   v_gpu.put(v);
-  AttentionOnGpu on_gpu(step.page_offsets, step.pages, plan, h.heads, h.head_dim);
+  AttentionOnGpu on_gpu(step.pages, plan, h.heads, h.head_dim);
   cuda::AttentionInput input = on_gpu.input();
   if (!way.know_wide) input.wide_items = -1;
   const cuda::KvLayer kv{k_gpu.data(), v_gpu.data(), world.page_count, h.page_size, h.kv_heads, h.head_dim};
