@@ -1,14 +1,15 @@
 """Generation on a GPU through HTTP: refit, and vLLM and SGLang where they are installed, one after the other.
 
 usage: generation_bench.py [--model qwen3-8b|qwen3-30b-a3b] [--layers N] [--only CASE]... [--folder DIR] [--out FILE]
-                           [--peer vllm=SITE] [--peer sglang=SITE]
+                           [--peer vllm=SITE] [--peer sglang=SITE] [--variant NAME=OPTIONS]...
 
 Plain HTTP, token ids in and out, not streamed, temperature 1, ignore_eos; the length of every answer is checked. Each
 case runs twice, and the second run counts. decode-N: N requests at once, 128 tokens in, 256 out. long-N: 1,024 in, 256
 out. prefill: 64 requests of 4,096 in, 1 out, in input tokens a second. rl: 64 groups of 8 requests with one prompt of
 512 tokens, outputs of exponential lengths with a mean of 512 and at most 2,048, from one seed, all at once. Prompts are
-distinct but for groups. SITE: a folder of Python packages with the peer. Prints a markdown table. Weights are random
-with the scale of Hugging Face's initialisation. Needs torch with CUDA, safetensors and aiohttp.
+distinct but for groups. SITE: a folder of Python packages with the peer. A variant is refit with more options. Prints a
+markdown table. Weights are random with the scale of Hugging Face's initialisation. Needs torch with CUDA, safetensors
+and aiohttp.
 """
 
 import argparse
@@ -88,7 +89,7 @@ async def measure(name, port, requests):
     return seconds
 
 
-def commands(folder, port, sites):
+def commands(folder, port, sites, variants):
     """{server: (command line, environment)}; refit first."""
     plain = dict(os.environ, HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_USE_FLASHINFER_SAMPLER="0")
     most = str(max(DECODE))
@@ -109,6 +110,8 @@ def commands(folder, port, sites):
         ],
     }
     chosen = {"refit": (every["refit"], plain)}
+    for name, options in variants.items():
+        chosen[name] = ([*every["refit"], *options.split()], plain)
     for name, site in sites.items():
         chosen[name] = (every[name], dict(plain, PYTHONPATH=site))
     return chosen
@@ -155,15 +158,14 @@ def run(name, command, environment, port, wanted):
 
 
 def table(model, results, wanted):
-    peers = [name for name in results if name != "refit"]
-    head = ["case", "refit", *peers, *(["refit / best peer"] if peers else [])]
+    others = [name for name in results if name != "refit"]
+    head = ["case", "refit", *others, *(["refit / best of the others"] if others else [])]
     lines = [f"{model} on {torch.cuda.get_device_name(0)}", "", f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
     for case, (_, unit, _) in wanted.items():
         values = [results[name][case] for name in results]
         cells = [f"{value:,.1f} {unit}" for value in values]
-        if peers:
-            own, others = values[0], values[1:]
-            cells.append(f"{min(others) / own if unit == 's' else own / max(others):.2f}")
+        if others:
+            cells.append(f"{min(values[1:]) / values[0] if unit == 's' else values[0] / max(values[1:]):.2f}")
         lines.append(f"| {case} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -176,12 +178,13 @@ def read_options():
     parser.add_argument("--folder")
     parser.add_argument("--out")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=SITE")
+    parser.add_argument("--variant", action="append", default=[], metavar="NAME=OPTIONS")
     return parser.parse_args()
 
 
 def main():
     options = read_options()
-    sites = dict(entry.split("=", 1) for entry in options.peer)
+    sites, variants = (dict(entry.split("=", 1) for entry in given) for given in (options.peer, options.variant))
     wanted = {
         name: case for name, case in cases().items() if not options.only or any(word in name for word in options.only)
     }
@@ -192,7 +195,7 @@ def main():
         folder = models.real(options.model, scratch / "model", 7, "cuda", options.layers)
         torch.cuda.empty_cache()
         port, results = free_port(), {}
-        for name, (command, environment) in commands(folder, port, sites).items():
+        for name, (command, environment) in commands(folder, port, sites, variants).items():
             results[name] = run(name, command, environment, port, wanted)
         text = table(options.model, results, wanted)
     print(text)

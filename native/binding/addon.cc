@@ -98,7 +98,8 @@ Napi::Object init(Napi::Env env, Napi::Object exports) {
   add("createCore", create_core);
   add("closeCore", close_core);
   add("coreInfo", core_info);
-  add("step", step);
+  add("beginStep", begin_step);
+  add("collectStep", collect_step);
   add("write", write);
   add("expectWrite", expect_write);
   add("read", read);

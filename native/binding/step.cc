@@ -56,15 +56,21 @@ StepBatch parse_batch(const Napi::Object& object) {
 
 }  // namespace
 
-Napi::Value step(const Napi::CallbackInfo& info) {
-  const Napi::Env env = info.Env();
-  const auto core = find_core(static_cast<int>(to_integer(info[0], "handle", 0, 0x7fffffff)));
+Napi::Value begin_step(const Napi::CallbackInfo& info) {
+  const auto core = core_of(info);
   const StepBatch batch = parse_batch(to_object(info[1], "batch"));
+  with_error_code(info.Env(), [&] { core->with_device([&](Device& device) { device.begin(batch); }); });
+  return info.Env().Undefined();
+}
+
+Napi::Value collect_step(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  const auto core = core_of(info);
   StepResult result;
   with_error_code(env, [&] {
     core->with_device([&](Device& device) {
       if (REFIT_FAULT(kStep)) throw DeviceLost("injected fault: rank 0 is lost in a step");
-      device.step(batch, result);
+      device.collect(result);
     });
   });
   Napi::Object out = Napi::Object::New(env);

@@ -3,7 +3,8 @@
 
 namespace refit::binding {
 
-// step(handle, batch) of src/native/addon.ts. Uses the batch's typed arrays in place.
-Napi::Value step(const Napi::CallbackInfo& info);
+// beginStep(handle, batch) and collectStep(handle) of src/native/addon.ts.
+Napi::Value begin_step(const Napi::CallbackInfo& info);
+Napi::Value collect_step(const Napi::CallbackInfo& info);
 
 }  // namespace refit::binding

@@ -1,9 +1,10 @@
 // A device: the ranks of one engine with their parameters, KV pages and forward pass. There is one for the CPU and one
 // for CUDA. The binding and everything above it use only this interface.
 //
-// Threads: `step` is called by the scheduler's thread. `write`, `read`, `checksum` and `scramble` are called by the
-// core's writer thread while the scheduler is stopped between two steps (the gate). The two never overlap. A second
-// thread calls `write`, `read` and `checksum` with Access::kBeside while steps and writes of the first thread go on.
+// Threads: `begin` and `collect` are called by the scheduler's thread. `write`, `read`, `checksum` and `scramble` are
+// called by the core's writer thread while the scheduler is stopped between two steps (the gate). The two never
+// overlap. A second thread calls `write`, `read` and `checksum` with Access::kBeside while steps and writes of the
+// first thread go on.
 #pragma once
 #include <memory>
 #include <stdexcept>
@@ -43,8 +44,17 @@ class Device {
   virtual DeviceInfo info() const = 0;
   // Fixed for the life of the device.
   virtual const void* address(int rank, int param) const = 0;
-  // Throws std::invalid_argument on a malformed batch.
-  virtual void step(const StepBatch& batch, StepResult& result) = 0;
+  // Begins a step, which runs after the one before; at most kMostBegun have begun and are not collected. The batch may
+  // change when this returns. Its tokens may be those of the step before (is_fed). A malformed batch throws
+  // std::invalid_argument here or from `collect`.
+  virtual void begin(const StepBatch& batch) = 0;
+  // Waits for the first step that has begun and is not collected, and takes its result or throws its failure. A step
+  // that takes tokens of a failed one fails too.
+  virtual void collect(StepResult& result) = 0;
+  void step(const StepBatch& batch, StepResult& result) {
+    begin(batch);
+    collect(result);
+  }
   // The job's bounds have been checked. Never throws for an I/O fault: the outcome reports it.
   virtual WriteOutcome write(const WriteJob& job, Access access) = 0;
   WriteOutcome write(const WriteJob& job) { return write(job, Access::kGated); }

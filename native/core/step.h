@@ -16,6 +16,9 @@ constexpr int kRowWantKept = 4;
 // A larger kept set is counted, but its ids are not reported.
 constexpr int kMostKept = 8192;
 
+// Most steps that have begun and are not collected (Device::begin).
+constexpr size_t kMostBegun = 2;
+
 struct StepBatch {
   std::span<const int32_t> tokens;
   std::span<const int32_t> seq_offsets;
@@ -40,6 +43,10 @@ struct StepBatch {
   // The adapter slot of a sequence; -1 for the base model.
   int adapter(int sequence) const { return adapters.empty() ? -1 : adapters[sequence]; }
 };
+
+// A token below 0 stands for the one that a row of the step before gives: row ~token.
+inline bool is_fed(int32_t token) { return token < 0; }
+inline int32_t fed_row(int32_t token) { return ~token; }
 
 // Words of one mask of allowed tokens.
 constexpr size_t mask_words(int vocab) { return (static_cast<size_t>(vocab) + 31) / 32; }

@@ -45,6 +45,17 @@ void check_ids(const char* name, std::span<const int32_t> ids, int limit, const 
   }
 }
 
+// `fed_rows`: see BatchLimits.
+void check_tokens(std::span<const int32_t> tokens, int vocab, int fed_rows) {
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (is_fed(tokens[i]) ? fed_row(tokens[i]) < fed_rows : tokens[i] < vocab) continue;
+    const std::string rows =
+        fed_rows == 0 ? "" : ", nor one of " + std::to_string(fed_rows) + " rows of the step before";
+    fail("tokens[" + std::to_string(i) + "] = " + std::to_string(tokens[i]) + " is outside [0, " +
+         std::to_string(vocab) + ") of the vocabulary" + rows);
+  }
+}
+
 void check_range(int row, const char* name, double value, bool ok, const char* expected) {
   if (!ok) fail(at("row", row) + ": " + name + " = " + std::to_string(value) + ", expected " + expected);
 }
@@ -53,7 +64,7 @@ void check_sequences(const StepBatch& b, const BatchLimits& limits) {
   const size_t n = b.start_pos.size();
   check_offsets("seqOffsets", b.seq_offsets, n, b.tokens.size());
   check_offsets("pageOffsets", b.page_offsets, n, b.pages.size());
-  check_ids("tokens", b.tokens, limits.vocab, "vocabulary");
+  check_tokens(b.tokens, limits.vocab, limits.fed_rows);
   check_ids("pages", b.pages, limits.pages, "KV cache");
   if (!b.adapters.empty()) check_length("adapters", b.adapters.size(), n, "none, or one per sequence");
   for (size_t s = 0; s < b.adapters.size(); ++s) {

@@ -8,6 +8,7 @@ namespace refit {
 struct BatchLimits {
   int vocab, pages, page_size;
   int adapter_slots = 0;
+  int fed_rows = 0;  // rows of the step before, whose tokens this one may take
 };
 
 // Throws std::invalid_argument that names the sequence or row, the expected value and the actual one.

@@ -40,33 +40,39 @@ void CpuDevice::require_available(uint32_t tags) const {
                            " is released; resume it first");
 }
 
-void CpuDevice::step(const StepBatch& batch, StepResult& result) {
+void CpuDevice::step_now(const StepBatch& batch, StepResult& result) {
   require_available(kTagWeights | kTagKvCache);
   forward_.step(batch, result);
 }
 
 WriteOutcome CpuDevice::write(const WriteJob& job, Access access) {
+  settle(access);
   require_available(kTagWeights);
   return store_.write(job, pool_of(access));
 }
 
-void CpuDevice::read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out, Access) {
+void CpuDevice::read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out,
+                     Access access) {
+  settle(access);
   require_available(kTagWeights);
   store_.read(rank, param, row, col, rows, cols, out);
 }
 
 std::vector<uint64_t> CpuDevice::checksum(const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols,
                                           Access access) {
+  settle(access);
   require_available(kTagWeights);
   return store_.checksum(rects, tensor_cols, pool_of(access));
 }
 
 void CpuDevice::scramble(uint64_t seed) {
+  settle(Access::kGated);
   require_available(kTagWeights);
   store_.scramble(seed, pool_);
 }
 
 uint64_t CpuDevice::release_memory(uint32_t tags, bool keep_weights) {
+  settle(Access::kGated);
   uint64_t bytes = 0;
   const uint32_t now = tags & ~released_;
   // The only step that can fail comes first, so a failure changes nothing.
@@ -77,6 +83,7 @@ uint64_t CpuDevice::release_memory(uint32_t tags, bool keep_weights) {
 }
 
 bool CpuDevice::resume_memory(uint32_t tags) {
+  settle(Access::kGated);
   bool kept = true;
   if ((tags & released_ & kTagWeights) != 0) kept = store_.resume(pool_);
   // Pages of the KV cache are backed with memory again when they are written.

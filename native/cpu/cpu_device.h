@@ -2,6 +2,7 @@
 #pragma once
 #include "core/device.h"
 #include "core/pool.h"
+#include "core/step_queue.h"
 #include "core/store.h"
 #include "cpu/forward/forward.h"
 #include "cpu/kernels.h"
@@ -16,7 +17,8 @@ class CpuDevice : public Device {
   const void* address(int rank, int param) const override { return store_.param(rank, param); }
   // While memory is released, a function that would touch it throws std::runtime_error, because it would take zeros
   // for weights.
-  void step(const StepBatch& batch, StepResult& result) override;
+  void begin(const StepBatch& batch) override { steps_.begin(batch); }
+  void collect(StepResult& result) override { steps_.collect(result); }
   using Device::checksum, Device::read, Device::write;
   WriteOutcome write(const WriteJob& job, Access access) override;
   void read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out,
@@ -29,6 +31,11 @@ class CpuDevice : public Device {
 
  private:
   void require_available(uint32_t tags) const;
+  void step_now(const StepBatch& batch, StepResult& result);
+  // Gated operations wait for steps here only if the gate failed.
+  void settle(Access access) {
+    if (access == Access::kGated) steps_.settle();
+  }
   Pool& pool_of(Access access) { return access == Access::kBeside ? beside_ : pool_; }
 
   const Kernels& kernels_;
@@ -37,6 +44,8 @@ class CpuDevice : public Device {
   Store store_;
   Forward forward_;
   uint32_t released_ = 0;  // MemoryTag bits
+  // Last: its thread uses the others.
+  StepQueue steps_{[this](const StepBatch& batch, StepResult& result) { step_now(batch, result); }};
 };
 
 }  // namespace refit::cpu

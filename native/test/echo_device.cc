@@ -1,6 +1,7 @@
 // A shared library with a device that computes nothing. It returns its arguments, so a test can check that all of
 // them cross the boundary between addon and library. It can also fail in every possible way. Built by
 // test/native/cuda-library.test.ts.
+#include <deque>
 #include <numeric>
 #include <string>
 
@@ -35,7 +36,8 @@ class EchoDevice : public Device {
   const void* address(int rank, int param) const override {
     return reinterpret_cast<const void*>(static_cast<uintptr_t>(rank * 1000 + param));
   }
-  void step(const StepBatch& batch, StepResult& result) override {
+  void begin(const StepBatch& batch) override {
+    StepResult result;
     if (batch.rows() == 0) fail(static_cast<uint64_t>(batch.tokens[0]));
     result.tokens.assign(batch.tokens.begin(), batch.tokens.end());
     result.logprobs.assign(batch.row_floats.begin(), batch.row_floats.end());
@@ -43,6 +45,11 @@ class EchoDevice : public Device {
     result.top_logprobs.assign(batch.bias_values.begin(), batch.bias_values.end());
     for (const uint64_t seed : batch.row_seeds) result.id_logprobs.push_back(static_cast<float>(seed));
     if (config_.record_experts) result.experts = {7, 65535};
+    results_.push_back(std::move(result));
+  }
+  void collect(StepResult& result) override {
+    result = std::move(results_.front());
+    results_.pop_front();
   }
   WriteOutcome write(const WriteJob& job, Access) override {
     WriteOutcome out;
@@ -88,6 +95,7 @@ class EchoDevice : public Device {
 
  private:
   const CoreConfig config_;
+  std::deque<StepResult> results_;
 };
 
 void gpus(Sink<CudaGpus> sink, Failure& failure) noexcept {

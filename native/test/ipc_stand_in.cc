@@ -202,7 +202,8 @@ class StandIn : public Device {
     return out;
   }
   const void* address(int rank, int param) const override { return cpu_->address(rank, param); }
-  void step(const StepBatch& batch, StepResult& result) override { cpu_->step(batch, result); }
+  void begin(const StepBatch& batch) override { cpu_->begin(batch); }
+  void collect(StepResult& result) override { cpu_->collect(result); }
   WriteOutcome write(const WriteJob& job, Access access) override {
     for (const Source& source : job.sources) {
       if (!source.rank_data.empty()) return write_staged(*cpu_, job, ranks_);

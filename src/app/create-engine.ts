@@ -65,6 +65,7 @@ async function start (
       vocabSize: arch.vocabSize,
       eosTokenIds: arch.eosTokenIds,
       maxBatchTokens,
+      overlap: options.disableOverlapSchedule !== true,
       recorded: recordedPerToken(experts),
       epoch: 0,
       version: weightVersion,

@@ -187,6 +187,7 @@ function engineOptions (config: Config, log: Log): EngineOptions {
     randomSeed: config.randomSeed ?? undefined,
     updateDeadlineMs: config.updateDeadline * 1000,
     disableCudaGraph: config.disableCudaGraph,
+    disableOverlapSchedule: config.disableOverlapSchedule,
     enableWeightsCpuBackup: config.enableWeightsCpuBackup,
     enableReturnRoutedExperts: config.enableReturnRoutedExperts,
     ...adapterOptions(config),

@@ -52,6 +52,8 @@ export interface EngineOptions {
   updateDeadlineMs?: number
   /** GPUs launch the kernels of a decode step one by one instead of as a CUDA graph; default false. */
   disableCudaGraph?: boolean
+  /** A step is planned when the one before has ended, not while it runs; default false. */
+  disableOverlapSchedule?: boolean
   /**
    * Weights whose memory is released keep a copy in host memory and come back whole. Default false: they come back
    * torn.

@@ -37,6 +37,14 @@ export class ResultCursor {
     for (let at = row * width; at < (row + 1) * width && ids[at]! >= 0; at++) values[at] = idLogprobs[this.#id++]!
   }
 
+  /** Passes over a row with so many alternatives and ids. */
+  skip (row: number, { top, ids }: { top: number, ids: number }): void {
+    this.#top += top
+    this.#id += ids
+    const count = this.#result.keptCounts[row] ?? 0
+    if (count <= MOST_KEPT) this.#kept += count
+  }
+
   /**
    * The kept set of a row: undefined if it was not requested, its size if it is too large to be reported. Call it for
    * every row that samples, in order.

@@ -4,9 +4,12 @@ import type { Grammars } from '../grammars/grammars.ts'
 import type { Heartbeat } from './heartbeat.ts'
 import type { TokenEvent } from '../contract/rollout-engine.ts'
 
-/** The device that the scheduler needs: one forward step, synchronous. The next step reuses the arrays of the batch. */
+/** The device that the scheduler needs. Steps run one after another, in the order in which they begin. */
 export interface StepDevice {
-  step: (batch: StepBatch) => StepResult
+  /** Begins a step; at most two have begun and are not collected. The caller reuses the arrays of the batch. */
+  begin: (batch: StepBatch) => void
+  /** Waits for the first step that has begun and is not collected. */
+  collect: () => StepResult
 }
 
 /** Receiver of the scheduler's results. Their senders choose the numbers of requests and calls. */
@@ -45,6 +48,8 @@ export interface SchedulerOptions {
   maxQueuedRequests: number
   /** New tokens per step over all sequences; see `stepTokens`. */
   maxBatchTokens: number
+  /** A step is planned and begun while the one before runs. */
+  overlap: boolean
   /** Number of experts that the device records for each token, over all layers; default none. */
   recorded?: number
   /** Compiles the grammars of requests; absent: requests with one are refused. */
@@ -54,7 +59,7 @@ export interface SchedulerOptions {
   version: string
   torn: string | null
   /** Called at the beginning and end of every step. */
-  heartbeat?: Pick<Heartbeat, 'begin' | 'end'>
+  heartbeat?: Pick<Heartbeat, 'begin' | 'cancel' | 'end'>
   /** Milliseconds. */
   now: () => number
   /** A new 64-bit seed for requests without one. */

@@ -60,7 +60,9 @@ export class WorkerLoop {
     })
     port.on('message', (message: ToWorker) => {
       if (this.#closed) return
-      this.#handle(message)
+      this.#work(() => {
+        this.#handle(message)
+      })
       if (this.#scheduled) this.#send()
       else this.#turn()
     })
@@ -71,8 +73,12 @@ export class WorkerLoop {
     const until = performance.now() + TURN_MS
     while (!this.#closed) {
       for (let received; (received = receiveMessageOnPort(this.#port)) !== undefined && !this.#closed;) {
-        this.#handle(received.message as ToWorker)
+        const message = received.message as ToWorker
+        this.#work(() => {
+          this.#handle(message)
+        })
       }
+      if (this.#closed) return
       if (this.#heartbeat.undelivered(this.#sent) > MOST_UNDELIVERED) {
         this.#scheduled = true
         setTimeout(() => {
@@ -80,7 +86,10 @@ export class WorkerLoop {
         }, 1)
         return
       }
-      const worked = this.#step()
+      let worked = false
+      this.#work(() => {
+        worked = this.#scheduler.step()
+      })
       if (worked) this.#changed = true
       this.#send()
       if (!worked) return
@@ -94,16 +103,16 @@ export class WorkerLoop {
     }
   }
 
-  #step (): boolean {
+  /** Does something with the scheduler, which may find that the device is lost. */
+  #work (work: () => void): void {
     try {
-      return this.#scheduler.step()
+      work()
     } catch (error) {
       if (!(error instanceof LostDevice)) throw error
       this.#send()
       this.#post({ type: 'lost', message: error.message, ids: error.ids })
       // Messages that arrive from now on have no effect.
       this.#closed = true
-      return false
     }
   }
 

@@ -26,7 +26,12 @@ function start (): void {
     pages: config.pages,
     pageSize: config.pageSize,
     heartbeat: new Heartbeat(heartbeat),
-    device: { step: (batch) => addon.step(core, batch) },
+    device: {
+      begin: batch => {
+        addon.beginStep(core, batch)
+      },
+      collect: () => addon.collectStep(core)
+    },
     now: () => performance.now(),
     drawSeed: seedSource(randomSeed)
   }, () => {

@@ -75,8 +75,17 @@ export interface NativeAddon extends NativeGroups, NativeDeltas, NativeHandles, 
   closeCore: (handle: number) => void
   /** Any thread. */
   coreInfo: (handle: number) => CoreInfo
-  /** Worker thread, synchronous. Throws for a malformed batch, and with code DEVICE_LOST (see NativeErrorCode). */
-  step: (handle: number, batch: StepBatch) => StepResult
+  /**
+   * Worker thread. Begins a step, which runs after the one before; the batch's arrays may change when it returns. At
+   * most two steps have begun and are not collected. Throws for a malformed batch, and with code DEVICE_LOST (see
+   * NativeErrorCode).
+   */
+  beginStep: (handle: number, batch: StepBatch) => void
+  /**
+   * Worker thread. Waits for the first step that has begun and is not collected. Throws its failure, which may also be
+   * a malformed batch. A step that takes tokens of a failed one fails too.
+   */
+  collectStep: (handle: number) => StepResult
   /**
    * Main thread, gate shut. Runs on the core's own threads, not on libuv's. `beside` (default false, also of `read` and
    * `checksum`): runs while steps and other writes go on; nothing else may use these bytes meanwhile, and the weights'

@@ -5,7 +5,7 @@
  * flat, with an offsets array one longer than the count.
  */
 export interface StepBatch {
-  /** [T] token ids, sequences one after another. */
+  /** [T] token ids, sequences one after another; ~r stands for the token that row r of the step before gives. */
   tokens: Int32Array
   /** [S + 1] where each sequence's tokens start in `tokens`. */
   seqOffsets: Int32Array

@@ -73,8 +73,8 @@ t.test('a request that is aborted while retracted has the experts of the weights
   const h = new Harness()
   const id = h.add(makeRequest(range(10), { maxNewTokens: 50, ignoreEos: true }, null, undefined, 2))
   for (let i = 0; i < 6; i++) h.scheduler.step()
-  const made = h.tokens(id).length
   h.scheduler.pause('retract')
+  const made = h.tokens(id).length
   h.scheduler.shut(1, false)
   h.openWith(7)
   h.scheduler.abort(id)

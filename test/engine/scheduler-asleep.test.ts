@@ -37,7 +37,7 @@ t.test('asleep: no step runs, new requests are refused, held ones wait, also aft
   h.scheduler.shut(9, false)
   h.openWith(2)
   h.drain()
-  t.equal(versions(h, ids[0]!), '000022222222')
+  t.equal(versions(h, ids[0]!), '000002222222')
   t.equal(versions(h, ids[1]!), '222222222222')
   for (const id of ids) h.verify(id)
 })
@@ -105,24 +105,29 @@ t.test('after a release of weights in a pause in place, running requests continu
   t.equal(h.replies.get(2), true, 'the gate needs no pause while asleep')
   h.openWith(1, { flushCache: false })
   h.drain()
-  t.equal(versions(h, id), '000011111111')
+  t.equal(versions(h, id), '000001111111')
   h.verify(id)
 })
 
 t.test('a lost device ends the scheduler; any other failure of a step fails only its requests', async (t) => {
-  const h = new Harness({ maxRunningRequests: 2 })
-  const ids = [1, 2, 3].map((n) => h.add(makeRequest([n, 2, 3], LONG)))
-  h.scheduler.step()
-  h.device.fault = Object.assign(new Error('GPU 1: misaligned address'), { code: 'DEVICE_LOST' })
-  t.throws(() => h.scheduler.step(), { message: 'GPU 1: misaligned address' })
-  h.device.fault = Object.assign(new Error('GPU 1: gone'), { code: 'DEVICE_LOST' })
-  try {
+  const started = (): { h: Harness, ids: number[] } => {
+    const h = new Harness({ maxRunningRequests: 2 })
+    const ids = [1, 2, 3].map((n) => h.add(makeRequest([n, 2, 3], LONG)))
     h.scheduler.step()
-    t.fail('it threw nothing')
-  } catch (error) {
-    t.ok(error instanceof LostDevice)
-    t.same((error as LostDevice).ids, ids.slice(0, 2))
+    return { h, ids }
   }
+  for (const find of [(h: Harness) => h.scheduler.step(), (h: Harness) => h.scheduler.pause('in_place')]) {
+    const { h, ids } = started()
+    h.device.fault = Object.assign(new Error('GPU 1: gone'), { code: 'DEVICE_LOST' })
+    try {
+      find(h)
+      t.fail('it threw nothing')
+    } catch (error) {
+      t.ok(error instanceof LostDevice)
+      t.match(error, { message: 'GPU 1: gone', ids: ids.slice(0, 2) })
+    }
+  }
+  const { h, ids } = started()
   h.device.fault = new Error('a malformed batch')
   t.ok(h.scheduler.step())
   t.same(ids.map((id) => h.outcomes.get(id)!.error?.code), ['INTERNAL', 'INTERNAL', undefined])
@@ -141,4 +146,23 @@ t.test('a heartbeat shows the step under way and its requests to other threads',
   ours.begin([{ id: 1 }, { id: 2 }, { id: 3 }, { id: 4 }])
   t.not(theirs.step, first)
   t.same(theirs.ids, [1, 2, 3], 'no more than the queue has room for')
+})
+
+t.test('a heartbeat shows two steps under way until both have ended', async t => {
+  const heartbeat = new Heartbeat(Heartbeat.allocate(3))
+  for (let round = 0; round < 3; round++) {
+    heartbeat.begin([{ id: 1 }, { id: 2 }])
+    const first = heartbeat.step
+    heartbeat.begin([{ id: 2 }, { id: 3 }])
+    t.not(heartbeat.step, first)
+    t.same(heartbeat.ids.sort(), [1, 2, 3])
+    heartbeat.end()
+    t.same(heartbeat.ids, [2, 3])
+    heartbeat.begin([{ id: 4 }])
+    heartbeat.cancel()
+    t.same(heartbeat.ids, [2, 3])
+    heartbeat.end()
+    t.same(heartbeat.ids, [])
+    t.equal(heartbeat.step, null)
+  }
 })

@@ -53,6 +53,7 @@ const DATA: StartData & Held = {
     maxRunningRequests: 4,
     maxQueuedRequests: 100,
     maxBatchTokens: 32,
+    overlap: true,
     epoch: 0,
     version: '0',
     torn: null

@@ -38,6 +38,7 @@ t.test('end tokens are banned below min_new_tokens, and not from there on', asyn
     t.same([...biasTokens].sort(), banned ? [0, 7] : [], `after ${seq.completion} tokens`)
     t.ok(biasValues.every(value => value === -Infinity))
     t.same([...biasOffsets], [0, biasTokens.length])
+    seq.addBegun(-1, -1)
     seq.computed++
     seq.append(5)
   }

@@ -100,6 +100,9 @@ export class FakeDevice implements StepDevice {
   maxTokens = 0
   /** Number of tokens computed. */
   computed = 0
+  readonly #begun: StepBatch[] = []
+  /** The tokens of the step before, by row; empty if it failed. */
+  #tokensBefore = new Int32Array(0)
   readonly #vocab: number
   readonly #pageSize: number
   readonly #pages: number
@@ -116,7 +119,36 @@ export class FakeDevice implements StepDevice {
     this.#weights = new Int32Array(pages * pageSize).fill(-1)
   }
 
-  step (batch: StepBatch): StepResult {
+  begin (batch: StepBatch): void {
+    if (this.#begun.length === 2) throw new Error('three steps are under way')
+    // Copies: the caller reuses its arrays.
+    this.#begun.push(Object.fromEntries(
+      Object.entries(batch).map(([name, list]) => [name, (list as Int32Array).slice()])
+    ) as unknown as StepBatch)
+  }
+
+  /** Number of steps under way. */
+  get underWay (): number {
+    return this.#begun.length
+  }
+
+  /** Computes the step here, as late as a device may: all that changes under a step under way gives wrong tokens. */
+  collect (): StepResult {
+    const batch = this.#begun.shift()
+    if (batch === undefined) throw new Error('no step is under way')
+    const before = this.#tokensBefore
+    this.#tokensBefore = new Int32Array(0)
+    batch.tokens.forEach((token, i) => {
+      if (token >= 0) return
+      if (~token >= before.length) throw new Error('the step takes tokens of the step before, which failed')
+      batch.tokens[i] = before[~token]!
+    })
+    const result = this.#compute(batch)
+    this.#tokensBefore = result.tokens.slice()
+    return result
+  }
+
+  #compute (batch: StepBatch): StepResult {
     this.steps++
     if (this.fault !== null) {
       const { fault } = this

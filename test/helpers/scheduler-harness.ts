@@ -52,6 +52,7 @@ export type HarnessOptions = Partial<
     | 'grammars'
     | 'torn'
     | 'now'
+    | 'overlap'
   >
 >
 
@@ -87,6 +88,7 @@ export class Harness {
         },
         reply: (call, done) => {
           if (this.replies.has(call)) throw new Error(`call ${call} got two replies`)
+          if (done && this.device.underWay > 0) throw new Error(`call ${call} is answered while a step is under way`)
           this.replies.set(call, done)
         }
       },
@@ -98,6 +100,7 @@ export class Harness {
       maxRunningRequests: 8,
       maxQueuedRequests: 1000,
       maxBatchTokens: 32,
+      overlap: true,
       epoch: 0,
       version: '0',
       torn: null,
@@ -128,6 +131,7 @@ export class Harness {
       if (!this.scheduler.step()) throw new Error('busy, but nothing was computed')
       this.scheduler.check()
     }
+    if (this.device.underWay > 0) throw new Error('idle, but a step is under way')
   }
 
   /** Opens a gate that is shut, with other weights. */

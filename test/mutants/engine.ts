@@ -30,6 +30,59 @@ export const engine: readonly Mutant[] = [
     tests: ['test/engine/scheduler-gate.test.ts']
   },
   {
+    why: 'a pause does not wait for the step under way',
+    file: 'src/engine/scheduling/scheduler.ts',
+    before: `    this.#batcher.land()
+    this.#paused = mode
+`,
+    after: `    this.#paused = mode
+`,
+    tests: ['test/engine/scheduler-overlap.test.ts', 'test/engine/scheduler-random.test.ts']
+  },
+  {
+    why: 'a step goes on when all its requests have ended',
+    file: 'src/engine/scheduling/scheduler.ts',
+    before: `    this.#batcher.landUnwanted()
+`,
+    after: '',
+    tests: ['test/engine/scheduler-overlap.test.ts', 'test/engine/scheduler-random.test.ts']
+  },
+  {
+    why: 'a request that has left gets the results of the step under way',
+    file: 'src/engine/scheduling/step-builder.ts',
+    before: "return this.sequences[i]!.state === 'running'",
+    after: "return this.sequences[i]!.state !== 'queued'",
+    tests: ['test/engine/scheduler-overlap.test.ts', 'test/engine/scheduler-random.test.ts']
+  },
+  {
+    why: 'the results of a request that has left are given to the next',
+    file: 'src/engine/result-cursor.ts',
+    before: 'this.#top += top',
+    after: 'this.#top += 0 * top',
+    tests: ['test/engine/scheduler-overlap.test.ts', 'test/engine/scheduler-random.test.ts']
+  },
+  {
+    why: 'penalties of the next token miss the last one',
+    file: 'src/engine/scheduling/sequence.ts',
+    before: 'return !this.penalties && this.constraint === null',
+    after: 'return this.constraint === null',
+    tests: ['test/engine/scheduler-overlap.test.ts', 'test/engine/scheduler-random.test.ts']
+  },
+  {
+    why: 'a token has the label of the weights at the end of its step',
+    file: 'src/engine/scheduling/batcher.ts',
+    before: 'const { sequences, takes, samples, version } = step',
+    after: 'const { sequences, takes, samples } = step, version = step.version = this.version',
+    tests: ['test/engine/scheduler-overlap.test.ts']
+  },
+  {
+    why: 'a heartbeat forgets the requests of the first of two steps',
+    file: 'src/engine/heartbeat.ts',
+    before: 'const side = fields[BEGUN]! & 1',
+    after: 'const side = 0',
+    tests: ['test/engine/scheduler-asleep.test.ts']
+  },
+  {
     why: 'the gate shuts while retracted requests wait',
     file: 'src/engine/scheduling/scheduler.ts',
     before: '(isStopped || this.#shuts[0]!.inPlace || running.length + startedWaiting === 0)',
@@ -145,8 +198,8 @@ export const engine: readonly Mutant[] = [
   {
     why: 'end tokens are banned one token too long',
     file: 'src/engine/scheduling/step-builder.ts',
-    before: 'if (seq.completion < sampling.minNewTokens &&',
-    after: 'if (seq.completion <= sampling.minNewTokens &&',
+    before: 'if (completion < sampling.minNewTokens &&',
+    after: 'if (completion <= sampling.minNewTokens &&',
     tests: ['test/engine/step-builder.test.ts']
   },
   {

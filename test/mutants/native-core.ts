@@ -2,6 +2,20 @@ import type { Mutant } from './mutant.ts'
 
 export const nativeCore: readonly Mutant[] = [
   {
+    why: 'a step takes the token of another row of the step before',
+    file: 'native/core/step_queue.cc',
+    before: 'token = before[static_cast<size_t>(fed_row(token))];',
+    after: 'token = before[before.size() - 1 - static_cast<size_t>(fed_row(token))];',
+    tests: ['native/test/steps/step_queue_test.cc']
+  },
+  {
+    why: 'tokens of a failed step are those of the one before it',
+    file: 'native/core/step_queue.cc',
+    before: 'step->feed(std::exchange(tokens, {}));',
+    after: 'step->feed(tokens);',
+    tests: ['native/test/steps/step_queue_test.cc']
+  },
+  {
     why: 'a checksum skips the last rows of a large parameter',
     file: 'native/core/checksum.cc',
     before: 'for (int64_t r = 0; r < rects[i].rows; r += height) tasks',

@@ -2,6 +2,13 @@ import type { Mutant } from './mutant.ts'
 
 export const nativeCuda: readonly Mutant[] = [
   {
+    why: 'two steps under way share one block',
+    file: 'native/cuda/forward/forward.cc',
+    before: 'side_ ^= 1;',
+    after: 'side_ = 0;',
+    tests: ['native/test/gpu/device_test.cc']
+  },
+  {
     why: 'a broadcast may end behind its staging slot',
     file: 'native/cuda/group/group_receive.cc',
     before: 'if (part.offset <= room && part.bytes <= room - part.offset) continue;',

@@ -4,6 +4,7 @@ import { ROW_FLOATS, ROW_INTS } from '../../src/native/step.ts'
 import type { CoreConfig } from '../../src/native/core-config.ts'
 import type { StepBatch } from '../../src/native/step.ts'
 import { plainModel } from './helpers/plain-core.ts'
+import { runStep } from './helpers/run-step.ts'
 
 const addon = native()
 
@@ -108,7 +109,7 @@ t.test('a step checks types and lengths of its arrays, and gives fresh ones', as
   }
   batch.rowFloats.set([0, 1, 0, 0, 0, 1])
   t.equal(batch.rowInts.length, ROW_INTS)
-  const result = addon.step(core, batch)
+  const result = runStep(addon, core, batch)
   t.equal(result.tokens.length, 1)
   t.ok(result.tokens[0]! >= 0 && result.tokens[0]! < 128)
   t.ok(result.logprobs[0]! < 0)
@@ -116,21 +117,21 @@ t.test('a step checks types and lengths of its arrays, and gives fresh ones', as
   t.equal(result.topIds[0], result.tokens[0], 'greedy takes the best')
   t.equal(result.topLogprobs[0], result.logprobs[0])
   t.equal(result.idLogprobs.length, 1)
-  const again = addon.step(core, batch)
+  const again = runStep(addon, core, batch)
   t.strictSame(again, result)
   t.not(again.tokens.buffer, result.tokens.buffer)
   // A view of a larger buffer is read in place.
   const wide = new Int32Array(8)
   wide.set(batch.tokens, 4)
-  t.strictSame(addon.step(core, { ...batch, tokens: wide.subarray(4, 7) }), result)
+  t.strictSame(runStep(addon, core, { ...batch, tokens: wide.subarray(4, 7) }), result)
 
   // Token 77 alone is allowed, by the second of two masks.
   const masks = new Uint32Array(8)
   masks[4 + 2] = 1 << 13
-  const masked = addon.step(core, { ...batch, masks, rowInts: Int32Array.of(2, -1, 0, 2, 1, 0, 1) })
+  const masked = runStep(addon, core, { ...batch, masks, rowInts: Int32Array.of(2, -1, 0, 2, 1, 0, 1) })
   t.same([masked.tokens[0], masked.logprobs[0]], [77, 0])
 
-  const changed = (change: object): () => unknown => () => addon.step(core, { ...batch, ...change })
+  const changed = (change: object): () => unknown => () => runStep(addon, core, { ...batch, ...change })
   for (const name of Object.keys(batch)) {
     t.throws(changed({ [name]: new Uint16Array(4) }), {
       message: new RegExp(`^batch.${name}: expected \\w+Array, got a typed array of another type$`)
@@ -178,6 +179,6 @@ t.test('a step checks types and lengths of its arrays, and gives fresh ones', as
   ) {
     t.throws(changed(change), Error, JSON.stringify(change))
   }
-  t.strictSame(addon.step(core, batch), result, 'the core still works')
+  t.strictSame(runStep(addon, core, batch), result, 'the core still works')
   addon.closeCore(core)
 })

@@ -10,6 +10,7 @@ import type { StepBatch } from '../../src/native/step.ts'
 import { packageRoot } from '../../src/root.ts'
 import { plainModel } from './helpers/plain-core.ts'
 import { configSource, runAlone } from './helpers/run-script.ts'
+import { runStep } from './helpers/run-step.ts'
 
 // The boundary between the addon and the CUDA library. Most tests use a library whose device returns its arguments; the
 // real library is tested as far as possible without a GPU.
@@ -172,7 +173,7 @@ t.test('all data crosses the boundary unchanged', async t => {
     kvBytes: 8000009
   })
   t.strictSame([...addresses.slice(0, 2), addresses.at(-1)], [0n, 1n, 1007n])
-  t.strictSame(addon.step(core, batchOf([4, 3, 2], 2)), {
+  t.strictSame(runStep(addon, core, batchOf([4, 3, 2], 2)), {
     tokens: Int32Array.of(4, 3, 2),
     logprobs: Float32Array.from({ length: 12 }, (_, i) => i / 4),
     topIds: Int32Array.of(5, 9),
@@ -256,7 +257,7 @@ t.test('every failure of the library has the error code of its kind', async t =>
       }
     }
     expected(thrown(() => addon.createCore({ ...config, pages: how })), 'createCore')
-    expected(thrown(() => addon.step(core, batchOf([how], 0))), 'step')
+    expected(thrown(() => runStep(addon, core, batchOf([how], 0))), 'step')
     expected(await addon.scramble(core, BigInt(how)).catch((error: unknown) => error), 'scramble')
   }
   await t.rejects(addon.release(core, 0, false), { message: 'GPU 0 is full', code: 'NO_MEMORY' })

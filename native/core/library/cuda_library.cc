@@ -79,10 +79,15 @@ class LibraryDevice : public Device {
     return out;
   }
   const void* address(int rank, int param) const override { return table_.address(*device_, rank, param); }
-  void step(const StepBatch& batch, StepResult& result) override {
+  void begin(const StepBatch& batch) override {
+    Failure failure;
+    table_.begin(*device_, batch, failure);
+    raise(failure);
+  }
+  void collect(StepResult& result) override {
     Taken<StepResult> taken(result);
     Failure failure;
-    table_.step(*device_, batch, taken.sink(), failure);
+    table_.collect(*device_, taken.sink(), failure);
     taken.finish(failure);
   }
   WriteOutcome write(const WriteJob& job, Access access) override {

@@ -16,7 +16,7 @@
 namespace refit {
 
 // Increase this with every change of this file that keeps all sizes.
-constexpr uint32_t kDeviceLibraryVersion = 11;
+constexpr uint32_t kDeviceLibraryVersion = 12;
 constexpr const char* kDeviceLibraryEntry = "refit_device_library";
 
 struct DeviceLibrary {
@@ -32,7 +32,8 @@ struct DeviceLibrary {
   void (*close)(Device* device) noexcept;
   void (*info)(const Device& device, Sink<DeviceInfo> sink, Failure& failure) noexcept;
   const void* (*address)(const Device& device, int rank, int param) noexcept;
-  void (*step)(Device& device, const StepBatch& batch, Sink<StepResult> sink, Failure& failure) noexcept;
+  void (*begin)(Device& device, const StepBatch& batch, Failure& failure) noexcept;
+  void (*collect)(Device& device, Sink<StepResult> sink, Failure& failure) noexcept;
   void (*write)(Device& device, const WriteJob& job, Access access, Sink<WriteOutcome> sink, Failure& failure) noexcept;
   void (*read)(Device& device, int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out,
                Access access, Failure& failure) noexcept;

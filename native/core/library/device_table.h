@@ -64,10 +64,14 @@ inline void info(const Device& device, Sink<DeviceInfo> sink, Failure& failure) 
 
 inline const void* address(const Device& device, int rank, int param) noexcept { return device.address(rank, param); }
 
-inline void step(Device& device, const StepBatch& batch, Sink<StepResult> sink, Failure& failure) noexcept {
+inline void begin(Device& device, const StepBatch& batch, Failure& failure) noexcept {
+  guarded(failure, [&] { device.begin(batch); });
+}
+
+inline void collect(Device& device, Sink<StepResult> sink, Failure& failure) noexcept {
   guarded(failure, [&] {
     StepResult result;
-    device.step(batch, result);
+    device.collect(result);
     sink.take(sink.context, result);
   });
 }
@@ -200,7 +204,8 @@ constexpr DeviceLibrary make(decltype(DeviceLibrary::gpus) gpus, decltype(Device
           close,
           info,
           address,
-          step,
+          begin,
+          collect,
           write,
           read,
           checksum,

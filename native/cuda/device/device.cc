@@ -16,6 +16,7 @@
 #include "cuda/exchange/exchange.h"
 #include "cuda/exchange/peers.h"
 #include "cuda/forward/forward.h"
+#include "cuda/forward/prepared_step.h"
 #include "cuda/group/group.h"
 #include "cuda/group/group_cuda.h"
 #include "cuda/group/group_messages.h"
@@ -222,17 +223,28 @@ DeviceInfo CudaDevice::info() const {
 
 const void* CudaDevice::address(int rank, int param) const { return state_->memory[rank]->param(param); }
 
-void CudaDevice::step(const StepBatch& batch, StepResult& result) {
-  // Copy what the caller's views show, not the views: if this ends as lost, a stuck thread may still write while the
-  // caller reuses its memory.
-  const auto out = std::make_shared<StepResult>();
-  watchdog_->run([state = state_, batch, out] {
-    state->require_available(kTagWeights | kTagKvCache | kTagCudaGraph);
-    for (auto& rank : state->ranks) rank->progress().begin_step();
-    state->forward->step(batch, *out);
-    for (auto& rank : state->ranks) rank->progress().end_step();
-  });
-  result = std::move(*out);
+void CudaDevice::begin(const StepBatch& batch) {
+  if (begun_.size() == kMostBegun) throw std::logic_error("more steps are begun than may be");
+  // Planned on this thread, while the step before runs. If the step ends as lost, a stuck thread may still use it, so
+  // it shares in all that it needs.
+  const std::shared_ptr<PreparedStep> step = state_->forward->prepare(batch);
+  if (!state_->forward->has_room(*step)) watchdog_->run([state = state_, step] { state->forward->make_room(*step); });
+  state_->forward->write(*step);
+  const auto result = std::make_shared<StepResult>();
+  begun_.push_back({result, watchdog_->begin([state = state_, step, result] {
+                      state->require_available(kTagWeights | kTagKvCache | kTagCudaGraph);
+                      for (auto& rank : state->ranks) rank->progress().begin_step();
+                      state->forward->run(*step, *result);
+                      for (auto& rank : state->ranks) rank->progress().end_step();
+                    })});
+}
+
+void CudaDevice::collect(StepResult& result) {
+  if (begun_.empty()) throw std::logic_error("no step has begun");
+  const Begun step = std::move(begun_.front());
+  begun_.pop_front();
+  watchdog_->wait(step.task);
+  result = std::move(*step.result);
 }
 
 WriteOutcome CudaDevice::write(const WriteJob& job, Access access) {

@@ -1,5 +1,6 @@
 // NVIDIA GPUs as a device: one rank on each GPU, arenas by tag, the forward pass and the weight store on top.
 #pragma once
+#include <deque>
 #include <memory>
 
 #include "core/device.h"
@@ -18,7 +19,8 @@ class CudaDevice : public Device {
   DeviceInfo info() const override;
   const void* address(int rank, int param) const override;
   // While memory is released, a call that would touch it throws std::runtime_error. All of these throw DeviceLost.
-  void step(const StepBatch& batch, StepResult& result) override;
+  void begin(const StepBatch& batch) override;
+  void collect(StepResult& result) override;
   using Device::checksum, Device::read, Device::write;
   WriteOutcome write(const WriteJob& job, Access access) override;
   void read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out,
@@ -37,6 +39,11 @@ class CudaDevice : public Device {
   std::shared_ptr<State> state_;
   Watchdog& watchdog(Access access) { return access == Access::kBeside ? *beside_watchdog_ : *watchdog_; }
 
+  struct Begun {
+    std::shared_ptr<StepResult> result;
+    std::shared_ptr<Watchdog::Task> task;
+  };
+  std::deque<Begun> begun_;
   std::unique_ptr<Watchdog> watchdog_;
   std::unique_ptr<Watchdog> beside_watchdog_;
 };

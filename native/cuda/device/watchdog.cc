@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstdlib>
+#include <deque>
 #include <stdexcept>
 #include <string>
 
@@ -22,19 +23,19 @@ constexpr std::chrono::milliseconds kNext{2}, kDone{30};
 
 }  // namespace
 
+struct Watchdog::Task {
+  std::function<void()> fn;
+  std::exception_ptr error;
+  std::atomic<bool> done = false;  // set under the lock of Health
+};
+
 // Shared with the thread, which may outlive the watchdog.
 struct Watchdog::State {
-  struct Job {
-    std::function<void()> fn;
-    std::exception_ptr error;
-    std::atomic<bool> done = false;  // set under the lock of Health
-  };
-
   std::mutex mutex;
   std::condition_variable wake;
-  std::shared_ptr<Job> job;
+  std::deque<std::shared_ptr<Task>> tasks;
   bool closing = false;
-  std::atomic<bool> waiting = false;  // a job is queued, or no more will come; read without the lock
+  std::atomic<bool> waiting = false;  // a task is queued, or no more will come; read without the lock
 };
 
 Watchdog::Watchdog(std::shared_ptr<Health> health, double seconds)
@@ -42,23 +43,25 @@ Watchdog::Watchdog(std::shared_ptr<Health> health, double seconds)
   thread_ = quiet_thread("refit-cuda", [state = state_, health = health_] {
     std::unique_lock lock(state->mutex);
     for (;;) {
-      state->wake.wait(lock, [&] { return state->closing || state->job; });
-      if (!state->job) return;
-      std::shared_ptr<State::Job> job = std::move(state->job);
-      state->job.reset();
-      state->waiting = state->closing;
+      state->wake.wait(lock, [&] { return state->closing || !state->tasks.empty(); });
+      if (state->tasks.empty()) return;
+      std::shared_ptr<Task> task = std::move(state->tasks.front());
+      state->tasks.pop_front();
+      state->waiting = state->closing || !state->tasks.empty();
       lock.unlock();
+      health->note("");
       std::exception_ptr error;
       try {
-        job->fn();
+        task->fn();
       } catch (...) {
         error = std::current_exception();
       }
       health->finish([&] {
-        job->error = error;
-        job->done = true;
+        task->fn = nullptr;  // what it holds is freed here
+        task->error = error;
+        task->done = true;
       });
-      job.reset();
+      task.reset();
       look_for(kNext, [&] { return state->waiting.load(std::memory_order_relaxed); });
       lock.lock();
     }
@@ -79,28 +82,31 @@ Watchdog::~Watchdog() {
   }
 }
 
-void Watchdog::run(std::function<void()> fn, double patience) {
+std::shared_ptr<Watchdog::Task> Watchdog::begin(std::function<void()> fn) {
   if (health_->lost()) throw DeviceLost(health_->message());
-  health_->note("");
-  const double seconds = std::max(seconds_, patience);
-  auto job = std::make_shared<State::Job>();
-  job->fn = std::move(fn);
+  auto task = std::make_shared<Task>();
+  task->fn = std::move(fn);
   {
     const std::lock_guard lock(state_->mutex);
-    state_->job = job;
+    state_->tasks.push_back(task);
     state_->waiting = true;
   }
   state_->wake.notify_one();
-  look_for(kDone, [&] { return job->done.load(std::memory_order_acquire); });
+  return task;
+}
+
+void Watchdog::wait(const std::shared_ptr<Task>& task, double patience) {
+  const double seconds = std::max(seconds_, patience);
+  look_for(kDone, [&] { return task->done.load(std::memory_order_acquire); });
   const double look = std::clamp(seconds / 8, 0.01, 1.0);
-  while (!health_->wait(look, [&] { return job->done.load(std::memory_order_relaxed); })) {
+  while (!health_->wait(look, [&] { return task->done.load(std::memory_order_relaxed); })) {
     const std::string stuck = health_->stuck(seconds);
     if (!stuck.empty()) health_->lose(stuck);
   }
   if (health_->lost()) throw DeviceLost(health_->message());
-  if (!job->error) return;
+  if (!task->error) return;
   try {
-    std::rethrow_exception(job->error);
+    std::rethrow_exception(task->error);
   } catch (const CudaError& e) {
     if (!is_sticky(e.code)) throw;
     // The error occurred outside of a rank's thread.

@@ -18,9 +18,13 @@ class Watchdog {
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
-  // Runs fn on the thread; one caller at a time. Throws what fn throws, or DeviceLost when a GPU is lost. fn may still
-  // run then, so it must own or share in what it uses. `patience`: a longer limit for this call.
-  void run(std::function<void()> fn, double patience = 0);
+  struct Task;
+  // Queues fn for the thread, which runs what is queued in order. One caller at a time; throws DeviceLost.
+  std::shared_ptr<Task> begin(std::function<void()> fn);
+  // Waits for its end. Throws what fn throws, or DeviceLost when a GPU is lost. fn may still run then, so it must own
+  // or share in what it uses. `patience`: a longer limit for this wait.
+  void wait(const std::shared_ptr<Task>& task, double patience = 0);
+  void run(std::function<void()> fn, double patience = 0) { wait(begin(std::move(fn)), patience); }
 
  private:
   struct State;

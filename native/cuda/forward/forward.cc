@@ -4,12 +4,13 @@
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "core/step_check.h"
 #include "cuda/forward/forward_memory.h"
 #include "cuda/forward/forward_rank.h"
+#include "cuda/forward/prepared_step.h"
 #include "cuda/forward/rope_table.h"
-#include "cuda/forward/step_block.h"
 
 namespace refit::cuda {
 namespace {
@@ -27,7 +28,7 @@ Forward::Forward(const CoreConfig& config, std::vector<std::unique_ptr<Rank>>& r
       shape_(std::make_unique<ForwardShape>(config, layout_)),
       ranks_(ranks),
       forwards_(ranks.size()),
-      block_(std::make_unique<Growing>(Growing::Where::kHost)),
+      blocks_{std::make_unique<Growing>(Growing::Where::kHost), std::make_unique<Growing>(Growing::Where::kHost)},
       results_(std::make_unique<Growing>(Growing::Where::kHost)) {
   if (ranks.size() != static_cast<size_t>(layout_.ranks) || memory.size() != ranks.size())
     throw std::invalid_argument("bad configuration: " + std::to_string(layout_.ranks) + " ranks, but " +
@@ -56,7 +57,7 @@ Forward::Forward(const CoreConfig& config, std::vector<std::unique_ptr<Rank>>& r
     forwards_[rank.index] = std::make_unique<RankForward>(config, layout_, *shape_, rank, memory[rank.index], own, rope,
                                                           std::move(exchange));
     if (rank.index != 0) return;
-    block_->reserve(RankForward::kFirstBlock, "memory for the step's block");
+    for (auto& block : blocks_) block->reserve(RankForward::kFirstBlock, "memory for the step's block");
     results_->reserve(RankForward::kFirstResults, "memory for the step's results");
   });
   wide_rows_ = *std::min_element(wide_rows.begin(), wide_rows.end());
@@ -68,7 +69,7 @@ Forward::~Forward() {
     on_all(ranks_, [this](Rank& rank) {
       rank.doing("free the forward pass");
       forwards_[rank.index].reset();
-      if (rank.index == 0) block_.reset(), results_.reset();
+      if (rank.index == 0) blocks_[0].reset(), blocks_[1].reset(), results_.reset();
     });
   } catch (...) {
   }
@@ -107,14 +108,18 @@ void Forward::check_limits(const StepBatch& batch) const {
     fail(std::to_string(tops) + " top logprobs in one step; at most " + std::to_string(kMostTops) + " are computed");
 }
 
+bool Forward::has_room(const PreparedStep& step) const {
+  return blocks_[0]->bytes() >= step.block.gpu_bytes() && results_->bytes() >= step.results.bytes();
+}
+
 // Separate from the launches: an allocation may wait for a GPU, and then no GPU may wait for a peer.
-void Forward::make_room(const StepBlock& block, const ResultBlock& results) {
-  if (block_->bytes() >= block.gpu_bytes() && results_->bytes() >= results.bytes()) return;
-  on_all(ranks_, [&](Rank& rank) { forwards_[rank.index]->reserve(block.gpu_bytes(), results.bytes()); });
+void Forward::make_room(const PreparedStep& step) {
+  const size_t block = step.block.gpu_bytes(), results = step.results.bytes();
+  on_all(ranks_, [&](Rank& rank) { forwards_[rank.index]->reserve(block, results); });
   // Last: the GPUs' blocks must hold everything that these hold.
   auto grown = ranks_.front()->run([&] {
-    block_->reserve(block.gpu_bytes(), "memory for the step's block");
-    results_->reserve(results.bytes(), "memory for the step's results");
+    for (const int side : {1, 0}) blocks_[side]->reserve(block, "memory for the step's block");
+    results_->reserve(results, "memory for the step's results");
   });
   wait(grown);
 }
@@ -134,32 +139,46 @@ void Forward::load_products(int64_t tokens, int64_t rows) {
   }
 }
 
-void Forward::step(const StepBatch& batch, StepResult& result) {
-  check_batch(batch, {layout_.recipe.vocab, pages_, page_size_, layout_.adapters.slots});
+std::shared_ptr<PreparedStep> Forward::prepare(const StepBatch& batch) {
+  check_batch(batch, {layout_.recipe.vocab, pages_, page_size_, layout_.adapters.slots, rows_});
   check_limits(batch);
-  const ResultBlock results(batch, layout_.recorded, layout_.recipe.vocab);
-  if (batch.tokens.empty()) {
-    result = {};  // rows and experts belong to tokens, so there are none
-    return;
-  }
-  const AttentionPlan plan =
-      plan_attention(batch, layout_.group, layout_.kv_heads, AttentionSplit::kAuto, wide_rows_, {page_size_});
-  const StepRoom room = step_room(batch, plan, shape_->tokens);
-  const StepBlock block(batch, plan, room, page_size_, layout_.recipe.vocab, shape_->rows);
-  if (plan.part_rows > shape_->part_rows)
-    throw std::logic_error("attention needs " + std::to_string(plan.part_rows) + " rows of partial results, but " +
-                           std::to_string(shape_->part_rows) + " are there");
-  make_room(block, results);
-  load_products(room.tokens, batch.rows());
-  block.write(block_->data(), epoch_);
-  const StepJob job{block, results,     block_->data(), results_->data(), sample_traits(batch, layout_.recipe.vocab),
-                    room,  batch.rows()};
+  const auto step = std::make_shared<PreparedStep>(
+      batch, plan_attention(batch, layout_.group, layout_.kv_heads, AttentionSplit::kAuto, wide_rows_, {page_size_}),
+      layout_, *shape_, page_size_);
+  if (step->plan.part_rows > shape_->part_rows)
+    throw std::logic_error("attention needs " + std::to_string(step->plan.part_rows) +
+                           " rows of partial results, but " + std::to_string(shape_->part_rows) + " are there");
+  rows_ = step->rows;
+  step->epoch = epoch_;
+  // Also if a rank fails: flags of this step must not be taken for those of the next.
+  epoch_ += RankForward::collectives(layout_, *shape_, step->rows);
+  return step;
+}
+
+void Forward::write(PreparedStep& step) {
+  side_ ^= 1;
+  step.write(blocks_[side_]->data());
+  step.host_results = results_->data();
+}
+
+void Forward::run(PreparedStep& step, StepResult& result) {
+  result = {};
+  step.feed(std::exchange(tokens_, {}));
+  if (step.tokens == 0) return;  // rows and experts belong to tokens, so there are none
+  load_products(step.room.tokens, step.rows);
   // A graph is made while no rank computes, for the same reason as room and kernels.
-  if (forwards_.front()->wants_graph(job)) on_all(ranks_, [&](Rank& rank) { forwards_[rank.index]->make_graph(job); });
-  // First: if a rank fails, flags of this step must not be taken for those of the next.
-  epoch_ += RankForward::collectives(layout_, *shape_, batch.rows());
-  on_all(ranks_, [&](Rank& rank) { forwards_[rank.index]->run(job); });
-  results.read(results_->data(), result);
+  if (forwards_.front()->wants_graph(step))
+    on_all(ranks_, [&](Rank& rank) { forwards_[rank.index]->make_graph(step); });
+  on_all(ranks_, [&](Rank& rank) { forwards_[rank.index]->run(step); });
+  step.results.read(results_->data(), result);
+  tokens_ = result.tokens;
+}
+
+void Forward::step(const StepBatch& batch, StepResult& result) {
+  const std::shared_ptr<PreparedStep> step = prepare(batch);
+  if (!has_room(*step)) make_room(*step);
+  write(*step);
+  run(*step, result);
 }
 
 }  // namespace refit::cuda

@@ -39,9 +39,8 @@ struct ForwardMemory {
 class Growing;
 class NcclComm;
 class RankForward;
-class ResultBlock;
-class StepBlock;
 struct ForwardShape;
+struct PreparedStep;
 
 class Forward {
  public:
@@ -53,9 +52,19 @@ class Forward {
   Forward(const Forward&) = delete;
   Forward& operator=(const Forward&) = delete;
 
-  // One caller at a time, on any thread except the ranks'. Throws std::invalid_argument for a malformed batch or one
-  // beyond the configured sizes; then nothing was computed. After any other exception the KV cache of the batch's
-  // sequences is undefined, but the next step may be tried, except after DeviceLost.
+  // A step is prepared while the one before runs, and then run; on any threads except the ranks', one caller at a time
+  // for `prepare`, `has_room` and `write`, and one for the others. Throws std::invalid_argument for a malformed batch
+  // or one beyond the configured sizes.
+  std::shared_ptr<PreparedStep> prepare(const StepBatch& batch);
+  // Whether the memory that carries steps is large enough; else make_room must be called while no step runs.
+  bool has_room(const PreparedStep& step) const;
+  void make_room(const PreparedStep& step);
+  // Writes the step to pinned memory. Its batch must have stayed until then, and the step before the last one have run.
+  void write(PreparedStep& step);
+  // Runs the steps in the order in which they were prepared. After an exception the KV cache of the step's sequences is
+  // undefined, but the next step may be tried, except after DeviceLost.
+  void run(PreparedStep& step, StepResult& result);
+  // All of it.
   void step(const StepBatch& batch, StepResult& result);
 
   // Frees the memory of graphs; the next steps make them again. Called between two steps.
@@ -68,7 +77,6 @@ class Forward {
 
  private:
   void check_limits(const StepBatch& batch) const;
-  void make_room(const StepBlock& block, const ResultBlock& results);
   void load_products(int64_t tokens, int64_t rows);
 
   const Layout layout_;
@@ -76,11 +84,16 @@ class Forward {
   const std::unique_ptr<ForwardShape> shape_;
   std::vector<std::unique_ptr<Rank>>& ranks_;
   std::vector<std::unique_ptr<RankForward>> forwards_;
-  // Pinned: the step's block and its results. Owned by rank 0's thread.
-  std::unique_ptr<Growing> block_, results_;
+  // Pinned: the blocks of two steps, in turns, and the results of one. Owned by rank 0's thread.
+  std::unique_ptr<Growing> blocks_[2], results_;
   std::set<int64_t> loaded_tokens_, loaded_rows_;
-  uint64_t epoch_ = 0;  // of the last collective
-  int wide_rows_ = 0;   // of attention's plans; all GPUs can compute them
+  int wide_rows_ = 0;  // of attention's plans; all GPUs can compute them
+  // The step that was prepared last.
+  uint64_t epoch_ = 0;  // of its last collective
+  int rows_ = 0;
+  int side_ = 0;  // of blocks_
+  // Tokens of the step that ran last, by row; empty if it failed.
+  std::vector<int32_t> tokens_;
 };
 
 }  // namespace refit::cuda

@@ -76,38 +76,41 @@ uint64_t RankForward::collectives(const Layout& layout, const ForwardShape& shap
   return sums(layout) + (blocks > 0 ? 2 * static_cast<uint64_t>(blocks) - 1 : 0);
 }
 
-StepView RankForward::view(const StepJob& job) const {
-  StepView view = job.block.view(block_.data());
+StepView RankForward::view(const PreparedStep& step) const {
+  StepView view = step.block.view(block_.data());
   view.attention.parts = own_.parts;
   return view;
 }
 
-bool RankForward::wants_graph(const StepJob& job) const { return may_use_graphs(job) && graphs_.wants(job.room); }
-
-void RankForward::make_graph(const StepJob& job) {
-  const StepView view = this->view(job);
-  if (exchange_) exchange_->begin_step(view.epoch);
-  graphs_.make(job.room, [&] { layers(view, job); });
+bool RankForward::wants_graph(const PreparedStep& step) const {
+  return may_use_graphs(step) && graphs_.wants(step.room);
 }
 
-void RankForward::run(const StepJob& job) {
+void RankForward::make_graph(const PreparedStep& step) {
+  const StepView view = this->view(step);
+  if (exchange_) exchange_->begin_step(view.epoch);
+  graphs_.make(step.room, [&] { layers(view, step); });
+}
+
+void RankForward::run(const PreparedStep& step) {
   const cudaStream_t stream = rank_.stream;
-  const StepView view = this->view(job);
+  const StepView view = this->view(step);
   if (exchange_) exchange_->begin_step(view.epoch);
   rank_.begin_op("copy in");
-  check(cudaMemcpyAsync(block_.data(), job.host_block, rank_.index == 0 ? job.block.bytes() : job.block.shared_bytes(),
-                        cudaMemcpyHostToDevice, stream),
-        "copy in");
-  if (may_use_graphs(job)) {
-    graphs_.run(job.room, [&] { layers(view, job); });
+  check(
+      cudaMemcpyAsync(block_.data(), step.host_block, rank_.index == 0 ? step.block.bytes() : step.block.shared_bytes(),
+                      cudaMemcpyHostToDevice, stream),
+      "copy in");
+  if (may_use_graphs(step)) {
+    graphs_.run(step.room, [&] { layers(view, step); });
     if (exchange_) exchange_->launched(sums(layout_));
   } else {
-    layers(view, job);
+    layers(view, step);
   }
-  head(view, job);
-  if (rank_.index == 0 && job.results.bytes() > 0) {
+  head(view, step);
+  if (rank_.index == 0 && step.results.bytes() > 0) {
     rank_.begin_op("copy out");
-    check(cudaMemcpyAsync(job.host_results, results_.data(), job.results.bytes(), cudaMemcpyDeviceToHost, stream),
+    check(cudaMemcpyAsync(step.host_results, results_.data(), step.results.bytes(), cudaMemcpyDeviceToHost, stream),
           "copy out");
   }
   if (exchange_) return exchange_->wait();
@@ -115,12 +118,12 @@ void RankForward::run(const StepJob& job) {
   check(cudaStreamSynchronize(stream), "the step");
 }
 
-void RankForward::layers(const StepView& view, const StepJob& job) {
-  adapters_.begin(view.adapters, job.room.tokens);
-  embed_tokens(view, job.room.tokens);
+void RankForward::layers(const StepView& view, const PreparedStep& step) {
+  adapters_.begin(view.adapters, step.room.tokens);
+  embed_tokens(view, step.room.tokens);
   for (int layer = 0; layer < layout_.recipe.layers; ++layer) {
-    attend(view, layer, job.room.tokens);
-    mlp(view, layer, job);
+    attend(view, layer, step.room.tokens);
+    mlp(view, layer, step);
   }
 }
 
@@ -241,21 +244,21 @@ void RankForward::attend(const StepView& view, int layer, int count) {
   add_delta(p.o_bias, p.ln1, p.ln2, count);
 }
 
-void RankForward::mlp(const StepView& view, int layer, const StepJob& job) {
+void RankForward::mlp(const StepView& view, int layer, const PreparedStep& step) {
   const LayerParams& p = layout_.layers[layer];
-  const int count = job.room.tokens;
+  const int count = step.room.tokens;
   const cudaStream_t stream = rank_.stream;
   if (p.sparse()) {
     rank_.begin_op("moe", layer);
     // All ranks choose the same experts: each has the whole router and the same sums.
     RouteRecord record;
     if (layout_.recorded > 0 && rank_.index == 0) {
-      record = {job.results.experts(results_.data()) + p.sparse_index * layout_.recipe.experts_per_token,
+      record = {step.results.experts(results_.data()) + p.sparse_index * layout_.recipe.experts_per_token,
                 layout_.recorded};
     }
     moe_.at(p.inter).run(linear_input(), param(p.router), param(p.w13), param(p.w2), part(), count, layout_.ranks > 1,
                          stream, record, adapters_.experts(layer, view.token_slots),
-                         job.room.decode ? view.slots : nullptr);
+                         step.room.decode ? view.slots : nullptr);
   } else {
     rank_.begin_op("gate_up", layer);
     adapters_.start(adapters_.gate_up(layer), linear_input());
@@ -275,16 +278,16 @@ void RankForward::mlp(const StepView& view, int layer, const StepJob& job) {
 }
 
 // Every rank computes its shard of the vocabulary; rank 0 samples.
-void RankForward::head(const StepView& view, const StepJob& job) {
+void RankForward::head(const StepView& view, const PreparedStep& step) {
   const cudaStream_t stream = rank_.stream;
-  for (int begin = 0; begin < job.rows; begin += static_cast<int>(shape_.rows)) {
-    const int count = std::min(static_cast<int>(shape_.rows), job.rows - begin);
+  for (int begin = 0; begin < step.rows; begin += static_cast<int>(shape_.rows)) {
+    const int count = std::min(static_cast<int>(shape_.rows), step.rows - begin);
     if (begin > 0 && exchange_) exchange_->next_logits();
     rank_.begin_op("norm");
     norm_rows(own_.hidden, view.row_tokens + begin, count, param(layout_.norm), layout_.recipe.rms_eps,
               layout_.recipe.hidden, own_.selected, stream, layout_.recipe.round_once);
     rank_.begin_op("lm_head");
-    adapters_.begin(job.block.head_adapters(block_.data(), begin), count);
+    adapters_.begin(step.block.head_adapters(block_.data(), begin), count);
     adapters_.start(adapters_.lm_head(), own_.selected);
     const Product logits = lm_head(count);
     gemm_.run(logits, stream);
@@ -292,8 +295,8 @@ void RankForward::head(const StepView& view, const StepJob& job) {
     if (exchange_) exchange_->gather_logits(count);
     if (rank_.index != 0) continue;
     rank_.begin_op("sample");
-    sample(own_.logits, shape_.logits_ld, layout_.recipe.vocab, view.rows, begin, count, job.traits,
-           job.results.view(results_.data()), own_.sampler, stream);
+    sample(own_.logits, shape_.logits_ld, layout_.recipe.vocab, view.rows, begin, count, step.traits,
+           step.results.view(results_.data()), own_.sampler, stream);
   }
 }
 

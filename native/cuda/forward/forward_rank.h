@@ -10,23 +10,12 @@
 #include "cuda/forward/elementwise.h"
 #include "cuda/forward/forward.h"
 #include "cuda/forward/forward_memory.h"
-#include "cuda/forward/step_block.h"
+#include "cuda/forward/prepared_step.h"
 #include "cuda/forward/step_graphs.h"
 #include "cuda/gemm/gemm.h"
 #include "cuda/moe/moe.h"
 
 namespace refit::cuda {
-
-// One step, the same for all ranks.
-struct StepJob {
-  const StepBlock& block;
-  const ResultBlock& results;
-  const uint8_t* host_block;  // pinned
-  uint8_t* host_results;      // pinned; rank 0 fills it
-  SampleTraits traits;
-  StepRoom room;
-  int rows;
-};
 
 class RankForward {
  public:
@@ -45,11 +34,11 @@ class RankForward {
   void load_for_tokens(int tokens);
   void load_for_rows(int rows);
   // Whether the step needs a graph that does not exist yet.
-  bool wants_graph(const StepJob& job) const;
+  bool wants_graph(const PreparedStep& step) const;
   // Makes that graph; no rank may be computing.
-  void make_graph(const StepJob& job);
+  void make_graph(const PreparedStep& step);
   // Returns when the GPU has finished its part.
-  void run(const StepJob& job);
+  void run(const PreparedStep& step);
 
   // Number of collectives of a step on each rank.
   static uint64_t collectives(const Layout& layout, const ForwardShape& shape, int64_t rows);
@@ -61,13 +50,15 @@ class RankForward {
   size_t graphs() const { return graphs_.size(); }
 
  private:
-  bool may_use_graphs(const StepJob& job) const { return job.room.decode && (!exchange_ || exchange_->in_graphs()); }
-  StepView view(const StepJob& job) const;
-  void layers(const StepView& view, const StepJob& job);
+  bool may_use_graphs(const PreparedStep& step) const {
+    return step.room.decode && (!exchange_ || exchange_->in_graphs());
+  }
+  StepView view(const PreparedStep& step) const;
+  void layers(const StepView& view, const PreparedStep& step);
   void embed_tokens(const StepView& view, int count);
   void attend(const StepView& view, int layer, int count);
-  void mlp(const StepView& view, int layer, const StepJob& job);
-  void head(const StepView& view, const StepJob& job);
+  void mlp(const StepView& view, int layer, const PreparedStep& step);
+  void head(const StepView& view, const PreparedStep& step);
   // The statistics of q's and k's norms, where they cover all ranks' heads.
   HeadNorms head_norms(int layer, int count);
   // Adds delta (and the bias, if any) to the residual stream, with the norm before or after it. `next`: the norm of the

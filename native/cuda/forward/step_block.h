@@ -41,6 +41,8 @@ class StepBlock {
 
   // Writes the block to `host`, which has bytes(). epoch: see StepView.
   void write(uint8_t* host, uint64_t epoch) const;
+  // The step's new tokens in the block at `host`.
+  int32_t* tokens(uint8_t* host) const { return reinterpret_cast<int32_t*>(host + tokens_); }
   // base: the block on a GPU, aligned to 16.
   StepView view(uint8_t* base) const;
   // The segments of the head's block of rows that begins at `row`; their first rows count from there.

@@ -16,6 +16,7 @@
 #include "cuda/device/memory.h"
 #include "test/check.h"
 #include "test/forward_reference.h"
+#include "test/steps/steps_under_way.h"
 
 using namespace refit;
 using namespace refit::test;
@@ -206,6 +207,19 @@ void test_memory(const Variant& variant, int ranks, unsigned seed) {
   }
 }
 
+void test_steps_under_way(const Variant& variant, int ranks) {
+  const TestModel model(variant, DType::kBFloat16, 1);
+  for (const bool graphs : {true, false}) {
+    CoreConfig config = config_of(model, ranks);
+    config.graphs = graphs;
+    CudaDevice device(config);
+    write_model(device, model, config);
+    check_steps_under_way(
+        device, model, kPageSize,
+        std::string(variant.name) + ", " + std::to_string(ranks) + " ranks" + (graphs ? "" : ", no graphs"));
+  }
+}
+
 // A new device gets the memory of the one before.
 void test_nothing_is_left(const TestModel& model) {
   size_t flat = 0, free = 0, total = 0;
@@ -285,7 +299,11 @@ int main(int argc, char** argv) {
   const TestModel model(kDense, DType::kBFloat16, seed);
   test_refused(model);
   test_memory(kDense, 1, seed);
+  test_steps_under_way(kDense, 1);
   if (!quick) {
+    test_steps_under_way(kSparse, 1);
+    test_steps_under_way(kDense, 2);
+    test_steps_under_way(kSparse, 2);
     test_memory(kDense, 2, seed);
     test_memory(kSparse, 2, seed);
     test_nothing_is_left(model);

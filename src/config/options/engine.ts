@@ -214,6 +214,13 @@ export const ENGINE_OPTIONS = {
     help: 'GPUs launch the kernels of a decode step one by one instead of as a CUDA graph: slower, with the same ' +
       'results, and a failure names its operation.'
   },
+  disableOverlapSchedule: {
+    type: 'boolean',
+    default: false,
+    group: 'engine',
+    aliases: ['no-async-scheduling'],
+    help: 'A step is planned when the one before has ended, not while it runs: slower, with the same results.'
+  },
   enableWeightsCpuBackup: {
     type: 'boolean',
     default: false,

@@ -2,19 +2,19 @@ import type { StepResult } from '../../native/step.ts'
 import type { ErrorCode } from '../../errors.ts'
 import { ExpertPages } from '../expert-pages.ts'
 import { KvMemory } from '../memory/kv-memory.ts'
-import { isLost, LostDevice } from '../lost-device.ts'
-import { takeKept } from '../kept-budget.ts'
+import { LostDevice } from '../lost-device.ts'
 import { NewTokenRatio } from './new-token-ratio.ts'
 import { PrefillSharing } from './prefill-sharing.ts'
-import { ResultCursor } from '../result-cursor.ts'
 import type { FinishReason, TokenEvent } from '../../contract/rollout-engine.ts'
-import { bySlot } from './sequence.ts'
+import { bySlot, leastProgressed } from './sequence.ts'
 import type { Sequence } from './sequence.ts'
 import { stepTokens } from '../step-device.ts'
 import type { SchedulerOptions } from '../step-device.ts'
-import { StepBuilder } from './step-builder.ts'
-import { notAllowed, stuckAfter } from './token-constraint.ts'
-import { giveScores, takeScores } from '../take-scores.ts'
+import type { StepBuilder } from './step-builder.ts'
+import { StepResults } from './step-results.ts'
+import { StepsUnderWay } from './steps-under-way.ts'
+import { stuckAfter } from './token-constraint.ts'
+import { giveScores } from '../take-scores.ts'
 import { tokenEvent } from '../token-event.ts'
 import { WaitingQueue } from './waiting-queue.ts'
 import { errorMessage } from '../../errors.ts'
@@ -38,7 +38,7 @@ export class Batcher {
   readonly #live = new Map<number, Sequence>()
   readonly #sharing: PrefillSharing
   readonly #ratio = new NewTokenRatio()
-  readonly #builder = new StepBuilder()
+  readonly #steps: StepsUnderWay
   readonly #maxBatchTokens: number
   #parked = 0
 
@@ -48,6 +48,7 @@ export class Batcher {
     this.kv = new KvMemory(options.pages, options.pageSize)
     this.experts = new ExpertPages(options.pageSize, options.recorded ?? 0)
     this.#sharing = new PrefillSharing(this.kv)
+    this.#steps = new StepsUnderWay(options)
     this.#maxBatchTokens = stepTokens(options)
   }
 
@@ -87,40 +88,27 @@ export class Batcher {
   }
 
   /**
-   * Runs one step; returns false if there was nothing to do. With `startedOnly`, no request begins that has not
-   * run before. Throws LostDevice.
+   * Runs one step, and begins the next one before it ends if that can be planned; returns false if there was nothing to
+   * do. With `startedOnly`, no request begins that has not run before. Throws LostDevice.
    */
   step (startedOnly: boolean): boolean {
-    this.#admit(startedOnly)
-    const failed = this.#failStuck()
-    this.#plan()
-    const { sequences } = this.#builder
-    if (sequences.length === 0) return failed
-    const { now, device, heartbeat } = this.#options
-    const start = now()
-    let result: StepResult
-    heartbeat?.begin(sequences)
-    try {
-      result = device.step(this.#builder.batch())
-    } catch (error) {
-      if (isLost(error)) throw new LostDevice(error.message, sequences.map(({ id }) => id))
-      // After a failed step, the contents of these sequences' pages are unknown, so nothing of them is kept.
-      for (const seq of [...sequences]) {
-        this.fail(
-          seq,
-          'INTERNAL',
-          `the device failed in a step: ${errorMessage(error)}`
-        )
-      }
-      return true
-    } finally {
-      heartbeat?.end()
+    let worked = this.#steps.count === 0 && this.#begin(startedOnly)
+    if (this.#steps.count === 1 && this.#options.overlap && this.running.every(seq => seq.isForeseeable)) {
+      if (this.#begin(startedOnly)) worked = true
     }
-    this.#apply(result)
-    this.#ratio.decay()
-    this.counters.steps++
-    this.counters.stepMs = now() - start
+    if (this.#steps.count === 0) return worked
+    this.#collect()
     return true
+  }
+
+  /** Waits until no step is under way. What lies between two steps may be done then. Throws LostDevice. */
+  land (): void {
+    while (this.#steps.count > 0) this.#collect()
+  }
+
+  /** Steps whose results nobody wants end here: otherwise they would run while the engine counts as idle. */
+  landUnwanted (): void {
+    if (this.#steps.areUnwanted) this.land()
   }
 
   /** Takes all pages from all running sequences. They wait with the tokens they have and are computed again. */
@@ -143,10 +131,6 @@ export class Batcher {
     for (let seq = this.#queue.first; seq !== null; seq = seq.next) seq.resetScores()
   }
 
-  flush (): void {
-    this.kv.clear(this.running)
-  }
-
   /** Throws if pages or lists are inconsistent. For tests. */
   check (): void {
     this.kv.check(this.running)
@@ -162,13 +146,51 @@ export class Batcher {
     if (started !== this.startedWaiting) throw new Error('the count of retracted sequences is wrong')
   }
 
+  /** Plans a step and begins it; returns false if nothing was done. */
+  #begin (startedOnly: boolean): boolean {
+    this.#admit(startedOnly)
+    const failed = this.#failStuck()
+    const step = this.#plan()
+    if (step === null) return failed
+    step.version = this.version
+    try {
+      this.#steps.begin(step)
+      this.#ratio.decay()
+    } catch (error) {
+      if (error instanceof LostDevice) throw error
+      this.#failStep(step, error)
+    }
+    return true
+  }
+
+  #collect (): void {
+    const ended = this.#steps.collect()
+    if ('error' in ended) {
+      // The step behind it took its tokens.
+      const steps = this.#steps.count === 0 ? [ended] : [ended, this.#steps.collect()]
+      for (const { step } of steps) this.#failStep(step, ended.error)
+      return
+    }
+    this.#apply(ended.step, ended.result)
+    this.counters.steps++
+    this.counters.stepMs = ended.ms
+  }
+
+  /** After a failed step, the contents of its sequences' pages are unknown, so nothing of them is kept. */
+  #failStep (step: StepBuilder, error: unknown): void {
+    const { sequences } = step
+    for (const seq of sequences.filter((_, i) => step.isWanted(i))) {
+      this.fail(seq, 'INTERNAL', `the device failed in a step: ${errorMessage(error)}`)
+    }
+  }
+
   #admit (startedOnly: boolean): void {
     if (startedOnly && this.startedWaiting === 0) return
     const { maxRunningRequests } = this.#options
     let prefill = 0
     let expected = 0
     for (const seq of this.running) {
-      if (seq.prefilling) prefill += seq.length - seq.computed
+      if (!seq.decodes) prefill += seq.length - seq.nextComputed
       expected += this.#ratio.estimate(seq)
     }
     if (this.running.length === 0) this.#ratio.reset()
@@ -218,22 +240,23 @@ export class Batcher {
 
   /**
    * Decodes first, one token each. Then prefills in order, as far as the step's tokens reach, in chunks that end at a
-   * page border.
+   * page border. Null: there is nothing to compute, or only the results of the step under way can free the pages.
    */
-  #plan (): void {
-    const builder = this.#builder
+  #plan (): StepBuilder | null {
     const { kv } = this
-    builder.clear()
-    this.#growDecodes()
-    for (const seq of bySlot(this.running)) if (!seq.prefilling) builder.add(seq, 1, seq.pageCount)
+    if (!this.#growDecodes()) return null
+    const step = this.#steps.prepare()
+    for (const seq of bySlot(this.running)) if (seq.generates) step.add(seq, 1, seq.pageCount)
     for (const seq of this.running) {
-      if (!seq.prefilling) continue
-      const room = this.#maxBatchTokens - builder.tokens
-      const rest = seq.length - seq.computed
-      const take = rest <= room ? rest : Math.floor((seq.computed + room) / kv.pageSize) * kv.pageSize - seq.computed
-      if (take <= 0) return
-      builder.add(seq, take, kv.pagesFor(seq.computed + take))
+      if (seq.decodes) continue
+      const room = this.#maxBatchTokens - step.tokens
+      const { nextComputed } = seq
+      const rest = seq.length - nextComputed
+      const take = rest <= room ? rest : Math.floor((nextComputed + room) / kv.pageSize) * kv.pageSize - nextComputed
+      if (take <= 0) break
+      step.add(seq, take, kv.pagesFor(nextComputed + take))
     }
+    return step.sequences.length === 0 ? null : step
   }
 
   /** A vocabulary that cannot spell what the grammar requires leaves no token to sample. */
@@ -247,76 +270,50 @@ export class Batcher {
 
   /**
    * Reserves a page for every decode that needs a new one. Retracts sequences, least progress first, until there are
-   * enough.
+   * enough; but none while a step is under way, whose results may free pages: returns false.
    */
-  #growDecodes (): void {
+  #growDecodes (): boolean {
     for (;;) {
       let need = 0
-      for (const seq of this.running) if (!seq.prefilling && this.kv.pagesFor(seq.length) > seq.pageCount) need++
-      if (need === 0) return
+      for (const seq of this.running) if (seq.generates && this.kv.pagesFor(seq.nextLength) > seq.pageCount) need++
+      if (need === 0) return true
       if (need <= this.kv.available) break
-      let least = this.running[0]!
-      for (const seq of this.running) {
-        if (seq.completion < least.completion || (seq.completion === least.completion && seq.arrival > least.arrival)) {
-          least = seq
-        }
-      }
-      this.#retract(least)
+      if (this.#steps.count > 0) return false
+      this.#retract(leastProgressed(this.running))
       this.#ratio.retracted(this.running)
     }
-    for (const seq of this.running) if (!seq.prefilling) this.kv.reserve(seq, seq.length)
+    for (const seq of this.running) if (seq.generates) this.kv.reserve(seq, seq.nextLength)
+    return true
   }
 
-  #apply (result: StepResult): void {
-    const { sequences, takes, rowSequences, rowPositions } = this.#builder
-    const cursor = new ResultCursor(result)
-    let row = 0
-    let token0 = 0
+  #apply (step: StepBuilder, result: StepResult): void {
+    const { sequences, takes, samples, version } = step
+    const results = new StepResults(step, result)
     for (let i = 0; i < sequences.length; i++) {
       const seq = sequences[i]!
-      const { request } = seq
-      let event: TokenEvent | null = null
-      let broken: [ErrorCode, string] | null = null
+      if (!step.isWanted(i)) {
+        results.skip(i)
+        continue
+      }
+      seq.addBegun(-takes[i]!, -samples[i]!)
       // Before `keep`: it may replace a page by an equal cached one, which has experts of its own.
-      this.experts.write(seq.pages, seq.computed, result.experts, token0, takes[i]!)
-      token0 += takes[i]!
+      this.experts.write(seq.pages, seq.computed, result.experts, results.token, takes[i]!)
       seq.computed += takes[i]!
       const prefilled = seq.prefilling && seq.computed === seq.length
       if (prefilled) this.#prefilled(seq)
-      for (; rowSequences[row] === seq; row++) {
-        const token = result.tokens[row]!
-        const logprob = result.logprobs[row]!
-        if (rowPositions[row]! >= 0) {
-          takeScores(seq, rowPositions[row]!, logprob, cursor)
-          continue
-        }
-        this.counters.generationTokens++
-        // Before `append`, which ends a sequence whose grammar has ended.
-        const allowed = seq.constraint?.accept(token) !== false
-        event = tokenEvent(seq, this.version, seq.append(token))
-        event.tokens.push(token)
-        if (request.logprobs !== null) {
-          event.logprobs.push([logprob, token])
-          event.top.push(cursor.top(request.logprobs))
-          event.ids.push(cursor.ids(request.logprobs))
-        }
-        broken = takeKept(seq, event, cursor.kept(row))
-        if (!allowed) broken = ['INTERNAL', notAllowed(token)]
-      }
-      if (broken !== null) {
-        this.fail(seq, ...broken)
+      const taken = results.take(i)
+      this.counters.generationTokens += taken.event?.tokens.length ?? 0
+      if (taken.broken !== null) {
+        this.fail(seq, ...taken.broken)
         continue
       }
       // Nothing to sample: the request only scores its prompt.
-      if (prefilled && event === null) event = tokenEvent(seq, this.version, { type: 'length', length: seq.completion })
+      const event = prefilled && taken.event === null
+        ? tokenEvent(seq, version, { type: 'length', length: seq.completion })
+        : taken.event
       if (event === null) continue
       // The first prefill has ended if all tokens so far are from this step.
-      if (seq.completion === event.tokens.length) {
-        event.times = {
-          queueMs: seq.startedAt - seq.arrivedAt,
-          prefillMs: this.#options.now() - seq.startedAt
-        }
-      }
+      if (seq.completion === event.tokens.length) event.times = seq.timesAt(this.#options.now())
       giveScores(seq, event)
       if (event.finish !== null) {
         this.#lastEvent(seq, event)
@@ -371,6 +368,7 @@ export class Batcher {
     this.running.splice(this.running.indexOf(seq), 1)
     this.kv.release(seq)
     seq.prefilling = false
+    seq.addBegun(-seq.begun, -seq.begunSamples)
     this.#requeue(this.#sharing.end(seq))
   }
 

@@ -13,9 +13,9 @@ const RETRACT_STEPS = 20
 export class NewTokenRatio {
   value = START
 
-  /** Number of tokens that `seq` is expected to generate yet. */
+  /** Number of tokens that `seq` is expected to generate after the steps under way. */
   estimate (seq: Sequence): number {
-    return this.value * Math.min(seq.maxLength - seq.length, CLIP)
+    return this.value * Math.min(seq.maxLength - seq.nextLength, CLIP)
   }
 
   decay (): void {

@@ -99,6 +99,7 @@ export class Scheduler {
    * which are computed again afterwards; `in_place` leaves them unchanged.
    */
   pause (mode: PauseMode): void {
+    this.#batcher.land()
     this.#paused = mode
     if (mode === 'abort') this.abortAll()
     if (mode === 'retract') this.#batcher.retractAll()
@@ -126,6 +127,7 @@ export class Scheduler {
    * again.
    */
   dropCache (retract: boolean): void {
+    this.#batcher.land()
     if (retract) this.#batcher.retractAll()
     this.#batcher.dropCache(false)
     this.#settle()
@@ -154,6 +156,7 @@ export class Scheduler {
    * `open`, in order.
    */
   shut (call: number, abort: boolean, inPlace = false): void {
+    if (inPlace) this.#batcher.land()
     if (abort) this.abortAll()
     this.#shuts.push({ call, inPlace })
     this.#settle()
@@ -219,8 +222,9 @@ export class Scheduler {
     this.#batcher.end(seq, { type: 'abort', message: seq.started ? 'Aborted' : 'Abort in waiting queue' })
   }
 
-  /** Completes calls that wait for such a moment. */
+  /** Completes calls that wait for such a moment. Throws LostDevice, as all that calls it. */
   #settle (): void {
+    this.#batcher.landUnwanted()
     const isStopped = this.#paused !== null || this.#asleep !== null
     // Held requests wait through a release, a resume and the update that cures the weights. Nothing else would end them
     // here.
@@ -243,7 +247,7 @@ export class Scheduler {
     // Requests that came after such a pause hold nothing: trainers flush after the pause, while clients go on sending.
     const isEmpty = this.#paused === 'abort' && running.length + startedWaiting === 0
     if (this.#flushes.length > 0 && (isEmpty || this.#batcher.idle)) {
-      this.#batcher.flush()
+      this.#batcher.dropCache(false)
       for (const call of this.#flushes) this.#options.sink.reply(call, true)
       this.#flushes = []
     }

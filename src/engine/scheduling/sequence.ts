@@ -43,6 +43,10 @@ export class Sequence {
   state: 'queued' | 'parked' | 'running' | 'done' = 'queued'
   /** Running, and not all of `tokens` have been computed once. */
   prefilling = false
+  /** Number of its tokens that the steps under way compute, and that they sample; the row of the last such sample. */
+  begun = 0
+  begunSamples = 0
+  begunRow = -1
   /** Has run before. Updates that wait for running requests also wait for a retracted one. */
   started = false
   retractions = 0
@@ -127,6 +131,42 @@ export class Sequence {
     return this.length - this.promptLength
   }
 
+  /** `computed`, `length` and `completion` after the steps under way, unless it ends earlier. */
+  get nextComputed (): number {
+    return this.computed + this.begun
+  }
+
+  get nextLength (): number {
+    return this.length + this.begunSamples
+  }
+
+  get nextCompletion (): number {
+    return this.nextLength - this.promptLength
+  }
+
+  /** After the steps under way, it generates one token in each step. */
+  get decodes (): boolean {
+    return !this.prefilling || this.nextComputed >= this.length
+  }
+
+  /** It does, and has a token left to generate. */
+  get generates (): boolean {
+    return this.decodes && this.nextLength < this.maxLength
+  }
+
+  /** The next step can be planned before the results of the one under way: it depends on their number only. */
+  get isForeseeable (): boolean {
+    const { sampling } = this.request
+    return !this.penalties && this.constraint === null && (sampling.badWords ?? []).length === 0 &&
+      (!this.prefilling || this.nextScore >= this.promptLength)
+  }
+
+  /** A step that computes so many of its tokens, and samples so many, has begun; or has ended, with counts below 0. */
+  addBegun (tokens: number, samples: number): void {
+    this.begun += tokens
+    this.begunSamples += samples
+  }
+
   /** First prompt position that still needs scores for `input`; `promptLength` if none does. */
   get nextInput (): number {
     return this.input === null ? this.promptLength : this.request.logprobs!.startLen! + this.input.logprobs.length
@@ -179,6 +219,10 @@ export class Sequence {
       word.every((token, i) => first + i === this.length || token === this.tokens[first + i])
   }
 
+  timesAt (now: number): { queueMs: number, prefillMs: number } {
+    return { queueMs: this.startedAt - this.arrivedAt, prefillMs: now - this.startedAt }
+  }
+
   addPage (page: number): void {
     if (this.pageCount === this.pages.length) {
       const pages = new Int32Array(this.pageCount * 2)
@@ -204,6 +248,15 @@ function noScores ({ inputIds, logprobs }: PlacedRequest): InputTables {
 function cacheKey ({ cacheSalt = '', place }: PlacedRequest): string {
   if (place !== undefined) return `\0${place.version}:${cacheSalt}`
   return cacheSalt.startsWith('\0') ? `\0\0${cacheSalt}` : cacheSalt
+}
+
+/** The sequence that loses least when it is computed again; of several the last to arrive. */
+export function leastProgressed (sequences: readonly Sequence[]): Sequence {
+  return sequences.reduce((least, seq) =>
+    seq.completion < least.completion || (seq.completion === least.completion && seq.arrival > least.arrival)
+      ? seq
+      : least
+  )
 }
 
 /** The sequences with those of one adapter one after another: the device computes them together. */

@@ -1,6 +1,6 @@
 import type { LogprobOptions, ScoredRows } from '../../contract/rollout-engine.ts'
 import type { StepBatch } from '../../native/step.ts'
-import { ROW_RAW_LOGPROB, ROW_WANT_LOGPROB } from '../../native/step.ts'
+import { ROW_INTS, ROW_RAW_LOGPROB, ROW_WANT_LOGPROB } from '../../native/step.ts'
 import { floatList, intList, wordList } from '../growable.ts'
 import type { Sequence } from './sequence.ts'
 
@@ -9,9 +9,13 @@ const NO_ADAPTERS = new Int32Array(0)
 
 /** Gathers one step's batch in arrays that are reused from step to step. */
 export class StepBuilder {
+  /** Label of the weights that compute it. */
+  version = ''
   /** Sequences of the step, and the number of tokens computed for each. */
   readonly sequences: Sequence[] = []
   readonly takes: number[] = []
+  /** 1 for each sequence whose next token is sampled, else 0. */
+  readonly samples: number[] = []
   /** Per row: its sequence, and the prompt position that it scores, or -1 if it samples. */
   readonly rowSequences: Sequence[] = []
   readonly rowPositions: number[] = []
@@ -40,6 +44,7 @@ export class StepBuilder {
   clear (): void {
     this.sequences.length =
       this.takes.length =
+      this.samples.length =
       this.rowSequences.length =
       this.rowPositions.length =
         0
@@ -76,6 +81,17 @@ export class StepBuilder {
     ) list.push(0)
   }
 
+  /** The i-th sequence has not left since the step began. (One that is retracted runs again only after the step.) */
+  isWanted (i: number): boolean {
+    return this.sequences[i]!.state === 'running'
+  }
+
+  /** Number of alternatives and of ids of a row. */
+  sizesOf (row: number): { top: number, ids: number } {
+    const offsets = this.#idOffsets.data
+    return { top: this.#rowInts.data[row * ROW_INTS + 3]!, ids: offsets[row + 1]! - offsets[row]! }
+  }
+
   get tokens (): number {
     return this.#tokens.length
   }
@@ -85,12 +101,14 @@ export class StepBuilder {
    * tokens, for the next one.
    */
   add (seq: Sequence, take: number, pages: number): void {
-    const start = seq.computed
+    const start = seq.nextComputed
     const end = start + take
     const base = this.#tokens.length - start
+    const { nextLength, nextCompletion, begunRow } = seq
     this.sequences.push(seq)
     this.takes.push(take)
-    this.#tokens.append(seq.tokens, start, end)
+    this.#tokens.append(seq.tokens, start, Math.min(end, seq.length))
+    if (end > seq.length) this.#tokens.push(~begunRow)
     this.#seqOffsets.push(this.#tokens.length)
     this.#startPos.push(start)
     this.#adapters.push(seq.slot)
@@ -100,7 +118,12 @@ export class StepBuilder {
     for (let position = Math.max(seq.nextScore, 1); position <= end && position < seq.promptLength; position++) {
       this.#scoreRow(seq, base + position - 1, position)
     }
-    if (end === seq.length && seq.length < seq.maxLength) this.#sampleRow(seq, base + end - 1)
+    const samples = end === nextLength && nextLength < seq.maxLength
+    this.samples.push(samples ? 1 : 0)
+    seq.addBegun(take, samples ? 1 : 0)
+    if (!samples) return
+    seq.begunRow = this.rowSequences.length
+    this.#sampleRow(seq, base + end - 1, nextCompletion)
   }
 
   batch (): StepBatch {
@@ -144,7 +167,7 @@ export class StepBuilder {
     this.#ids.append(ids, begin, end)
   }
 
-  #sampleRow (seq: Sequence, index: number): void {
+  #sampleRow (seq: Sequence, index: number, completion: number): void {
     const { sampling, logprobs } = seq.request
     const mask = this.#addMask(seq.constraint?.mask ?? null)
     this.#row(seq, -1, index, -1, sampling.topK, seq.flags, seq.penalties ? seq.promptLength : 0, mask, logprobs)
@@ -152,7 +175,7 @@ export class StepBuilder {
     this.#rowFloats.append(seq.floats, 0, seq.floats.length)
     this.#biasTokens.append(seq.biasTokens, 0, seq.biasTokens.length)
     this.#biasValues.append(seq.biasValues, 0, seq.biasValues.length)
-    if (seq.completion < sampling.minNewTokens && seq.constraint?.mustEnd !== true) {
+    if (completion < sampling.minNewTokens && seq.constraint?.mustEnd !== true) {
       for (const token of seq.bans) this.#ban(token)
     }
     for (const word of sampling.badWords ?? []) if (seq.endsBefore(word)) this.#ban(word.at(-1)!)

@@ -20,30 +20,37 @@ if (parentPort !== null) {
   const port = parentPort
   const { core, scheduler, heartbeat, mayBegin } = workerData as WorkerData & Held
   const device = new FakeDevice(core.pages, core.pageSize, scheduler.vocabSize)
+  /** The seeds of the steps under way. */
+  const seeds: bigint[][] = []
   const loop = new WorkerLoop(port, {
     ...scheduler,
     pages: core.pages,
     pageSize: core.pageSize,
     heartbeat: new Heartbeat(heartbeat),
     device: {
-      step: (batch) => {
+      begin: batch => {
+        seeds.push([...batch.rowSeeds])
+        device.begin(batch)
+      },
+      collect: () => {
+        const rowSeeds = seeds.shift()!
         Atomics.wait(mayBegin, 0, 0)
         if (Atomics.load(mayBegin, 0) > 0) Atomics.sub(mayBegin, 0, 1)
-        if (batch.rowSeeds.includes(EXIT_SEED)) process.exit(7)
-        if (batch.rowSeeds.includes(THROW_SEED)) {
+        if (rowSeeds.includes(EXIT_SEED)) process.exit(7)
+        if (rowSeeds.includes(THROW_SEED)) {
           process.nextTick(() => {
             throw new Error('the scheduler has a defect')
           })
         }
-        if (batch.rowSeeds.includes(LOST_SEED)) {
+        if (rowSeeds.includes(LOST_SEED)) {
           throw Object.assign(new Error('rank 1, GPU 3 (H100): the kernel "attention" failed'), {
             code: 'DEVICE_LOST'
           })
         }
-        if (batch.rowSeeds.includes(STUCK_SEED)) Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0)
+        if (rowSeeds.includes(STUCK_SEED)) Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0)
         // A slow step, so the other thread can act in the middle of a request.
         Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 1)
-        return device.step(batch)
+        return device.collect()
       }
     },
     now: () => performance.now(),

@@ -1,0 +1,108 @@
+#include "core/step_queue.h"
+
+#include <stdexcept>
+#include <utility>
+
+namespace refit {
+
+// A step with copies of all that its batch shows.
+struct StepQueue::Step {
+  explicit Step(const StepBatch& from) : batch(from) {
+    keep(batch.seq_offsets), keep(batch.start_pos), keep(batch.page_offsets), keep(batch.pages), keep(batch.row_ints);
+    keep(batch.row_floats), keep(batch.row_seeds), keep(batch.history_offsets), keep(batch.history);
+    keep(batch.bias_offsets), keep(batch.bias_tokens), keep(batch.bias_values), keep(batch.id_offsets), keep(batch.ids);
+    keep(batch.masks), keep(batch.adapters);
+    tokens.assign(from.tokens.begin(), from.tokens.end());
+    batch.tokens = tokens;
+  }
+
+  // `before`: the tokens of the step before, by row; empty if it failed.
+  void feed(const std::vector<int32_t>& before) {
+    for (int32_t& token : tokens) {
+      if (!is_fed(token)) continue;
+      if (static_cast<size_t>(fed_row(token)) >= before.size())
+        throw std::runtime_error("the step takes tokens of the step before, which failed or has fewer rows");
+      token = before[static_cast<size_t>(fed_row(token))];
+    }
+  }
+
+  StepBatch batch;
+  std::vector<int32_t> tokens;
+  StepResult result;
+  std::exception_ptr error;
+  bool done = false;
+
+ private:
+  template <class T>
+  void keep(std::span<const T>& list) {
+    const auto copy = std::make_shared<std::vector<T>>(list.begin(), list.end());
+    list = *copy;
+    copies_.push_back(copy);
+  }
+
+  std::vector<std::shared_ptr<const void>> copies_;
+};
+
+StepQueue::StepQueue(std::function<void(const StepBatch&, StepResult&)> run)
+    : run_(std::move(run)), thread_([this] { loop(); }) {}
+
+StepQueue::~StepQueue() {
+  {
+    const std::lock_guard lock(mutex_);
+    closing_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void StepQueue::begin(const StepBatch& batch) {
+  auto step = std::make_shared<Step>(batch);
+  {
+    const std::lock_guard lock(mutex_);
+    if (begun_.size() == kMostBegun) throw std::logic_error("more steps are begun than may be");
+    begun_.push_back(step);
+    waiting_.push_back(std::move(step));
+  }
+  changed_.notify_all();
+}
+
+void StepQueue::collect(StepResult& result) {
+  std::unique_lock lock(mutex_);
+  if (begun_.empty()) throw std::logic_error("no step has begun");
+  const std::shared_ptr<Step> step = std::move(begun_.front());
+  begun_.pop_front();
+  changed_.wait(lock, [&] { return step->done; });
+  if (step->error) std::rethrow_exception(step->error);
+  result = std::move(step->result);
+}
+
+void StepQueue::settle() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return !running_ && waiting_.empty(); });
+}
+
+void StepQueue::loop() {
+  std::vector<int32_t> tokens;  // of the last step, by row
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] { return closing_ || !waiting_.empty(); });
+    if (waiting_.empty()) return;
+    const std::shared_ptr<Step> step = std::move(waiting_.front());
+    waiting_.pop_front();
+    running_ = true;
+    lock.unlock();
+    try {
+      step->feed(std::exchange(tokens, {}));
+      run_(step->batch, step->result);
+      tokens = step->result.tokens;
+    } catch (...) {
+      step->error = std::current_exception();
+    }
+    lock.lock();
+    running_ = false;
+    step->done = true;
+    changed_.notify_all();
+  }
+}
+
+}  // namespace refit

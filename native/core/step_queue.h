@@ -1,0 +1,45 @@
+// Steps of a device that computes on the caller's thread, on a thread of its own: Device::begin and Device::collect.
+#pragma once
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "core/step.h"
+
+namespace refit {
+
+class StepQueue {
+ public:
+  // `run` computes a step whose tokens are all known. The steps run one after another, in order.
+  explicit StepQueue(std::function<void(const StepBatch&, StepResult&)> run);
+  // Waits for the steps that have begun.
+  ~StepQueue();
+  StepQueue(const StepQueue&) = delete;
+  StepQueue& operator=(const StepQueue&) = delete;
+
+  // One caller at a time for these two, on any thread. See Device.
+  void begin(const StepBatch& batch);
+  void collect(StepResult& result);
+  // Waits until no step runs. Any thread.
+  void settle();
+
+ private:
+  struct Step;
+  void loop();
+
+  const std::function<void(const StepBatch&, StepResult&)> run_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::shared_ptr<Step>> waiting_;
+  std::deque<std::shared_ptr<Step>> begun_;  // and not collected
+  bool running_ = false, closing_ = false;
+  std::thread thread_;
+};
+
+}  // namespace refit

@@ -1,0 +1,79 @@
+import type { StepResult } from '../../native/step.ts'
+import { isLost, LostDevice } from '../lost-device.ts'
+import type { SchedulerOptions } from '../step-device.ts'
+import { StepBuilder } from './step-builder.ts'
+
+/** A step that has ended: its results, or the reason why it failed, and how long the device took for it. */
+export type EndedStep = { step: StepBuilder, ms: number } & ({ result: StepResult } | { error: unknown })
+
+/**
+ * The steps that the device has begun and whose results are not taken. There are at most two, and a step is planned
+ * while at most one is under way.
+ */
+export class StepsUnderWay {
+  readonly #begun: { step: StepBuilder, at: number }[] = []
+  readonly #options: Pick<SchedulerOptions, 'device' | 'heartbeat' | 'now'>
+  readonly #builders = [new StepBuilder(), new StepBuilder()] as const
+  #steps = 0
+  #endedAt = 0
+
+  constructor (options: Pick<SchedulerOptions, 'device' | 'heartbeat' | 'now'>) {
+    this.#options = options
+  }
+
+  get count (): number {
+    return this.#begun.length
+  }
+
+  /** Steps are under way, and no sequence wants their results. */
+  get areUnwanted (): boolean {
+    return this.count > 0 && this.#begun.every(({ step }) => step.sequences.every((_, i) => !step.isWanted(i)))
+  }
+
+  /** The next step, empty. */
+  prepare (): StepBuilder {
+    const builder = this.#builders[this.#steps & 1]!
+    builder.clear()
+    return builder
+  }
+
+  /** Begins the step that was prepared. Throws LostDevice, or the device's error: then it has not begun. */
+  begin (step: StepBuilder): void {
+    const { device, heartbeat, now } = this.#options
+    heartbeat?.begin(step.sequences)
+    this.#begun.push({ step, at: now() })
+    try {
+      device.begin(step.batch())
+    } catch (error) {
+      if (isLost(error)) throw this.#lost(error)
+      this.#begun.pop()
+      heartbeat?.cancel()
+      throw error
+    }
+    this.#steps++
+  }
+
+  /** Waits for the first step. Throws LostDevice. */
+  collect (): EndedStep {
+    const { device, heartbeat, now } = this.#options
+    let outcome: { result: StepResult } | { error: unknown }
+    try {
+      outcome = { result: device.collect() }
+    } catch (error) {
+      if (isLost(error)) throw this.#lost(error)
+      outcome = { error }
+    }
+    heartbeat?.end()
+    const { step, at } = this.#begun.shift()!
+    const ended = now()
+    const ms = ended - Math.max(at, this.#endedAt)
+    this.#endedAt = ended
+    return { step, ms, ...outcome }
+  }
+
+  #lost (error: Error): LostDevice {
+    const ids = new Set(this.#begun.flatMap(({ step }) => step.sequences.map(({ id }) => id)))
+    for (let i = 0; i < this.count; i++) this.#options.heartbeat?.end()
+    return new LostDevice(error.message, [...ids])
+  }
+}
