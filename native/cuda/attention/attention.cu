@@ -37,15 +37,15 @@ void launch(AttentionArgs a, const AttentionInput& input, int pages, cudaStream_
     constexpr int kBytes = kPrefixBytes<D>, kCarveout = 100;
     constexpr auto kKernel = attention_wide_kernel<D, AttentionPrefix>;
     allow_shared(kKernel, kBytes, kCarveout, prefix_done);
-    kKernel<<<blocks(input.prefix_count), kAttentionThreads, kBytes, stream>>>(a, input.prefixes);
-    check_launch("attention_prefix");
+    launch_early_shared(kKernel, true, blocks(input.prefix_count), kAttentionThreads, kBytes, stream,
+                        "attention_prefix", a, input.prefixes);
   }
   if (narrow > 0) {
     constexpr int kBytes = NarrowShape<D>::kBytes, kCarveout = 100;
     allow_shared(attention_narrow_kernel<D>, kBytes, kCarveout, narrow_done);
     a.items += input.item_count - narrow;
-    launch_early_shared(attention_narrow_kernel<D>, input.prefix_count > 0, blocks(narrow), kAttentionThreads, kBytes,
-                        stream, "attention_narrow", a);
+    launch_early_shared(attention_narrow_kernel<D>, true, blocks(narrow), kAttentionThreads, kBytes, stream,
+                        "attention_narrow", a);
   }
 }
 
@@ -114,6 +114,7 @@ void attention(const bf16* qkv, int64_t ldq, const AttentionInput& input, const 
     constexpr int kFillingBlocks = 528, kMostPieces = 16;
     const int pieces =
         input.wide_items == 0 ? 1 : std::clamp(kFillingBlocks / (input.merge_count * heads), 1, kMostPieces);
+    // It does not begin early: its blocks would crowd on the multiprocessors that are free first.
     attention_merge_kernel<<<dim3(input.merge_count, heads, pieces), kAttentionThreads, 0, stream>>>(a, input.merges);
     check_launch("attention_merge");
   }

@@ -121,7 +121,8 @@ struct AttentionInput {
 // qkv [T, ldq] after rope_and_cache: q is its first heads * head_dim columns. out [T, heads * head_dim]. head_dim must
 // be a multiple of 8 up to 256; throws std::invalid_argument otherwise. With kHopperRows also ldq must be a multiple of
 // head_dim, and qkv and out be aligned to 16 bytes. The cache contains all keys up to each token's
-// own; slots of a page beyond them may contain anything.
+// own; slots of a page beyond them may contain anything. The kernels before may write qkv and the keys of the step's
+// tokens; all else is older than the step, and may be read while they run (early_launch.cuh).
 void attention(const bf16* qkv, int64_t ldq, const AttentionInput& input, const KvLayer& kv, int heads, bf16* out,
                cudaStream_t stream);
 

@@ -51,7 +51,6 @@ __global__ void __launch_bounds__(kAttentionThreads, D <= 96 ? 4 : 3)
     attention_narrow_kernel(const __grid_constant__ AttentionArgs a) {
   using Shape = NarrowShape<D>;
   extern __shared__ __align__(16) uint8_t shared[];
-  let_next_kernel_begin();
 
   const AttentionItem item = a.items[blockIdx.x / a.kv_heads];
   const int kv_head = blockIdx.x % a.kv_heads;
@@ -62,6 +61,8 @@ __global__ void __launch_bounds__(kAttentionThreads, D <= 96 ? 4 : 3)
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
 
   KvStream<D> stream(a, tiles_of<D>(item), kv_head, shared);
+  // Not before: o's weights would delay the rest of RoPE and the keys.
+  let_next_kernel_begin();
   const AttentionRow row[2] = {row_at(a, item, kv_head, g), row_at(a, item, kv_head, g + 8)};
   uint32_t q[D / 16][4];
   load_q<D>(a, row, q);
@@ -84,8 +85,6 @@ __global__ void __launch_bounds__(kAttentionThreads, D <= 96 ? 4 : 3)
   };
   clear();
 
-  // Results of a prefix. Its kernel is the only one before this one that may still run.
-  wait_for_kernel_before();
   const int first_column = first_out * 8 + t * 2;
   if (item.states > 0) {
     combine_states<Shape::kOut>(a, item, row, first_column).put(before, before_maximum, before_weights);

@@ -82,21 +82,23 @@ __device__ __forceinline__ float base_of(float maximum) { return maximum == minu
 // The keys of an item or a prefix. Tiles are counted from the beginning of its first chunk.
 struct KeyTiles {
   int table, end;          // where its page table begins; end of the keys
+  int old;                 // keys before this one are not written by this step; for an item of the narrow kernel
   int chunk, from, until;  // tiles [from, until), or less
 };
 template <int D>
 __device__ __forceinline__ KeyTiles tiles_of(const AttentionItem& item) {
   using Shape = AttentionShape<D>;
-  return {item.table, item.position + item.tokens, item.chunk, item.skip / Shape::kTile,
-          item.chunks * Shape::kTilesPerChunk};
+  return {item.table, item.position + item.tokens, item.position,
+          item.chunk, item.skip / Shape::kTile,    item.chunks * Shape::kTilesPerChunk};
 }
 template <int D>
 __device__ __forceinline__ KeyTiles tiles_of(const AttentionPrefix& prefix) {
-  return {prefix.table, prefix.keys, prefix.chunk, 0, prefix.chunks * AttentionShape<D>::kTilesPerChunk};
+  return {prefix.table, prefix.keys, prefix.keys, prefix.chunk, 0, prefix.chunks * AttentionShape<D>::kTilesPerChunk};
 }
 
 // The tiles of one item or prefix, loaded ahead of their use. Keys from `end` on become zeros, so the contents of
-// unused slots do not matter. All threads of the block make the same calls.
+// unused slots do not matter. All threads of the block make the same calls. The first tiles are loaded while the kernel
+// before still runs, as far as their keys are old; the constructor returns when that kernel has ended.
 template <int D>
 class KvStream {
   using Shape = AttentionShape<D>;
@@ -115,7 +117,11 @@ class KvStream {
     count = min(seen, tiles.until);
     for (int i = 0; i < Shape::kStages; ++i) keep_row(tiles.from + i, row_of(tiles.from + i));
     __syncthreads();
-    for (int i = 0; i < Shape::kStages - 1; ++i) load(tiles.from + i);
+    for (int i = tiles.from; i < tiles.from + Shape::kStages - 1; ++i) {
+      if (first_key(i) + Shape::kTile > tiles.old) wait_for_kernel_before();
+      load(i);
+    }
+    wait_for_kernel_before();
   }
 
   // Waits for tile i and starts the load of a later one.

@@ -44,7 +44,10 @@ __global__ void __launch_bounds__(kAttentionThreads, D <= 128 ? 2 : 1)
   if constexpr (kPrefix) let_next_kernel_begin();
   const Item item = items[blockIdx.x / a.kv_heads];
   const int kv_head = blockIdx.x % a.kv_heads, rows = rows_of(a, item);
-  if (rows <= (kPrefix ? 0 : kNarrowRows)) return;  // padding, or the narrow kernel's
+  if (rows <= (kPrefix ? 0 : kNarrowRows)) {  // padding, or the narrow kernel's
+    wait_for_kernel_before();
+    return;
+  }
   const int lane = threadIdx.x % 32, first_row = threadIdx.x / 32 * 16, g = lane / 4, t = lane % 4;
   const bool idle = first_row >= rows;
 

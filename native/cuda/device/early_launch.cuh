@@ -13,8 +13,8 @@ namespace refit::cuda {
 // Waits until the kernels before have ended and their writes are visible. Every thread of an early kernel calls it
 // before its first access to memory that they write or read, and before it returns: then the kernels before the one
 // before have ended, too. What they write must not be read by ld.global.nc (__ldg, const __restrict__): such loads may
-// move before the wait. Weights may be read before it: no step runs beside a write of weights, and a step begins with a
-// copy or as a graph, for which nothing begins early.
+// move before the wait. Weights, the step's block and keys of earlier steps may be read before it: no step runs beside
+// a write of weights, and a step begins with a copy or as a graph, for which nothing begins early.
 __device__ __forceinline__ void wait_for_kernel_before() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
