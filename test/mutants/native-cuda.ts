@@ -94,6 +94,13 @@ export const nativeCuda: readonly Mutant[] = [
     tests: ['native/test/gpu/attention/attention_test.cu']
   },
   {
+    why: 'neighbours in the order of page tables share all that one of them shares with a third',
+    file: 'native/cuda/attention/attention_prefixes.cc',
+    before: 'std::min(depth_of(i - 1), depth_of(i))',
+    after: 'std::max(depth_of(i - 1), depth_of(i))',
+    tests: ['native/test/gpu/attention/attention_test.cu']
+  },
+  {
     why: 'padding writes its keys into the first slot of the cache',
     file: 'native/cuda/forward/step_block.cc',
     before: 'slots_.resize(tokens, kNoSlot);',

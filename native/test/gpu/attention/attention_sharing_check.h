@@ -225,6 +225,19 @@ inline void check_choices() {
   none.add(64, 1, 0, 4);
   CHECK(find(none).size() == 1 && find(none)[0].keys == 64 && find(none)[0].sequences == std::vector<int32_t>({0, 3}));
   CHECK(find(none, 32).empty());
+  // Each begins with all pages of the one before; each leaves the first one 4 pages later than the one before. Half of
+  // the sequences share the keys that the shortest of them has, the others are pairs.
+  SharingCase chain(16), leave(16);
+  for (int i = 0; i < 40; ++i) {
+    chain.add((i + 1) * 64, 1, std::max(0, i - 1), i * 4);
+    leave.add(40 * 64, 1, 0, i * 4);
+  }
+  for (const SharingCase* c : {&chain, &leave}) {
+    found = find(*c, 32);
+    if (!CHECK(found.size() == 10)) continue;
+    CHECK(found[0].keys == 1280 && found[0].sequences.size() == 21);
+    for (int64_t i = 1; i < 10; ++i) CHECK(found[i].keys == 1280 - 128 * i && found[i].sequences.size() == 2);
+  }
 }
 
 inline void check_sharing(uint64_t seed) {

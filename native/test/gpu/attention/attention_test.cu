@@ -1,13 +1,15 @@
 // Paged attention against double precision on ragged batches, and bit for bit against itself: alone or in a batch, in
 // one step or many, narrow or wide (but not with the Hopper kernel), divided among blocks or not, with
-// shared keys read once or by each sequence. --plan stops after the tests that need no GPU; --hopper leaves out what
-// the Hopper kernel does not compute; --groups leaves out what has no shared keys.
+// shared keys read once or by each sequence. --plan stops after the tests that need no GPU, and with --bench after the
+// times of plans; --hopper leaves out what the Hopper kernel does not compute; --groups leaves out what has no shared
+// keys.
 #include <cinttypes>
 
 #include "cuda/attention/attention.h"
 #include "test/gpu/attention/attention_bench.cuh"
 #include "test/gpu/attention/attention_cases.cuh"
 #include "test/gpu/attention/attention_groups_bench.cuh"
+#include "test/gpu/attention/attention_plan_bench.h"
 #include "test/gpu/attention/attention_plan_check.h"
 #include "test/gpu/attention/attention_sharing_check.h"
 #include "test/gpu/attention/attention_world.cuh"
@@ -186,7 +188,10 @@ int main(int argc, char** argv) {
   check_sharing(options.seed);
   bool only_hopper = false, only_groups = false;
   for (int i = 1; i < argc; ++i) {
-    if (std::strcmp(argv[i], "--plan") == 0) return finish("attention plan");
+    if (std::strcmp(argv[i], "--plan") == 0) {
+      if (options.bench) bench_plans();
+      return finish("attention plan");
+    }
     if (std::strcmp(argv[i], "--hopper") == 0) only_hopper = true;
     if (std::strcmp(argv[i], "--groups") == 0) only_groups = true;
   }
