@@ -92,6 +92,7 @@ const LEVELS: Record<string, 'public' | 'normal' | 'admin'> = {
   'GET /report': 'admin',
   'GET /adapters': 'normal',
   'GET /adapters/*': 'normal',
+  'GET /adapter_files/*': 'admin',
   'POST /adapters/*': 'admin',
   'DELETE /adapters/*': 'admin',
   'POST /load_lora_adapter': 'admin',

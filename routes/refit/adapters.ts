@@ -1,9 +1,12 @@
+import { Readable } from 'node:stream'
 import { Type } from 'typebox'
 import { RefitError } from '../../src/errors.ts'
+import type { UpdatesContext } from '../../src/http/context.ts'
 import { nullable, refusals, WeightsRefusal } from '../../src/http/schemas.ts'
 import { Adapter, AdapterLoaded, logAdapter, toAdapter, toAdapterReport } from '../../src/http/updates/adapter-reply.ts'
 import { deleteRoute, weightsRoute } from '../../src/http/updates/update-route.ts'
-import type { UpdateRoutes } from '../../src/http/updates/update-route.ts'
+import type { UpdateApp, UpdateRoutes } from '../../src/http/updates/update-route.ts'
+import { heldForm } from '../../src/http/upload/held-form.ts'
 import { loadAdapterFromForm } from '../../src/http/upload/adapter-upload.ts'
 import { installFormParser } from '../../src/http/upload/form-parser.ts'
 import { requireAdapters, unloadAdapter } from '../../src/updates/adapter-load.ts'
@@ -62,22 +65,7 @@ const adapters: UpdateRoutes = async (app, { context }) => {
     }
   })
 
-  app.get('/adapters/*', {
-    config: read,
-    schema: {
-      operationId: 'adapter',
-      summary: 'A LoRA adapter',
-      tags: ['adapters'],
-      params: Params,
-      response: { 200: Adapter, ...refusals(WeightsRefusal) }
-    }
-  }, async ({ params }) => {
-    const info = requireAdapters(engine).get(params['*'])
-    if (info !== undefined) return toAdapter(info)
-    throw new RefitError('ADAPTER_UNKNOWN', `no LoRA adapter is named ${JSON.stringify(params['*'].slice(0, 200))}`, {
-      param: 'name'
-    })
-  })
+  oneAdapter(app, context)
 
   weightsRoute(app, '/adapters/*', {
     config: { uploads: true },
@@ -116,6 +104,47 @@ const adapters: UpdateRoutes = async (app, { context }) => {
     const info = await unloadAdapter(context, params['*'], query.in_use ?? 'finish')
     log.info({ adapter: info.name, version: info.version }, 'LoRA adapter unloaded')
     return toAdapter(info)
+  })
+}
+
+function oneAdapter (app: UpdateApp, { engine }: UpdatesContext): void {
+  app.get('/adapters/*', {
+    config: read,
+    schema: {
+      operationId: 'adapter',
+      summary: 'A LoRA adapter',
+      tags: ['adapters'],
+      params: Params,
+      response: { 200: Adapter, ...refusals(WeightsRefusal) }
+    }
+  }, async ({ params }) => {
+    const info = requireAdapters(engine).get(params['*'])
+    if (info !== undefined) return toAdapter(info)
+    throw new RefitError('ADAPTER_UNKNOWN', `no LoRA adapter is named ${JSON.stringify(params['*'].slice(0, 200))}`, {
+      param: 'name'
+    })
+  })
+
+  app.get('/adapter_files/*', {
+    config: { auth: 'admin', errors: 'weights' },
+    schema: {
+      operationId: 'adapterFiles',
+      summary: 'Read a LoRA adapter',
+      description: 'The form that POST /adapters/NAME takes. Ranks and scales are those of the version, tensors are ' +
+        'as the engine holds them. The version stays in its slot until the reply has been read.',
+      tags: ['adapters'],
+      params: Params,
+      response: {
+        200: {
+          description: 'adapter_config.json and adapter_model.safetensors.',
+          content: { 'multipart/form-data': { schema: Type.Any() } }
+        },
+        ...refusals(WeightsRefusal)
+      }
+    }
+  }, async ({ params }, reply) => {
+    const { type, length, chunks } = await heldForm(requireAdapters(engine), params['*'], reply.raw)
+    return await reply.type(type).header('content-length', length).send(Readable.from(chunks, { objectMode: false }))
   })
 }
 

@@ -5,6 +5,7 @@ import type {
   AdapterLimits,
   AdapterReport,
   Adapters,
+  HeldAdapter,
   LoadAdapterOptions,
   UnloadMode
 } from '../contract/adapters.ts'
@@ -14,6 +15,7 @@ import type { WeightStore } from '../weights/weight-store.ts'
 import { asleep } from '../weights/weight-store.ts'
 import { AdapterPlanner } from './adapter-planner.ts'
 import { AdapterVersion } from './adapter-version.ts'
+import { heldBytes, heldConfig, heldTensors } from './held-adapter.ts'
 import type { AdapterPlan } from './plan-adapter.ts'
 import { SlotMemory } from './slot-memory.ts'
 import { SlotPool } from './slot-pool.ts'
@@ -140,9 +142,13 @@ export class AdapterStore implements Adapters {
 
   /** Takes the newest version of a name for a request. Throws ADAPTER_UNKNOWN, ENGINE_ASLEEP or the signal's reason. */
   async enter (name: string, signal?: AbortSignal): Promise<AdapterLease> {
-    const version = this.#require(name)
+    return await this.#enter(this.#require(name), signal)
+  }
+
+  async #enter (version: AdapterVersion, signal?: AbortSignal): Promise<AdapterLease> {
+    const { name } = version
     if (version.slot === null && this.#weights.ledger.isReleased('weights')) {
-      throw new RefitError('ENGINE_ASLEEP', `the memory that LoRA adapter ${JSON.stringify(name)} needs is released`)
+      throw notResident(name)
     }
     const slot = await this.#pool.enter(version, signal)
     let isHeld = true
@@ -153,6 +159,22 @@ export class AdapterStore implements Adapters {
         if (!isHeld) return
         isHeld = false
         this.#pool.leave(version, ended)
+      }
+    }
+  }
+
+  async open (name: string, signal?: AbortSignal): Promise<HeldAdapter> {
+    const version = this.#require(name)
+    const { info } = version
+    if (this.#weights.ledger.isReleased('weights')) throw notResident(name)
+    const lease = await this.#enter(version, signal)
+    return {
+      info,
+      config: heldConfig(version),
+      tensors: heldTensors(version, this.#weights.dtype),
+      bytes: () => heldBytes(version, this.#memory.tensors(lease.slot, version), this.#weights.dtype),
+      close: () => {
+        lease.release(true)
       }
     }
   }
@@ -290,6 +312,10 @@ export class AdapterStore implements Adapters {
       { param: 'lora_name' }
     )
   }
+}
+
+function notResident (name: string): RefitError {
+  return new RefitError('ENGINE_ASLEEP', `the memory that LoRA adapter ${JSON.stringify(name)} needs is released`)
 }
 
 function checkName (name: string): void {

@@ -90,6 +90,46 @@ export class SlotMemory {
     return { parts, bytes }
   }
 
+  /**
+   * The bytes of A and B of each module, row-major. An embedding's A is transposed: [vocabulary, r]. The caller holds
+   * the slot.
+   */
+  async *tensors (slot: number, { modules }: SlotContent): AsyncGenerator<Uint8Array, void, undefined> {
+    for (const { module, rank } of modules) {
+      const cols = module.target === 'embed_tokens' ? rank : module.inSize
+      yield await this.#whole(module.a(slot, 0, rank), cols)
+      yield await this.#whole(module.b(slot, 0, rank), rank)
+    }
+  }
+
+  /** Joins the parts of a tensor that the ranks hold. */
+  async #whole (rects: readonly Rect[], tensorCols: number): Promise<Uint8Array> {
+    const { addon, core, dtype, besideSteps } = this.#options
+    const size = bytesOf(dtype)
+    return await besideSteps(async () => {
+      const parts = new Map<string, { rect: Rect, bytes: Uint8Array }>()
+      for (const rect of rects) {
+        const region = `${rect.srcRow},${rect.srcCol}`
+        // Several ranks may hold the same part.
+        if (parts.has(region)) continue
+        const { rank, param, dstRow, dstCol, rows, cols } = rect
+        parts.set(region, { rect, bytes: await addon.read(core, rank, param, dstRow, dstCol, rows, cols, true) })
+      }
+      const [first] = parts.values()
+      if (parts.size === 1) return first!.bytes
+      const whole = new Uint8Array(
+        [...parts.values()].reduce((sum, { bytes }) => sum + bytes.length, 0)
+      )
+      for (const { rect: { srcRow, srcCol, rows, cols }, bytes } of parts.values()) {
+        const length = cols * size
+        for (let row = 0; row < rows; row++) {
+          whole.set(bytes.subarray(row * length, (row + 1) * length), ((srcRow + row) * tensorCols + srcCol) * size)
+        }
+      }
+      return whole
+    })
+  }
+
   /** Writes an image of `read` into any slot. */
   async restore (slot: number, content: SlotContent, image: SlotImage): Promise<void> {
     const { dtype } = this.#options

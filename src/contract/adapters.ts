@@ -1,3 +1,4 @@
+import type { DType } from '../native/dtypes.ts'
 import type { WeightSource } from './weight-source.ts'
 
 // LoRA adapters of one engine. A name stands for its newest version; each load makes a version with a number of its
@@ -60,6 +61,18 @@ export interface AdapterReport extends AdapterInfo {
   ms: { plan: number, wait: number, write: number, total: number }
 }
 
+/** A version as it can be loaded again, by this engine or another one. */
+export interface HeldAdapter {
+  info: AdapterInfo
+  /** Content of an adapter_config.json that fits the tensors: ranks and scales, and no field of the training. */
+  config: object
+  tensors: readonly { name: string, dtype: DType, shape: number[] }[]
+  /** The tensors' bytes in their order, row-major, as the slot holds them. Requests go on meanwhile. */
+  bytes: () => AsyncIterable<Uint8Array>
+  /** Lets the version leave its slot; without effect after the first call. */
+  close: () => void
+}
+
 /**
  * Unloading while requests use the adapter: they finish and the call returns at once (`finish`), the call
  * returns when they have finished (`wait`), or CONFLICT (`refuse`).
@@ -78,6 +91,11 @@ export interface Adapters {
    * if no slot becomes free. After an error nothing has changed.
    */
   load: (name: string, config: unknown, source: WeightSource, options?: LoadAdapterOptions) => Promise<AdapterReport>
+  /**
+   * Opens the version that a name stands for, and holds it in its slot until it is closed. ADAPTER_UNKNOWN, or the
+   * signal's reason. Absent: the versions cannot be read.
+   */
+  open?: (name: string, signal?: AbortSignal) => Promise<HeldAdapter>
   /** ADAPTER_UNKNOWN for a name that is not loaded. New requests for the name are refused from the call on. */
   unload: (name: string, mode?: UnloadMode) => Promise<AdapterInfo>
 }

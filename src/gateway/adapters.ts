@@ -1,4 +1,6 @@
 import { messageOf } from '../remote/connection.ts'
+import { copyAdapter, LOAD_MS, readAdapter } from './copy-adapter.ts'
+import type { HeldVersion } from './copy-adapter.ts'
 import { JsonBody } from './json-body.ts'
 import { failureOf } from './replies.ts'
 import type { Outcome } from './replies.ts'
@@ -9,7 +11,7 @@ export interface AdapterCall {
   kind: 'load' | 'unload'
   /** The field with the name. */
   name: string
-  /** The field with the folder, if the adapter comes from one: engines that join load it from there. */
+  /** The field with the folder, if the adapter comes from one: engines that join load it from there first. */
   folder?: string
 }
 
@@ -17,8 +19,6 @@ export interface AdapterCall {
 type Reload = { path: string, body: Buffer } | null
 
 const MAX_NAMES = 256
-/** Longest time of one load into an engine that joins. */
-const LOAD_MS = 120_000
 
 /** The LoRA adapters that were loaded through the gateway, and the engines that have them. */
 export class FleetAdapters {
@@ -34,22 +34,24 @@ export class FleetAdapters {
     const json = new JsonBody(request.body)
     const name = json.text(field)
     if (name === undefined) return
-    const took = outcomes.filter(outcome => failureOf(outcome) === null).map(({ worker }) => worker)
-    if (kind === 'unload') {
-      if (took.length > 0) this.#forget(name)
-      return
-    }
-    if (took.length === 0) return
     const isOnDisk = folder !== undefined && json.text(folder) !== undefined
-    this.add(name, isOnDisk ? { path: request.path, body: Buffer.from(request.body) } : null, took)
+    const reload = isOnDisk ? { path: request.path, body: Buffer.from(request.body) } : null
+    if (kind === 'unload') this.unloaded(name, outcomes)
+    else this.loaded(name, reload, outcomes)
   }
 
-  add (name: string, reload: Reload, holders: readonly Worker[]): void {
+  loaded (name: string, reload: Reload, outcomes: readonly Outcome[]): void {
+    const holders = tookIt(outcomes)
+    if (holders.length === 0) return
     this.#forget(name)
     this.#reloads.set(name, reload)
     this.#holders.set(name, new Set(holders))
     // Some trainers give every version a name of its own and never unload one. Engines forget the oldest, too.
     if (this.#reloads.size > MAX_NAMES) this.#forget(this.#reloads.keys().next().value!)
+  }
+
+  unloaded (name: string, outcomes: readonly Outcome[]): void {
+    if (tookIt(outcomes).length > 0) this.#forget(name)
   }
 
   /** A test for engines that have the adapters of a request; undefined if it names none that is known. */
@@ -66,27 +68,66 @@ export class FleetAdapters {
   }
 
   /**
-   * Loads the adapters that came from folders into an engine that joins. Returns the adapters that it lacks after that,
-   * each with the reason. It serves requests for the others.
+   * Loads the adapters into an engine that joins: from the folders that they came from, else from an engine that has
+   * them. Returns the adapters that it lacks after that, each with the reason. It serves requests for the others.
    */
   async fill (worker: Worker): Promise<string[]> {
-    const lacking: string[] = []
-    for (const [name, reload] of [...this.#reloads]) {
-      const holders = this.#holders.get(name)!
-      if (holders.has(worker)) continue
-      const failure = reload === null ? 'its tensors came from no folder: send it again' : await load(worker, reload)
-      // It may have been unloaded or replaced meanwhile.
-      if (this.#reloads.get(name) !== reload) continue
-      if (failure === null) holders.add(worker)
-      else lacking.push(`${name}: ${failure}`)
+    const lacking = new Map<string, string>()
+    for (;;) {
+      const next = [...this.#holders].find(([name, holders]) => !holders.has(worker) && !lacking.has(name))
+      if (next === undefined) return [...lacking].map(([name, failure]) => `${name}: ${failure}`)
+      const [name, holders] = next
+      const failure = await this.#fillOne(name, this.#reloads.get(name) ?? null, holders, worker)
+      const current = this.#holders.get(name)
+      // It was replaced meanwhile, and the engine may have got the new version before the old one.
+      if (current !== holders) current?.delete(worker)
+      else if (failure === null) holders.add(worker)
+      else lacking.set(name, failure)
     }
-    return lacking
+  }
+
+  /** Null, or the reason of the failure. Forgets an adapter that no engine has any more. */
+  async #fillOne (name: string, reload: Reload, holders: Set<Worker>, worker: Worker): Promise<string | null> {
+    const failures: string[] = []
+    let peer: { from: Worker, held: HeldVersion } | undefined
+    for (const holder of [...holders]) {
+      const held = holder.state === 'ready' ? await readAdapter(holder, name) : `${holder.url} is ${holder.state}`
+      if (held === null) holders.delete(holder)
+      else if (typeof held === 'string') failures.push(held)
+      else {
+        peer = { from: holder, held }
+        break
+      }
+    }
+    if (reload !== null) {
+      const failure = await load(worker, reload) ?? await differenceTo(peer?.held, worker, name)
+      if (failure === null) return null
+      failures.unshift(failure)
+    }
+    if (peer !== undefined) {
+      const failure = await copyAdapter(name, peer.held, peer.from, worker)
+      if (failure === null) return null
+      failures.push(failure)
+    } else if (failures.length === 0) failures.push('no engine has it any more: send it again')
+    return failures.join('; ')
   }
 
   #forget (name: string): void {
     this.#reloads.delete(name)
     this.#holders.delete(name)
   }
+}
+
+function tookIt (outcomes: readonly Outcome[]): Worker[] {
+  return outcomes.filter(outcome => failureOf(outcome) === null).map(({ worker }) => worker)
+}
+
+/** A trainer may have saved another version in the folder meanwhile. */
+async function differenceTo (held: HeldVersion | undefined, worker: Worker, name: string): Promise<string | null> {
+  if (held === undefined || worker.facts?.kind !== 'refit') return null
+  const loaded = await readAdapter(worker, name)
+  if (typeof loaded === 'string') return loaded
+  return loaded?.digest === held.digest ? null : 'its folder has another version by now'
 }
 
 async function load ({ connection }: Worker, { path, body }: NonNullable<Reload>): Promise<string | null> {

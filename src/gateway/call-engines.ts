@@ -74,7 +74,7 @@ export async function callEngines (
   const ready = workers.filter(({ state }) => state === 'ready')
   const outcomes = await sendCounted(fleet, metrics, request, sent, incomplete)
   remember(fleet, call, json, outcomes)
-  rememberAdapter(fleet, request.url, sent, outcomes)
+  rememberAdapter(fleet, request, sent, outcomes)
   if (
     call.effect === 'begin' && !isRead &&
     outcomes.some(outcome => ready.includes(outcome.worker) && failureOf(outcome) !== null)
@@ -208,17 +208,27 @@ async function lend ([first, ...others]: readonly Worker[], request: EngineReque
 }
 
 /** prime-rl's updates may be adapters, as the replies show. */
-function rememberAdapter (fleet: Fleet, path: string, { call, json }: Sent, outcomes: readonly Outcome[]): void {
-  const request = { path: path.split('?', 1)[0]!, body: json.bytes }
-  if (call.adapter !== undefined) return fleet.adapters.record(call.adapter, request, outcomes)
-  const took = outcomes.filter(outcome => failureOf(outcome) === null)
-  const name = took.map(adapterIn).find(own => own !== undefined)
-  if (name !== undefined) fleet.adapters.add(name, request, took.map(({ worker }) => worker))
+function rememberAdapter (
+  { adapters }: Fleet,
+  { method, url, params }: FastifyRequest,
+  { call: { adapter }, json }: Sent,
+  outcomes: readonly Outcome[]
+): void {
+  if (adapter === 'path') {
+    const { '*': name } = params as { '*': string }
+    if (method === 'POST') adapters.loaded(name, null, outcomes)
+    else if (method === 'DELETE') adapters.unloaded(name, outcomes)
+    return
+  }
+  const request = { path: url.split('?', 1)[0]!, body: json.bytes }
+  if (adapter !== undefined) return adapters.record(adapter, request, outcomes)
+  const name = outcomes.map(adapterIn).find(own => own !== undefined)
+  if (name !== undefined) adapters.loaded(name, request, outcomes)
 }
 
 /** The adapter that an engine has loaded by an update of weights. */
 function adapterIn (outcome: Outcome): string | undefined {
-  if ('error' in outcome) return undefined
+  if ('error' in outcome || failureOf(outcome) !== null) return undefined
   const { adapter } = (outcome.json ?? {}) as { adapter?: { name?: unknown } | null }
   return typeof adapter?.name === 'string' ? adapter.name : undefined
 }

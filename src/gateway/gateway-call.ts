@@ -44,8 +44,8 @@ export interface GatewayCall {
   sharesId?: boolean
   /** The field of the body with the path of a checkpoint. */
   checkpoint?: readonly Step[]
-  /** It loads or unloads a LoRA adapter. */
-  adapter?: AdapterCall
+  /** It loads or unloads a LoRA adapter. `path`: the path ends with the name; POST loads and DELETE unloads. */
+  adapter?: AdapterCall | 'path'
   /** The call works for one engine only; the text is the reason. */
   oneEngineOnly?: string
   merge?: MergeRule

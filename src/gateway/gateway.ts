@@ -222,9 +222,10 @@ function toEngines (context: GatewayContext, call: GatewayCall | null): Handler 
   }
 }
 
-/** A list with one entry per rank needs no splitting while there is one engine. */
+/** A list with one entry per rank needs no splitting while there is one engine; an adapter's name is read anyway. */
 function isStreamed ({ members }: Fleet, call: GatewayCall | undefined): boolean {
-  return call?.streamsBody === true || (call?.perRank !== undefined && members.length === 1)
+  return call?.streamsBody === true ||
+    (call?.perRank !== undefined && call.adapter === undefined && members.length === 1)
 }
 
 /** Null: the body is passed on piece by piece and is not read here. */

@@ -88,7 +88,8 @@ export class RemoteEngine implements RolloutEngine {
     this.#state = new RemoteState(connection, facts, this.info, options.pollMs ?? 1000)
     this.#adapters = new RemoteAdapters(
       this.#state,
-      async (method, path, body) => await this.#call(method, path, body)
+      async (method, path, body) => await this.#call(method, path, body),
+      connection
     )
     this.transactions = new RemoteTransactions(
       this.#state,

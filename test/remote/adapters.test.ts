@@ -24,7 +24,26 @@ t.test('a remote engine loads, serves and unloads adapters', async t => {
   t.equal(report.digest, own.adapters!.get('p')!.digest)
   t.match(adapters!.list(), [{ name: 'p', version: 1 }])
   await t.rejects(adapters!.load('p', config, source, { existing: 'refuse' }), { code: 'CONFLICT' })
-  await t.rejects(adapters!.load('q', config, { ...source, path: undefined } as never), { code: 'UNSUPPORTED' })
+  // Without a path that the engine sees too, the tensors are uploaded: twice, and again to a name that is taken.
+  const { path: _, ...tensors } = source
+  for (const version of [2, 3]) {
+    const uploaded = await adapters!.load('team/q', config, tensors, { pinned: version === 3 })
+    t.match(uploaded, { name: 'team/q', version, path: '__upload__', pinned: version === 3, digest: report.digest })
+  }
+  await t.rejects(adapters!.load('team/q', config, tensors, { existing: 'refuse' }), { code: 'CONFLICT' })
+  await t.rejects(adapters!.load('x', { ...(config as object), use_dora: true }, tensors), { code: 'ADAPTER_REFUSED' })
+  const streamed = { ...tensors, kind: 'streamed' } as never
+  await t.rejects(adapters!.load('x', config, streamed), { code: 'UNSUPPORTED', message: /takes no streamed bytes/ })
+  await adapters!.unload('team/q')
+  t.match(adapters!.list(), [{ name: 'p', version: 1 }])
+  await t.rejects(
+    fetch(`${url}/adapter_files/p`).then(async reply => await reply.formData()).then(form => {
+      t.same([...form.values()].map(file => (file as File).name), ['adapter_config.json', 'adapter_model.safetensors'])
+      throw new Error('read')
+    }),
+    { message: 'read' }
+  )
+  t.equal((await fetch(`${url}/adapter_files/none`)).status, 404)
   const versions = []
   const sampling = {
     maxNewTokens: 2,

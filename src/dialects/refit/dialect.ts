@@ -10,7 +10,7 @@ export const refit: Dialect<'refit'> = {
     '/release_kept_tensors': state,
     '/adapters': { ...read(), to: 'members' },
     '/report': { to: 'members', methods: GET },
-    '/adapters/*': { to: 'members', methods: ['GET', 'POST', 'DELETE'], streamsBody: true },
+    '/adapters/*': { to: 'members', methods: ['GET', 'POST', 'DELETE'], streamsBody: true, adapter: 'path' },
     '/begin_weight_update': begin,
     '/end_weight_update': label,
     '/weight_transactions': { ...begin, methods: BOTH, sharesId: true },
@@ -20,6 +20,7 @@ export const refit: Dialect<'refit'> = {
   },
   refusedByGateway: {
     '/ui/state': 'the page of the gateway reads its engines itself; call an engine of /workers',
+    '/adapter_files/*': 'the gateway reads adapters itself for engines that join; call an engine of /workers',
     '/shard_plans': PLANS,
     '/shard_plans/:id': PLANS,
     '/shard_plans/:id/sources/:source': PLANS,

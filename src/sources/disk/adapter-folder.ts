@@ -2,14 +2,12 @@ import { readdir, stat } from 'node:fs/promises'
 import { join, resolve } from 'node:path'
 import type { StoredSource } from '../../contract/weight-source.ts'
 import { RefitError } from '../../errors.ts'
+import { ADAPTER_CONFIG, ADAPTER_WEIGHTS } from '../../wire/adapter-form.ts'
 import { openDiskSource } from './disk.ts'
 import type { DiskOptions } from './disk.ts'
 import { outside, PathJail } from './path-jail.ts'
 import { WatchedFile } from './watched-file.ts'
 
-/** The files of an adapter that PEFT has saved. */
-export const ADAPTER_CONFIG = 'adapter_config.json'
-export const ADAPTER_WEIGHTS = 'adapter_model.safetensors'
 const PICKLED = 'adapter_model.bin'
 /** Thousands of patterns fit; PEFT writes some 2 KB. */
 const MAX_CONFIG_BYTES = 4 << 20
