@@ -4,6 +4,7 @@ import { join } from 'node:path'
 import type { FastifyInstance } from 'fastify'
 import type { Test } from 'tap'
 import { createEngine } from '../../src/app/create-engine.ts'
+import type { EngineOptions } from '../../src/app/create-engine.ts'
 import type { LocalEngine } from '../../src/engine/local-engine.ts'
 import { createGateway } from '../../src/app/gateway-server.ts'
 import type { GatewayServer, GatewayServerOptions } from '../../src/app/gateway-server.ts'
@@ -31,27 +32,36 @@ export function modelFolder (t: Test): string {
   return folder
 }
 
+interface EngineServerOptions extends Partial<ServerOptions> {
+  tp?: number
+  model?: string
+  weightVersion?: string
+  enableLora?: boolean
+  /** Other options of its adapters. */
+  lora?: Pick<EngineOptions, 'maxCpuLoras' | 'maxLoraRank' | 'maxLoras'>
+}
+
 /** A real refit server over the adder's base. */
 export async function engineServer (
   t: Test,
   folder: string,
-  { port = 0, tp = 1, model = 'adder-base', weightVersion = 'default', enableLora = false, ...options }:
-    & Partial<
-      ServerOptions
-    >
-    & {
-      tp?: number
-      model?: string
-      weightVersion?: string
-      enableLora?: boolean
-    } = {}
+  {
+    port = 0,
+    tp = 1,
+    model = 'adder-base',
+    weightVersion = 'default',
+    enableLora = false,
+    lora = {},
+    ...options
+  }: EngineServerOptions = {}
 ): Promise<EngineServer> {
   const engine = await createEngine(join(folder, model), {
     threads: 1,
     tp,
     maxTotalTokens: 4096,
     weightVersion,
-    enableLora
+    enableLora,
+    ...lora
   })
   const app = await createServer({ engine, modelRoots: [folder], closeGraceMs: 200, ...options })
   const url = await app.listen({ host: '127.0.0.1', port })
