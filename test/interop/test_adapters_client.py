@@ -41,7 +41,7 @@ def score(client, name):
     return [entry[0] for entry in meta["input_token_logprobs"][1:]]
 
 
-@pytest.mark.parametrize("way", ["handles", "upload", "file", "group"])
+@pytest.mark.parametrize("way", ["handles", "kept", "upload", "file", "group"])
 def test_each_update_replaces_the_adapter_and_its_digest_is_the_senders(engine, base, shared_folder, way):
     client, name = refit.Client(engine.url), f"policy/ü {way}"
     model = peft_model(base, 1, **FIELDS)
@@ -67,6 +67,52 @@ def test_each_update_replaces_the_adapter_and_its_digest_is_the_senders(engine, 
     assert (unknown.value.status, unknown.value.code) == (404, "ADAPTER_UNKNOWN")
     if group:
         group.leave()
+    if way == "kept":
+        assert len(client.release_kept()) == 1
+
+
+def test_kept_adapters_are_sent_once_and_named_afterwards(engine, base, monkeypatch, tmp_path):
+    client, model = refit.Client(engine.url), peft_model(base, 1, **FIELDS)
+    offered = []
+    monkeypatch.setattr(refit.transports, "pickled", lambda obj, real=refit.pickled: offered.append(1) or real(obj))
+
+    def load(name, seed, **options):
+        offered.clear()
+        report = client.add_adapter(name, fill(model, seed), transport="kept", verify=True, **options)
+        assert farthest(score(client, name), logprobs(model, PROMPT)) < 2e-5
+        return len(offered), report
+
+    assert load("policy-v1", 1)[0] == 1
+    # The next version under the same name, and one under a name of its own, as some trainers have them.
+    assert [load(name, seed)[0] for name, seed in [("policy-v1", 2), ("policy-v2", 3), ("policy-v2", 1)]] == [0, 0, 0]
+    first = score(client, "policy-v1")
+    fill(model, 2)
+    assert farthest(first, logprobs(model, PROMPT)) < 2e-5, "the earlier version does not change with the memory"
+    assert len(client.release_kept()) == 1
+    assert load("policy-v2", 2)[0] == 1, "released: handles again"
+    client.call("POST", "/release_kept_tensors", {})
+    assert load("policy-v2", 3)[0] == 1, "the server had forgotten: handles again"
+    with pytest.raises(refit.RefitError) as refused:
+        client.add_adapter("policy-v2", model, transport="kept", replace=False)
+    assert refused.value.code == "CONFLICT"
+    assert load("policy-v3", 2, replace=False)[1].get("replaced") is None
+    # Another layout has memory of its own, and the first one stays.
+    model.add_adapter("small", peft_adapters.LoraConfig(**dict(FIELDS, r=4)))
+    for sent in (1, 0):
+        offered.clear()
+        report = client.add_adapter("small", model, adapter_name="small", transport="kept", verify=True)
+        assert (report["rank"], len(offered)) == (4, sent)
+    # A refused load leaves the memory as it is.
+    tensors = peft_adapters.get_peft_model_state_dict(model, adapter_name="small")
+    with pytest.raises(refit.RefitError) as refused:
+        client.add_adapter("bad", (dict(r=3), tensors), transport="kept")
+    assert refused.value.code == "ADAPTER_REFUSED"
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="a folder is sent by"):
+        client.add_adapter("x", tmp_path, transport="kept")
+    assert len(client.release_kept()) == 2
+    for name in ("policy-v1", "policy-v2", "policy-v3", "small"):
+        client.unload_adapter(name)
 
 
 def test_forms_of_an_adapter(engine, base, shared_folder):

@@ -1,5 +1,6 @@
 """LoRA adapters: from PEFT's form to one load on each engine."""
 
+import hashlib
 import json
 import os
 import re
@@ -14,7 +15,7 @@ from .errors import RefitError
 from .fan_out import results, submit
 from .ranks import Ranks
 from .tensors import dtype_name, full
-from .transports import Broadcast, File, Handles, Transport, Upload
+from .transports import Broadcast, File, Handles, Kept, Transport, Upload
 from .update import choose, ranks_behind
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -46,7 +47,7 @@ class AdapterLoad:
         self.config, self.tensors = adapter_of(adapter, adapter_name, with_tensors=self.path is None or verify)
         if self.path is None and transport == "file" and folder is None:
             raise ValueError("transport 'file' needs folder=")
-        if self.path is not None and transport in ("handles", "group"):
+        if self.path is not None and transport in ("handles", "kept", "group"):
             raise ValueError(f"transport: a folder is sent by 'upload' or 'file', got {transport!r}")
         self.transport, self.wants_digest = transport, verify
         self.reports = None
@@ -138,6 +139,21 @@ class AdapterHandles(Handles):
         )
 
 
+class AdapterKept(Kept, AdapterHandles):
+    """Adapters of the same names, dtypes and shapes share the kept memory, under whatever names they are loaded."""
+
+    def key(self):
+        load = self.update
+        about = [(name, str(load.dtype or tensor.dtype), list(tensor.shape)) for name, tensor in load.tensors]
+        return f"adapter {hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]}"
+
+    def post_kept(self, kept):
+        load, path = self.update, "/load_lora_adapter_from_tensors"
+        load.reports = self.engines.each(
+            lambda engine: load.post(engine, path, retry=load.replace, kept=kept, **load.of_tensors())
+        )
+
+
 class AdapterUpload(Upload):
     def post(self, bucket):
         load = self.update
@@ -185,7 +201,13 @@ class AdapterBroadcast(Broadcast):
         load.reports = results(replies)
 
 
-TRANSPORTS = {"handles": AdapterHandles, "upload": AdapterUpload, "group": AdapterBroadcast, "file": AdapterFile}
+TRANSPORTS = {
+    "handles": AdapterHandles,
+    "kept": AdapterKept,
+    "upload": AdapterUpload,
+    "group": AdapterBroadcast,
+    "file": AdapterFile,
+}
 
 
 def adapter_path(name):

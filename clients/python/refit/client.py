@@ -222,8 +222,9 @@ class Client(Engines, Connection):
 
         adapter: a PEFT model (adapter_name: which of its adapters; default: the active one), a folder that PEFT has
         saved, or (config, tensors): the configuration as PEFT's object or a dict, and tensors by PEFT's names.
-        transport: "handles", "upload", "group", "file", or "auto", as for updates; a folder is uploaded by default, and
-        with "file" the server reads it itself. group, folder, process_group, dtype: as for updates.
+        transport: "handles", "kept", "upload", "group", "file", or "auto", as for updates; a folder is uploaded by
+        default, and with "file" the server reads it itself. "kept": adapters of the same names, dtypes and shapes share
+        the kept memory; release_kept() gives it back. group, folder, process_group, dtype: as for updates.
         replace: whether a name that is loaded already gets the new version; otherwise RefitError CONFLICT.
         pinned: keep it in its slot. verify: compute the engine's digest here too, and compare.
 

@@ -188,8 +188,12 @@ class Kept(Handles):
     the layout changed, or the server has closed the memory, the update sends handles again."""
 
     def place(self):
-        held = self.store().get(self.update.requests)
+        held = self.store().get(self.key())
         return None if held is None else held["flat"]
+
+    def key(self):
+        """What the memory is kept for."""
+        return self.update.requests
 
     def placed(self, flat):
         pass
@@ -202,20 +206,21 @@ class Kept(Handles):
         return self.engines.engines[0].kept
 
     def send(self, bucket):
-        index, held = self.update.requests, self.store().get(self.update.requests)
+        key = self.key()
+        held = self.store().get(key)
         if all(self.ranks.gather(held is not None and held["layout"] == self.layout(bucket))):
             synchronize(bucket)
             if self.ranks.first(lambda: self.again(held)):
                 return
         generation = time.time_ns() // 1000
-        name = held["name"] if held is not None else f"{self.engines.engines[0].owner} {index}"[:200]
+        name = held["name"] if held is not None else f"{self.engines.engines[0].owner} {key}"[:200]
         name, generation = self.ranks.first(lambda: (name, generation))
         # Forget it before the offer: the server may still keep older memory under the name.
-        self.store().pop(index, None)
+        self.store().pop(key, None)
         self.offer(bucket, keep=dict(name=name, generation=generation))
         # Take the layout after the offer: sharing moves CPU memory.
         kept = dict(layout=self.layout(bucket), flat=bucket.flat, tensors=list(bucket.tensors))
-        self.store()[index] = dict(name=name, generation=generation, **kept)
+        self.store()[key] = dict(name=name, generation=generation, **kept)
 
     def layout(self, bucket):
         """The kept memory can be used again if this is unchanged."""
@@ -227,20 +232,21 @@ class Kept(Handles):
 
     def again(self, held):
         """Whether all engines still had the memory open, and have written it."""
-        kept = dict(name=held["name"], generation=held["generation"])
-
-        def write(engine):
-            body = dict(kept=kept, **self.update.transaction(engine))
-            return engine.json("POST", "/update_weights_from_tensor", body, admin=True, retry=True)
-
         try:
-            self.engines.each(write)
+            self.post_kept(dict(name=held["name"], generation=held["generation"]))
         except RefitError as error:
             errors = error.errors.values() if isinstance(error, EnginesFailed) else [error]
             if all(isinstance(one, RefitError) and is_gone(one) for one in errors):
                 return False
             raise
         return True
+
+    def post_kept(self, kept):
+        def write(engine):
+            body = dict(kept=kept, **self.update.transaction(engine))
+            return engine.json("POST", "/update_weights_from_tensor", body, admin=True, retry=True)
+
+        self.engines.each(write)
 
 
 def is_gone(error):
