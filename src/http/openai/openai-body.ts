@@ -44,7 +44,7 @@ export const openAiFields = {
   frequency_penalty: nullable(Type.Number()),
   presence_penalty: nullable(Type.Number()),
   logit_bias: nullable(Type.Record(Type.String(), Type.Number()), 'Added to logits; keys are token ids.'),
-  seed: nullable(Type.Integer(), 'Sample j of n takes seed + j.'),
+  seed: nullable(Type.Integer(), 'Sample j of n takes seed + j. Numbers beyond 2^53 are rounded.'),
   stop: nullable(stop, 'Texts that end the generation.'),
   stop_regex: stopRegexField,
   stream: nullable(Type.Boolean(), 'Reply with server-sent events, each with the new tokens.'),

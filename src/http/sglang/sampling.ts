@@ -47,7 +47,7 @@ export const SamplingFields = Type.Object({
   logit_bias: nullable(Type.Record(Type.String(), Type.Number()), 'Added to logits; keys are token ids.'),
   sampling_seed: nullable(
     Type.Union([Type.Integer(), Type.String({ pattern: '^-?\\d{1,20}$' })]),
-    'Seed of the noise; sample j of n takes seed + j.'
+    'Seed of the noise; sample j of n takes seed + j. Numbers beyond 2^53 are rounded; texts are exact up to 64 bits.'
   ),
   stream_interval: nullable(Type.Integer({ minimum: 1 }), 'Tokens from one streamed event to the next (default 1).'),
   ...sglangGrammarFields,
@@ -231,10 +231,11 @@ function readLogitBias (bias: Record<string, number>, vocabSize: number, check: 
 
 function readSeed (seed: number | string | null | undefined, check: Check): bigint | null {
   if (seed === null || seed === undefined) return null
+  // TRL draws 63 bits. JSON.parse rounds such a number, always to the same one, so it is still a seed of its own.
   check(
-    typeof seed === 'string' || Number.isSafeInteger(seed),
+    typeof seed === 'string' || Math.abs(seed) < 2 ** 64,
     'sampling_seed',
-    `sampling_seed ${seed} is too large for a JSON number; send it as a string.`
+    `sampling_seed ${seed} has more than 64 bits.`
   )
   return BigInt.asUintN(64, BigInt(seed))
 }

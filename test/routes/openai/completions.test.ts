@@ -186,7 +186,7 @@ t.test("errors have OpenAI's shape", async t => {
       'min_tokens'
     ],
     [{ prompt: 'a', min_tokens: 17 }, /^min_tokens must be in \[0, max_tokens\(16\)\], got 17\.$/, 'min_tokens'],
-    [{ prompt: 'a', seed: 2 ** 60 }, /^seed 1152921504606847000 is too large/, 'seed'],
+    [{ prompt: 'a', seed: 2 ** 64 }, /^seed 18446744073709552000 has more than 64 bits/, 'seed'],
     [{ prompt: 'a', n: 0 }, /^n: expected a number >= 1, got 0$/, 'n'],
     [{ prompt: 'a', best_of: 3 }, /^best_of: only the value of n/, 'best_of'],
     [{ prompt: 'a', suffix: 'x' }, /^suffix: suffixes: not supported/, 'suffix'],

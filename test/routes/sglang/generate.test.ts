@@ -354,3 +354,21 @@ t.test('stop_regex ends the text on every route that has text', async t => {
   const refused = await call(`${plain.url}/generate`, { input_ids: [5], sampling_params: { stop_regex: 'a+' } })
   t.match(refused, { status: 400, json: { message: /^sampling_params\.stop_regex: this server has no tokenizer/ } })
 })
+
+t.test('a seed of 63 bits is rounded as JSON numbers are, and is the same each time', async t => {
+  const { url, engine } = await routeApp(t)
+  for (const seed of ['8223372036854775807', '8223372036854775807', '-9007199254740993', '9007199254740991']) {
+    const reply = await fetch(`${url}/generate`, {
+      method: 'POST',
+      headers: { 'content-type': 'application/json' },
+      body: `{"input_ids":[5],"sampling_params":{"max_new_tokens":1,"sampling_seed":${seed}}}`
+    })
+    t.equal(reply.status, 200)
+  }
+  t.same(engine.requests.map(request => BigInt.asIntN(64, request.sampling.seed!)), [
+    8223372036854775808n,
+    8223372036854775808n,
+    -9007199254740992n,
+    9007199254740991n
+  ])
+})
