@@ -220,6 +220,21 @@ def trl():
     replace("accelerate.logging", get_logger=logging.getLogger)
 
 
+def trl_trainer():
+    """TRL's asynchronous GRPO: its trainer and its rollout loop. Their base classes are stand-ins."""
+    # accelerate and peft are the real ones, and look for what is really installed.
+    import accelerate  # noqa: F401
+    import peft  # noqa: F401
+    import transformers.trainer  # noqa: F401
+
+    vllm()
+    bare("trl", "trl", "trl.generation", "trl.experimental", "trl.experimental.async_grpo")
+    absent("datasets", "jinja2", "jmespath", "pandas", "pyarrow", "rich", "trackio", "wandb")
+    absent(*(f"trl.{name}" for name in ("chat_template_utils", "data_utils", "models", "rewards", "trainer")))
+    replace("trl.trainer.base_config", _BaseConfig=type("BaseConfig", (), dict(_VALID_DICT_FIELDS=[])))
+    replace("trl.trainer.base_trainer", _BaseTrainer=object)
+
+
 def areal():
     """AReaL's client of its inference servers, its two backends, and its FSDP trainer."""
     # transformers looks for what is really installed when it is imported.

@@ -2,6 +2,9 @@
 
 import pytest
 
+from engines import refusal
+from peft_replies import FLAGS, adapted, check, fill
+
 
 def started(trainer, engine, kind):
     process = trainer("trl_trainer.py")
@@ -45,3 +48,36 @@ def test_asynchronous_grpo_starts_and_updates(engines, trainer, ranks):
         process("send", variant=variant)
         engine.holds(variant)
         assert engine.get("/is_paused") == {"is_paused": False}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_asynchronous_grpo_syncs_adapters(engines, trainer, tmp_path_factory, ranks):
+    """A new name for each version; the oldest one that a request may still name stays loaded."""
+    root = tmp_path_factory.mktemp("output")
+    engine = engines("qwen3", ranks, "cpu", *FLAGS, "--max-loras", 3, "--model-root", root)
+    process = trainer("trl_adapters.py")
+    assert process("start", url=engine.url, folder=str(root), staleness=1) is True
+    for version in range(1, 5):
+        name = f"trl-policy-v{version}"
+        assert process("sync", seed=version) == name
+        check(engine, name, fill(adapted("qwen3", 1), version, size=0.08))
+        loaded = [entry["id"] for entry in engine.get("/v1/models")["data"][1:]]
+        assert loaded == [f"trl-policy-v{one}" for one in range(max(1, version - 1), version + 1)]
+        assert engine.get("/is_paused") == {"is_paused": False}
+        ids, logprobs = process("turn", prompt=[5, 6, 7])
+        assert 1 <= len(ids) == len(logprobs) <= 4
+    # Requests on the version before go on; an older one is no model any more.
+    ids, _ = process("turn", prompt=[5, 6, 7], version=3)
+    assert len(ids) >= 1
+    with refusal(404):
+        engine.post("/v1/completions", dict(model="trl-policy-v1", prompt=[5, 6, 7], max_tokens=1))
+
+
+def test_asynchronous_grpo_reads_from_the_server_whether_it_takes_adapters(engines, trainer, tmp_path):
+    start = dict(folder=str(tmp_path), staleness=4)
+    plain = engines("qwen3", 1)
+    assert trainer("trl_adapters.py")("start", url=plain.url, **start) is False, "it merges and sends all weights"
+    few = engines("qwen3", 1, "cpu", *FLAGS, "--max-loras", 3)
+    assert "--max-loras 6" in trainer("trl_adapters.py")("start", url=few.url, **start)
+    low = engines("qwen3", 1, "cpu", *FLAGS, "--max-loras", 6, "--max-lora-rank", 4)
+    assert "--max-lora-rank 8" in trainer("trl_adapters.py")("start", url=low.url, **start)
