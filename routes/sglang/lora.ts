@@ -110,10 +110,8 @@ function tensorRoutes (app: UpdateApp, context: UpdatesContext): void {
       borrowed
     })
     logAdapter(log, report)
-    return {
-      ...toSglangAdapters(requireAdapters(context.engine), report),
-      ...checksums == null ? {} : { checksums_verified: true }
-    }
+    const reply = toSglangAdapters(requireAdapters(context.engine), report)
+    return checksums == null ? reply : { ...reply, checksums_verified: true }
   })
 
   weightsRoute(app, '/load_lora_adapter_from_distributed', {
@@ -130,11 +128,9 @@ function tensorRoutes (app: UpdateApp, context: UpdatesContext): void {
       body: GroupAdapterBody
     }
   }, async ({ body, log }) => {
-    const refusal = isSet(body.expected_checksums)
-      ? invalid('expected_checksums', 'broadcasts are not hashed; the reply has the digest of what every rank holds')
-      : addedTokens(body.added_tokens_config)
+    const refusal = addedTokens(body.added_tokens_config)
     if (refusal !== undefined) throw withNote(refusal, await context.distributed.refuse(body, GROUP_NAME))
-    const { names, dtypes, shapes, group_name: groupName } = body
+    const { names, dtypes, shapes, group_name: groupName, expected_checksums: checksums } = body
     const report = await loadAdapterFromGroup(context, {
       name: body.lora_name,
       config: body.config_dict,
@@ -144,10 +140,12 @@ function tensorRoutes (app: UpdateApp, context: UpdatesContext): void {
       groupName: groupName ?? undefined,
       loadFormat: body.load_format ?? null,
       pinned: body.pinned ?? false,
-      existing: body.upsert === true ? 'replace' : 'refuse'
+      existing: body.upsert === true ? 'replace' : 'refuse',
+      checksums
     })
     logAdapter(log, report)
-    return toSglangAdapters(requireAdapters(context.engine), report)
+    const reply = toSglangAdapters(requireAdapters(context.engine), report)
+    return checksums == null ? reply : { ...reply, checksums_verified: true }
   })
 }
 

@@ -15,6 +15,7 @@ import type { WeightStore } from '../weights/weight-store.ts'
 import { asleep } from '../weights/weight-store.ts'
 import { AdapterPlanner } from './adapter-planner.ts'
 import { AdapterVersion } from './adapter-version.ts'
+import { compareReceived, requireComparable } from './compare-received.ts'
 import { heldBytes, heldConfig, heldTensors } from './held-adapter.ts'
 import type { AdapterPlan } from './plan-adapter.ts'
 import { SlotMemory } from './slot-memory.ts'
@@ -219,7 +220,7 @@ export class AdapterStore implements Adapters {
     name: string,
     plan: AdapterPlan,
     source: WeightSource,
-    { pinned = false, existing = 'replace', path, deadlineMs }: LoadAdapterOptions & { deadlineMs: number },
+    { pinned = false, existing = 'replace', path, checksums, deadlineMs }: LoadAdapterOptions & { deadlineMs: number },
     { started, planned }: { started: number, planned: number }
   ): Promise<AdapterReport> {
     if (this.#weights.ledger.isReleased('weights')) throw asleep('updated')
@@ -233,6 +234,7 @@ export class AdapterStore implements Adapters {
     }
     this.#checkPins(pinned, old)
     const dropped = old === undefined ? this.#leastUsed() : null
+    if (checksums !== undefined) requireComparable(plan.modules, this.#weights.dtype, checksums)
     await source.verify()
     const version = new AdapterVersion({
       name,
@@ -251,6 +253,9 @@ export class AdapterStore implements Adapters {
       bytes = written.bytes
       isZero = [...written.checksums].every(([tensor, sum]) => tensor.endsWith('.lora_A') || /^0+$/.test(sum))
       version.digest = digestOf(version, written.checksums)
+      if (checksums !== undefined) {
+        await compareReceived(plan.modules, this.#memory.tensors(slot, version), this.#weights.dtype, checksums)
+      }
     } catch (error) {
       this.#pool.giveBack(slot)
       throw error

@@ -44,6 +44,11 @@ export interface LoadAdapterOptions {
   existing?: 'replace' | 'refuse'
   /** For replies: the folder or the kind of transport; default the source's path, else its transport's name. */
   path?: string
+  /**
+   * For streamed tensors: SHA-256 of the bytes of every tensor as they were sent, as hex digits by name.
+   * ADAPTER_REFUSED if what the ranks hold differs, or if the engine's dtype does not hold all bits.
+   */
+  checksums?: Readonly<Record<string, string>>
   /** Most milliseconds to wait for a slot and for the moment between two steps. */
   deadlineMs?: number
 }

@@ -1,6 +1,6 @@
 import { createHash } from 'node:crypto'
 import type { DeltaHost } from '../contract/delta-host.ts'
-import type { AnnouncedTensor, StoredSource } from '../contract/weight-source.ts'
+import type { AnnouncedTensor, StoredSource, WeightSource } from '../contract/weight-source.ts'
 import { RefitError } from '../errors.ts'
 import { bytesOf } from '../native/dtypes.ts'
 import type { NativeSource } from '../native/write-job.ts'
@@ -9,20 +9,27 @@ import { readSpan } from './disk/read-span.ts'
 const HASHED_BYTES = 64 << 20
 const LISTED = 5
 
+/** Throws ADAPTER_REFUSED for a tensor that is missing or is not expected. */
+export function requireNames (
+  { tensors }: Pick<WeightSource, 'tensors'>,
+  expected: Readonly<Record<string, string>>
+): void {
+  const names = new Set(tensors.map(({ name }) => name))
+  const missing = Object.keys(expected).filter(name => !names.has(name))
+  if (missing.length > 0) throw refuse('names tensors that were not sent', missing)
+  const extra = [...names].filter(name => !Object.hasOwn(expected, name))
+  if (extra.length > 0) throw refuse('lacks tensors that were sent', extra)
+}
+
 /**
  * Compares the SHA-256 of every tensor's bytes with what the sender expects, by names as the source has them. Throws
- * ADAPTER_REFUSED for a tensor that differs, is missing or is not expected. `host` reads memory of GPUs.
+ * ADAPTER_REFUSED for a tensor that differs. `host` reads memory of GPUs.
  */
 export async function requireChecksums (
   source: StoredSource,
   expected: Readonly<Record<string, string>>,
   host: Pick<DeltaHost, 'fetch'> | undefined
 ): Promise<void> {
-  const names = new Set(source.tensors.map(({ name }) => name))
-  const missing = Object.keys(expected).filter(name => !names.has(name))
-  if (missing.length > 0) throw refuse('names tensors that were not sent', missing)
-  const extra = [...names].filter(name => !Object.hasOwn(expected, name))
-  if (extra.length > 0) throw refuse('lacks tensors that were sent', extra)
   await source.verify()
   for (const tensor of source.tensors) {
     const sum = await sha256(tensor, source.sources[tensor.source], host)

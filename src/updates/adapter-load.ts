@@ -3,7 +3,7 @@ import type { DeltaHost } from '../contract/delta-host.ts'
 import type { RolloutEngine } from '../contract/rollout-engine.ts'
 import type { WeightSource } from '../contract/weight-source.ts'
 import { RefitError, withPrefix } from '../errors.ts'
-import { requireChecksums } from '../sources/adapter-checksums.ts'
+import { requireChecksums, requireNames } from '../sources/adapter-checksums.ts'
 import type { AdapterFolder } from '../sources/disk/adapter-folder.ts'
 import type { DistributedReceiver } from '../sources/distributed/distributed.ts'
 import type { KeptName, KeptTensors } from '../sources/tensor/kept-tensors.ts'
@@ -68,6 +68,8 @@ export interface GroupAdapter extends AdapterFields {
   /** Default GROUP_NAME. */
   readonly groupName?: string | undefined
   readonly loadFormat?: string | null | undefined
+  /** As TensorAdapter.checksums. */
+  readonly checksums?: Readonly<Record<string, string>> | null | undefined
 }
 
 /** SGLang's path of adapters that came as tensors. */
@@ -139,7 +141,7 @@ export async function loadAdapterFromGroup (host: AdapterHost, adapter: GroupAda
 
 async function receive (
   host: AdapterHost,
-  { config, names, dtypes, shapes, groupName = GROUP_NAME, loadFormat = null, ...fields }: GroupAdapter
+  { config, names, dtypes, shapes, groupName = GROUP_NAME, loadFormat = null, checksums, ...fields }: GroupAdapter
 ): Promise<AdapterReport> {
   const request = { names, dtypes, shapes, groupName, loadFormat }
   try {
@@ -155,7 +157,12 @@ async function receive (
     host,
     fields,
     FROM_TENSORS,
-    async write => await write({ config, source: await host.distributed.open(request) })
+    async write =>
+      await write({
+        config,
+        source: await host.distributed.open(request),
+        ...checksums == null ? {} : { checksums }
+      })
   )
 }
 
@@ -235,9 +242,13 @@ async function write (
   record: UpdateRecord
 ): Promise<AdapterReport> {
   const run = async (): Promise<AdapterReport> => {
-    if (checksums !== undefined && source.kind === 'stored') await requireChecksums(source, checksums, host)
+    if (checksums !== undefined) requireNames(source, checksums)
+    // Streamed bytes arrive in the slot, so the engine compares them there.
+    const isStored = source.kind === 'stored'
+    if (checksums !== undefined && isStored) await requireChecksums(source, checksums, host)
     return await adapters.load(name, config, source, {
       path,
+      ...checksums === undefined || isStored ? {} : { checksums },
       ...existing === undefined ? {} : { existing },
       ...pinned === undefined ? {} : { pinned }
     })

@@ -3,7 +3,7 @@ import type { ServerOptions } from '../../src/app/server.ts'
 import { GroupTrainer } from './group-trainer.ts'
 import type { SentTensor, TrainerOptions } from './group-trainer.ts'
 import { layout, uploadServer } from './uploads.ts'
-import type { Reply, UploadServer } from './uploads.ts'
+import type { Reply, UploadEngine, UploadServer } from './uploads.ts'
 
 export interface GroupServer extends UploadServer {
   post: (path: string, body?: unknown) => Promise<Reply>
@@ -23,7 +23,7 @@ const DTYPES: Record<string, string> = { BF16: 'bfloat16', F16: 'float16', F32: 
 /** A server over the adder's base with `tp` ranks, and trainers that make groups of one engine with it. */
 export async function groupServer (
   t: Test,
-  { tp = 1, ...options }: Partial<ServerOptions> & { tp?: number, enableLora?: boolean } = {}
+  { tp = 1, ...options }: Partial<ServerOptions> & UploadEngine = {}
 ): Promise<GroupServer> {
   const server = await uploadServer(t, { tp, groupTimeoutMs: 60_000, ...options })
   const post = async (path: string, body?: unknown): Promise<Reply> => {

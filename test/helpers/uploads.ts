@@ -44,10 +44,16 @@ export interface UploadServer {
 export type FormParts =
   (readonly [name: string, value: string] | readonly [name: string, bytes: Uint8Array, filename: string])[]
 
+export interface UploadEngine {
+  tp?: number
+  enableLora?: boolean
+  dtype?: 'auto' | 'bfloat16' | 'float32'
+}
+
 /** A server over the adder's base, which an upload of the adder changes. */
 export async function uploadServer (
   t: Test,
-  { tp = 1, enableLora = false, ...options }: Partial<ServerOptions> & { tp?: number, enableLora?: boolean } = {}
+  { tp = 1, enableLora = false, dtype = 'auto', ...options }: Partial<ServerOptions> & UploadEngine = {}
 ): Promise<UploadServer> {
   const folder = mkdtempSync(join(tmpdir(), 'refit-upload-test-'))
   const spool = options.uploadFolder ?? join(folder, 'spool')
@@ -59,7 +65,8 @@ export async function uploadServer (
     threads: 1,
     tp,
     maxTotalTokens: 8192,
-    enableLora
+    enableLora,
+    dtype
   })
   const app = await createServer({ engine, modelRoots: [folder], closeGraceMs: 500, uploadFolder: spool, ...options })
   const url = await app.listen({ host: '127.0.0.1', port: 0 })

@@ -1,3 +1,4 @@
+import { createHash } from 'node:crypto'
 import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t from 'tap'
@@ -49,9 +50,67 @@ t.test('an adapter is broadcast, replaced while generation is paused, and refuse
     status: 400,
     body: { error_message: /^LoRA adapter "p": / }
   })
-  t.match(await load(3, { upsert: true, expected_checksums: { a: 'b' } }), { status: 400 })
+  t.match(await load(3, { upsert: true, expected_checksums: { a: 'b' } }), {
+    status: 400,
+    body: { error_message: /^LoRA adapter "p": expected_checksums names tensors that were not sent: "a"/ }
+  })
   t.equal((await load(1, { upsert: true })).body.adapter.digest, first.body.adapter.digest, 'the group stays in step')
 })
+
+type Sums = Record<string, string>
+
+t.test('broadcasts with expected checksums are compared with what all ranks hold', async t => {
+  for (const [dtype, held] of [['float32', 'float32'], ['bfloat16', 'bfloat16'], ['bfloat16', 'float32']] as const) {
+    const server = await groupServer(t, { enableLora: true, tp: 2, dtype: held })
+    const trainer = await server.joined()
+    const load = async (variant: number, change: (sums: Sums) => Sums = sums => sums, as: string = dtype) => {
+      const { tensors: all, config } = await adapterOf(t.testdir(), variant)
+      const tensors = as === 'float32' ? all : all.map(toBfloat16)
+      const sums = Object.fromEntries(
+        tensors.map(({ name, data }) => [name, createHash('sha256').update(data).digest('hex')] as const)
+      )
+      const sent = trainer.send(tensors)
+      const body = trainer.update(tensors, {
+        lora_name: 'p',
+        config_dict: config,
+        upsert: true,
+        expected_checksums: change(sums)
+      })
+      const reply = await server.post('/load_lora_adapter_from_distributed', body)
+      await sent
+      return reply
+    }
+    for (const version of [1, 2]) {
+      t.match(await load(version), { status: 200, body: { checksums_verified: true, adapter: { version } } })
+    }
+    const refused = async (reply: ReturnType<typeof load>, message: RegExp): Promise<void> => {
+      const { status, body } = await reply
+      t.equal(status, 400)
+      t.match(body.error_message, message)
+      const { adapters } = await (await fetch(`${server.url}/adapters`)).json() as { adapters: unknown }
+      t.match(adapters, [{ name: 'p', version: 2 }], 'the version before stays')
+    }
+    const wrong = '0'.repeat(64)
+    await refused(
+      load(3, sums => ({ ...sums, [Object.keys(sums).at(-1)!]: wrong })),
+      /expected_checksums is 0{64}, and the bytes have [0-9a-f]{64}: .*Nothing has changed/
+    )
+    await refused(load(3, sums => ({ ...sums, more: wrong })), /names tensors that were not sent: "more"/)
+    await refused(load(3, sums => ({ [Object.keys(sums)[0]!]: wrong })), /lacks tensors that were sent: /)
+    if (held === 'bfloat16') {
+      await refused(load(3, undefined, 'float32'), /cannot be checked: it is sent as float32.*holds bfloat16/)
+    }
+    const upper = (sums: Sums): Sums =>
+      Object.fromEntries(Object.entries(sums).map(([name, sum]) => [name, sum.toUpperCase()]))
+    t.match(await load(3, upper), { status: 200, body: { checksums_verified: true, adapter: { replaced: 2 } } })
+  }
+})
+
+/** Cut, not rounded: the values only have to differ. */
+function toBfloat16 ({ name, shape, data }: SentTensor): SentTensor {
+  const floats = new Uint32Array(Uint8Array.from(data).buffer)
+  return { name, shape, dtype: 'bfloat16', data: Buffer.from(Uint16Array.from(floats, bits => bits >>> 16).buffer) }
+}
 
 t.test("AReaL's pair of requests loads an adapter, and drops the name before it", async t => {
   const server = await groupServer(t, { enableLora: true })

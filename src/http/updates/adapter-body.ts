@@ -74,7 +74,11 @@ export const GroupAdapterBody = Type.Object({
   pinned,
   upsert,
   added_tokens_config: addedTokens,
-  expected_checksums: nullable(Type.Record(Type.String(), Type.String()), 'Refused: broadcasts are not hashed.'),
+  expected_checksums: nullable(
+    Type.Record(Type.String(), Type.String()),
+    "SHA-256 of every tensor's bytes, as hex digits by name. They are compared with what the ranks hold, so tensors " +
+      "must be sent in the engine's dtype, or as bfloat16 to an engine of float32. A difference is refused."
+  ),
   lora_id: unused()
 }, { title: 'LoadAdapterFromDistributedRequest' })
 
