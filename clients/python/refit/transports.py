@@ -192,7 +192,7 @@ class Kept(Handles):
         return None if held is None else held["flat"]
 
     def key(self):
-        """What the memory is kept for."""
+        """Names the use of the memory in this client."""
         return self.update.requests
 
     def placed(self, flat):
