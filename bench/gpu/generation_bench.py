@@ -2,14 +2,16 @@
 
 usage: generation_bench.py [--model qwen3-8b|qwen3-30b-a3b] [--layers N] [--only CASE]... [--folder DIR] [--out FILE]
                            [--peer vllm=SITE] [--peer sglang=SITE] [--variant NAME=OPTIONS]...
+                           [--checkpoint DIR] [--server NAME]...
 
 Plain HTTP, token ids in and out, not streamed, temperature 1, ignore_eos; the length of every answer is checked. Each
 case runs twice, and the second run counts. decode-N: N requests at once, 128 tokens in, 256 out. long-N: 1,024 in, 256
 out. prefill: 64 requests of 4,096 in, 1 out, in input tokens a second. rl: 64 groups of 8 requests with one prompt of
 512 tokens, outputs of exponential lengths with a mean of 512 and at most 2,048, from one seed, all at once. Prompts are
 distinct but for groups. SITE: a folder of Python packages with the peer. A variant is refit with more options. Prints a
-markdown table. Weights are random with the scale of Hugging Face's initialisation. Needs torch with CUDA, safetensors
-and aiohttp.
+markdown table. Weights are random with the scale of Hugging Face's initialisation; --checkpoint keeps them in DIR, or
+takes those that are there. --server: only these (refit, a peer, a variant). Needs torch with CUDA, safetensors and
+aiohttp.
 """
 
 import argparse
@@ -158,13 +160,13 @@ def run(name, command, environment, port, wanted):
 
 
 def table(model, results, wanted):
-    others = [name for name in results if name != "refit"]
-    head = ["case", "refit", *others, *(["refit / best of the others"] if others else [])]
+    compared = len(results) > 1 and "refit" in results
+    head = ["case", *results, *(["refit / best of the others"] if compared else [])]
     lines = [f"{model} on {torch.cuda.get_device_name(0)}", "", f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
     for case, (_, unit, _) in wanted.items():
         values = [results[name][case] for name in results]
         cells = [f"{value:,.1f} {unit}" for value in values]
-        if others:
+        if compared:
             cells.append(f"{min(values[1:]) / values[0] if unit == 's' else values[0] / max(values[1:]):.2f}")
         lines.append(f"| {case} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
@@ -178,6 +180,8 @@ def read_options():
     parser.add_argument("--folder")
     parser.add_argument("--out")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=SITE")
+    parser.add_argument("--checkpoint", type=pathlib.Path, metavar="DIR")
+    parser.add_argument("--server", action="append", default=[], metavar="NAME")
     parser.add_argument("--variant", action="append", default=[], metavar="NAME=OPTIONS")
     return parser.parse_args()
 
@@ -191,11 +195,16 @@ def main():
     config = dict(models.REAL[options.model])
     if options.layers is not None:
         config["num_hidden_layers"] = options.layers
-    with machine.room(options, models.size(models.tensors(config))) as scratch:
-        folder = models.real(options.model, scratch / "model", 7, "cuda", options.layers)
-        torch.cuda.empty_cache()
+    needed = 0 if options.checkpoint else models.size(models.tensors(config))
+    with machine.room(options, needed) as scratch:
+        folder = options.checkpoint or scratch / "model"
+        if not (folder / "config.json").exists():
+            models.real(options.model, folder, 7, "cuda", options.layers)
+            torch.cuda.empty_cache()
         port, results = free_port(), {}
         for name, (command, environment) in commands(folder, port, sites, variants).items():
+            if options.server and name not in options.server:
+                continue
             results[name] = run(name, command, environment, port, wanted)
         text = table(options.model, results, wanted)
     print(text)
