@@ -1,6 +1,10 @@
 #include "core/step_queue.h"
 
+#include <pthread.h>
+#include <signal.h>
+
 #include <stdexcept>
+#include <string>
 #include <utility>
 
 namespace refit {
@@ -21,7 +25,7 @@ struct StepQueue::Step {
     for (int32_t& token : tokens) {
       if (!is_fed(token)) continue;
       if (static_cast<size_t>(fed_row(token)) >= before.size())
-        throw std::runtime_error("the step takes tokens of the step before, which failed or has fewer rows");
+        throw std::runtime_error("the step takes tokens of the step before, which failed");
       token = before[static_cast<size_t>(fed_row(token))];
     }
   }
@@ -43,8 +47,21 @@ struct StepQueue::Step {
   std::vector<std::shared_ptr<const void>> copies_;
 };
 
-StepQueue::StepQueue(std::function<void(const StepBatch&, StepResult&)> run)
-    : run_(std::move(run)), thread_([this] { loop(); }) {}
+StepQueue::StepQueue(std::function<void(const StepBatch&, StepResult&)> run) : run_(std::move(run)) {
+  // Signals belong to the host program's threads.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    thread_ = std::thread([this] { loop(); });
+  } catch (...) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    throw;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  pthread_setname_np(thread_.native_handle(), "refit-steps");
+}
 
 StepQueue::~StepQueue() {
   {
@@ -56,10 +73,17 @@ StepQueue::~StepQueue() {
 }
 
 void StepQueue::begin(const StepBatch& batch) {
+  for (size_t i = 0; i < batch.tokens.size(); ++i) {
+    if (!is_fed(batch.tokens[i]) || fed_row(batch.tokens[i]) < rows_) continue;
+    throw std::invalid_argument("malformed step: tokens[" + std::to_string(i) +
+                                "] = " + std::to_string(batch.tokens[i]) + " is no token, nor one of " +
+                                std::to_string(rows_) + " rows of the step before");
+  }
   auto step = std::make_shared<Step>(batch);
   {
     const std::lock_guard lock(mutex_);
     if (begun_.size() == kMostBegun) throw std::logic_error("more steps are begun than may be");
+    rows_ = batch.rows();
     begun_.push_back(step);
     waiting_.push_back(std::move(step));
   }

@@ -26,7 +26,7 @@ class StepQueue {
   // One caller at a time for these two, on any thread. See Device.
   void begin(const StepBatch& batch);
   void collect(StepResult& result);
-  // Waits until no step runs. Any thread.
+  // Waits until all steps that have begun have run. Any thread.
   void settle();
 
  private:
@@ -38,6 +38,7 @@ class StepQueue {
   std::condition_variable changed_;
   std::deque<std::shared_ptr<Step>> waiting_;
   std::deque<std::shared_ptr<Step>> begun_;  // and not collected
+  int rows_ = 0;                             // of the step that began last
   bool running_ = false, closing_ = false;
   std::thread thread_;
 };

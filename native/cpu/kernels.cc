@@ -26,7 +26,8 @@ Kernels table(const char* name, const VectorOps& v) {
 
 // Best first.
 const std::vector<Kernels>& available() {
-  static const std::vector<Kernels> list = [] {
+  // Never freed: a step may run while the process exits.
+  static const auto& list = *new const std::vector<Kernels>([] {
     std::vector<Kernels> sets;
 #if defined(__x86_64__)
     __builtin_cpu_init();
@@ -41,7 +42,7 @@ const std::vector<Kernels>& available() {
 #endif
     sets.push_back(table<kGemmScalarBf16, kGemmScalarF32>("scalar", kVectorScalar));
     return sets;
-  }();
+  }());
   return list;
 }
 

@@ -261,7 +261,7 @@ void test_refusals() {
     CHECKF(what.find(part) != std::string::npos, "expected '%s' in '%s'", part, what.c_str());
   };
   refused("tokens[1] = 101 is outside [0, 101)", [](BatchBuilder& b) { b.tokens[1] = 101; });
-  refused("tokens[0] = -1", [](BatchBuilder& b) { b.tokens[0] = -1; });
+  refused("tokens[0] = -3", [](BatchBuilder& b) { b.tokens[0] = -3; });  // of a third row of the step before
   refused("seqOffsets has 2 entries, expected 3", [](BatchBuilder& b) { b.seq_offsets.pop_back(); });
   refused("seqOffsets[1] = -3 is below", [](BatchBuilder& b) { b.seq_offsets[1] = -3; });
   refused("seqOffsets ends at 3, but there are 4", [](BatchBuilder& b) { b.seq_offsets[2] = 3; });

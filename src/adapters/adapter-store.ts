@@ -34,7 +34,7 @@ export interface AdapterStoreOptions {
   /** Released weights keep their bytes unless the release says otherwise (default false). */
   keepWeights?: boolean
   deadlineMs?: number
-  /** Resolves when no step under way has requests that were aborted before. */
+  /** Resolves when no step under way has requests that ended before. */
   settle: () => Promise<void>
 }
 
@@ -42,8 +42,7 @@ export interface AdapterStoreOptions {
 export interface AdapterLease {
   slot: number
   version: number
-  /** `ended`: the scheduler has ended the request; otherwise a step under way may still have it. */
-  release: (ended: boolean) => void
+  release: () => void
 }
 
 /** The adapters of an engine: names, versions, and the slots that they live in. Lives on the main thread. */
@@ -156,10 +155,10 @@ export class AdapterStore implements Adapters {
     return {
       slot,
       version: version.version,
-      release: ended => {
+      release: () => {
         if (!isHeld) return
         isHeld = false
-        this.#pool.leave(version, ended)
+        this.#pool.leave(version)
       }
     }
   }
@@ -175,7 +174,7 @@ export class AdapterStore implements Adapters {
       tensors: heldTensors(version, this.#weights.dtype),
       bytes: () => heldBytes(version, this.#memory.tensors(lease.slot, version), this.#weights.dtype),
       close: () => {
-        lease.release(true)
+        lease.release()
       }
     }
   }

@@ -72,10 +72,10 @@ export class SlotPool {
     }
   }
 
-  /** `ended`: see AdapterLease. */
-  leave (version: AdapterVersion, ended: boolean): void {
+  /** A step under way may still have the request. */
+  leave (version: AdapterVersion): void {
     version.users--
-    if (!ended && version.slot !== null) this.#unsettled.add(version.slot)
+    if (version.slot !== null) this.#unsettled.add(version.slot)
     if (version.requests === 0) this.#leftBy(version)
     else this.#wake()
   }

@@ -59,15 +59,13 @@ export class AdapterRequests {
       this.#waiting.delete(request.rid)
     }
     const { slot, version, release } = lease
-    let hasEnded = false
     try {
       for await (const event of this.#generate({ ...rest, place: { slot, version } })) {
         event.adapterVersion = version
-        hasEnded = event.finish !== null
         yield event
       }
     } finally {
-      release(hasEnded)
+      release()
     }
   }
 

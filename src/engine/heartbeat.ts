@@ -58,10 +58,10 @@ export class Heartbeat {
     return (sent - Atomics.load(this.#fields, DELIVERED)) | 0
   }
 
-  /** Any thread: number of the last step under way (it wraps around), null between steps. */
+  /** Any thread: number of the first step under way (it wraps around), null when none is. */
   get step (): number | null {
-    const begun = Atomics.load(this.#fields, BEGUN)
-    return begun === Atomics.load(this.#fields, ENDED) ? null : begun
+    const ended = Atomics.load(this.#fields, ENDED)
+    return ended === Atomics.load(this.#fields, BEGUN) ? null : (ended + 1) | 0
   }
 
   /** Requests of the steps under way, as int32. */

@@ -42,7 +42,7 @@ export type ToWorker =
   | { type: 'drain', call: number }
   | { type: 'resume', call: number }
   | { type: 'dropCache', call: number, retract: boolean }
-  /** Replies between two steps, after all messages before it have been handled. */
+  /** Replies when no step is under way, after all messages before it have been handled. */
   | { type: 'settle', call: number }
   | { type: 'flush', call: number }
   | { type: 'cancelFlush', call: number }
@@ -63,7 +63,7 @@ export type FromWorker =
   | { type: 'closed' }
 
 /**
- * All events since the last batch, at most one step's. `ids` and `tokens` have one entry per event; rare fields are in
+ * All events since the last batch. `ids` and `tokens` have one entry per event; rare fields are in
  * `details`.
  */
 export interface EventBatch {

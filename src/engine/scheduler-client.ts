@@ -182,7 +182,7 @@ export class SchedulerClient implements GateKeeper {
     await this.#call({ type: 'dropCache', retract })
   }
 
-  /** Resolves after the step under way: none has requests from then on that were aborted before the call. */
+  /** Resolves after the step under way: none has requests from then on that ended before the call. */
   async settle (): Promise<void> {
     await this.#call({ type: 'settle' })
   }

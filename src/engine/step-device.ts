@@ -58,7 +58,7 @@ export interface SchedulerOptions {
   epoch: number
   version: string
   torn: string | null
-  /** Called at the beginning and end of every step. */
+  /** Called at the beginning and end of every step, and when one could not begin. */
   heartbeat?: Pick<Heartbeat, 'begin' | 'cancel' | 'end'>
   /** Milliseconds. */
   now: () => number

@@ -146,6 +146,7 @@ export class WorkerLoop {
         return
       }
       case 'settle': {
+        scheduler.settle()
         this.#replies.push({ type: 'reply', call: message.call, done: true })
         return
       }

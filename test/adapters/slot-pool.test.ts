@@ -13,7 +13,7 @@ function poolOf (settle: () => Promise<void>): SlotPool {
   return new SlotPool({} as SlotMemory, { slots: 1, limit: 1, settle, deadlineMs: 1000 })
 }
 
-t.test('the slot of an aborted request is taken after the step that may still use it', async t => {
+t.test('the slot of a request is taken after the step that may still use it', async t => {
   let settled = (): void => {}
   let calls = 0
   const pool = poolOf(async () => {
@@ -26,7 +26,7 @@ t.test('the slot of an aborted request is taken after the step that may still us
   pool.put(await pool.take(), first)
   await pool.enter(first)
   pool.retire(first)
-  pool.leave(first, false)
+  pool.leave(first)
   let taken: number | undefined
   const taking = pool.take().then(slot => {
     taken = slot
@@ -42,20 +42,6 @@ t.test('the slot of an aborted request is taken after the step that may still us
   t.equal(calls, 1, 'once is enough')
 })
 
-t.test('the slot of a request that has ended is taken at once', async t => {
-  let calls = 0
-  const pool = poolOf(async () => {
-    calls++
-  })
-  const first = version('first')
-  pool.put(await pool.take(), first)
-  await pool.enter(first)
-  pool.retire(first)
-  pool.leave(first, true)
-  t.equal(await pool.take(), 0)
-  t.equal(calls, 0)
-})
-
 t.test('a scheduler that has ended refuses, and the slot stays free and unsettled', async t => {
   let isClosed = true
   const pool = poolOf(async () => {
@@ -65,7 +51,7 @@ t.test('a scheduler that has ended refuses, and the slot stays free and unsettle
   pool.put(await pool.take(), first)
   await pool.enter(first)
   pool.retire(first)
-  pool.leave(first, false)
+  pool.leave(first)
   await t.rejects(pool.take(), { message: 'closed' })
   await t.rejects(pool.take(), { message: 'closed' })
   isClosed = false

@@ -106,6 +106,33 @@ t.test('a pause, a shut in place and a drop of the cache wait for the step under
   }
 })
 
+t.test('a gate in place that waits behind another one shuts when no step is under way', async t => {
+  const { h } = noting()
+  const id = h.add(makeRequest([1, 2, 3], LONG))
+  h.scheduler.step()
+  h.scheduler.shut(1, false)
+  h.scheduler.shut(2, false, true)
+  h.scheduler.cancelShut(1)
+  // The harness throws if a step is under way at the reply.
+  h.scheduler.step()
+  t.equal(h.replies.get(2), true)
+  h.scheduler.open({ epoch: 0, version: '0', flushCache: false, torn: null, asleep: null })
+  h.drain()
+  h.verify(id)
+})
+
+t.test('a settle waits for the step that still has an ended request', async t => {
+  const { h } = noting()
+  const ids = [1, 2].map(n => h.add(makeRequest([n, 2, 3], LONG)))
+  h.scheduler.step()
+  h.scheduler.abort(ids[0]!)
+  t.equal(h.device.underWay, 1)
+  h.scheduler.settle()
+  t.equal(h.device.underWay, 0)
+  h.drain()
+  h.verify(ids[1]!)
+})
+
 t.test('a token has the label under which its step began', async t => {
   const { h } = noting()
   const id = h.add(makeRequest([1, 2, 3], LONG))

@@ -232,6 +232,7 @@ void CudaDevice::begin(const StepBatch& batch) {
   state_->forward->write(*step);
   const auto result = std::make_shared<StepResult>();
   begun_.push_back({result, watchdog_->begin([state = state_, step, result] {
+                      state->forward->feed(*step);
                       state->require_available(kTagWeights | kTagKvCache | kTagCudaGraph);
                       for (auto& rank : state->ranks) rank->progress().begin_step();
                       state->forward->run(*step, *result);

@@ -148,7 +148,6 @@ std::shared_ptr<PreparedStep> Forward::prepare(const StepBatch& batch) {
   if (step->plan.part_rows > shape_->part_rows)
     throw std::logic_error("attention needs " + std::to_string(step->plan.part_rows) +
                            " rows of partial results, but " + std::to_string(shape_->part_rows) + " are there");
-  rows_ = step->rows;
   step->epoch = epoch_;
   // Also if a rank fails: flags of this step must not be taken for those of the next.
   epoch_ += RankForward::collectives(layout_, *shape_, step->rows);
@@ -156,14 +155,16 @@ std::shared_ptr<PreparedStep> Forward::prepare(const StepBatch& batch) {
 }
 
 void Forward::write(PreparedStep& step) {
+  rows_ = step.rows;
   side_ ^= 1;
   step.write(blocks_[side_]->data());
   step.host_results = results_->data();
 }
 
+void Forward::feed(PreparedStep& step) { step.feed(std::exchange(tokens_, {})); }
+
 void Forward::run(PreparedStep& step, StepResult& result) {
   result = {};
-  step.feed(std::exchange(tokens_, {}));
   if (step.tokens == 0) return;  // rows and experts belong to tokens, so there are none
   load_products(step.room.tokens, step.rows);
   // A graph is made while no rank computes, for the same reason as room and kernels.
@@ -178,6 +179,7 @@ void Forward::step(const StepBatch& batch, StepResult& result) {
   const std::shared_ptr<PreparedStep> step = prepare(batch);
   if (!has_room(*step)) make_room(*step);
   write(*step);
+  feed(*step);
   run(*step, result);
 }
 

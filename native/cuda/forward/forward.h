@@ -52,17 +52,21 @@ class Forward {
   Forward(const Forward&) = delete;
   Forward& operator=(const Forward&) = delete;
 
-  // A step is prepared while the one before runs, and then run; on any threads except the ranks', one caller at a time
-  // for `prepare`, `has_room` and `write`, and one for the others. Throws std::invalid_argument for a malformed batch
-  // or one beyond the configured sizes.
+  // A step is prepared on one thread while the step before runs on another; neither is a rank's.
+  // The first thread: prepare, has_room, write. Throws std::invalid_argument for a malformed batch or one beyond the
+  // configured sizes.
   std::shared_ptr<PreparedStep> prepare(const StepBatch& batch);
-  // Whether the memory that carries steps is large enough; else make_room must be called while no step runs.
+  // Whether the memory that carries steps is large enough; else the second thread calls make_room before `write`.
   bool has_room(const PreparedStep& step) const;
-  void make_room(const PreparedStep& step);
-  // Writes the step to pinned memory. Its batch must have stayed until then, and the step before the last one have run.
+  // Writes the step to pinned memory. The batch must still be there, and of the steps before only the last may still
+  // have to run.
   void write(PreparedStep& step);
-  // Runs the steps in the order in which they were prepared. After an exception the KV cache of the step's sequences is
-  // undefined, but the next step may be tried, except after DeviceLost.
+  // The second thread: make_room, and for each step that was written, in order, feed and run.
+  void make_room(const PreparedStep& step);
+  // Puts tokens of the step before into this one, which counts as failed until it has run.
+  void feed(PreparedStep& step);
+  // After an exception the KV cache of the step's sequences is undefined, but the next step may be tried, except after
+  // DeviceLost.
   void run(PreparedStep& step, StepResult& result);
   // All of it.
   void step(const StepBatch& batch, StepResult& result);
@@ -87,11 +91,10 @@ class Forward {
   // Pinned: the blocks of two steps, in turns, and the results of one. Owned by rank 0's thread.
   std::unique_ptr<Growing> blocks_[2], results_;
   std::set<int64_t> loaded_tokens_, loaded_rows_;
-  int wide_rows_ = 0;  // of attention's plans; all GPUs can compute them
-  // The step that was prepared last.
-  uint64_t epoch_ = 0;  // of its last collective
-  int rows_ = 0;
-  int side_ = 0;  // of blocks_
+  int wide_rows_ = 0;   // of attention's plans; all GPUs can compute them
+  uint64_t epoch_ = 0;  // of the last collective of the step that was prepared last
+  int rows_ = 0;        // of the step that was written last
+  int side_ = 0;        // of blocks_, for that step
   // Tokens of the step that ran last, by row; empty if it failed.
   std::vector<int32_t> tokens_;
 };

@@ -88,8 +88,8 @@ export class Batcher {
   }
 
   /**
-   * Runs one step, and begins the next one before it ends if that can be planned; returns false if there was nothing to
-   * do. With `startedOnly`, no request begins that has not run before. Throws LostDevice.
+   * Takes the results of one step, and leaves the next one under way if that could be planned; returns false if there
+   * was nothing to do. With `startedOnly`, no request begins that has not run before. Throws LostDevice.
    */
   step (startedOnly: boolean): boolean {
     let worked = this.#steps.count === 0 && this.#begin(startedOnly)
@@ -166,7 +166,7 @@ export class Batcher {
   #collect (): void {
     const ended = this.#steps.collect()
     if ('error' in ended) {
-      // The step behind it took its tokens.
+      // The step behind it took tokens of it, so its requests fail as well.
       const steps = this.#steps.count === 0 ? [ended] : [ended, this.#steps.collect()]
       for (const { step } of steps) this.#failStep(step, ended.error)
       return
@@ -240,7 +240,7 @@ export class Batcher {
 
   /**
    * Decodes first, one token each. Then prefills in order, as far as the step's tokens reach, in chunks that end at a
-   * page border. Null: there is nothing to compute, or only the results of the step under way can free the pages.
+   * page border. Null if there is nothing to compute, or if pages are missing that only the step under way may free.
    */
   #plan (): StepBuilder | null {
     const { kv } = this

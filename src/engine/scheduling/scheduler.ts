@@ -14,7 +14,8 @@ export type SchedulerStats = Omit<EngineStats, 'tokensPerSecond'>
 
 /**
  * The scheduler: takes requests, decides whether steps may run (pause, gate, torn weights) and runs them. A plain class
- * without thread or timer: its owner calls `step` while `busy`, and everything else between two steps.
+ * without thread or timer: its owner calls `step` while `busy`, and everything else between two calls of `step`. What
+ * needs that no step is under way waits for it.
  */
 export class Scheduler {
   readonly #options: SchedulerOptions
@@ -156,7 +157,6 @@ export class Scheduler {
    * `open`, in order.
    */
   shut (call: number, abort: boolean, inPlace = false): void {
-    if (inPlace) this.#batcher.land()
     if (abort) this.abortAll()
     this.#shuts.push({ call, inPlace })
     this.#settle()
@@ -198,6 +198,12 @@ export class Scheduler {
     return worked
   }
 
+  /** Waits for the step under way: afterwards none has requests that ended before. Throws LostDevice. */
+  settle (): void {
+    this.#batcher.land()
+    this.#settle()
+  }
+
   stats (): SchedulerStats {
     const { kv, running, waiting, counters } = this.#batcher
     const { pageSize, allocator, cache } = kv
@@ -225,6 +231,8 @@ export class Scheduler {
   /** Completes calls that wait for such a moment. Throws LostDevice, as all that calls it. */
   #settle (): void {
     this.#batcher.landUnwanted()
+    // This gate opens for a caller that changes nothing, but no step may run meanwhile.
+    if (!this.#gateShut && this.#shuts[0]?.inPlace === true) this.#batcher.land()
     const isStopped = this.#paused !== null || this.#asleep !== null
     // Held requests wait through a release, a resume and the update that cures the weights. Nothing else would end them
     // here.

@@ -154,7 +154,7 @@ export class Sequence {
     return this.decodes && this.nextLength < this.maxLength
   }
 
-  /** The next step can be planned before the results of the one under way: it depends on their number only. */
+  /** Its next step can be planned before the one under way has given a token: it does not depend on which one. */
   get isForeseeable (): boolean {
     const { sampling } = this.request
     return !this.penalties && this.constraint === null && (sampling.badWords ?? []).length === 0 &&

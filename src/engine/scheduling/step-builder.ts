@@ -81,7 +81,7 @@ export class StepBuilder {
     ) list.push(0)
   }
 
-  /** The i-th sequence has not left since the step began. (One that is retracted runs again only after the step.) */
+  /** The i-th sequence has not left since the step began. The batcher retracts none while a step is under way. */
   isWanted (i: number): boolean {
     return this.sequences[i]!.state === 'running'
   }

@@ -115,7 +115,8 @@ void test_refused() {
                class Cpu : public Device {
                  DeviceInfo info() const override { return {}; }
                  const void* address(int, int) const override { return nullptr; }
-                 void step(const StepBatch&, StepResult&) override {}
+                 void begin(const StepBatch&) override {}
+                 void collect(StepResult&) override {}
                  WriteOutcome write(const WriteJob&, Access) override { return {}; }
                  void read(int, int, int64_t, int64_t, int64_t, int64_t, uint8_t*, Access) override {}
                  std::vector<uint64_t> checksum(const std::vector<Rect>&, const std::vector<int64_t>&,
