@@ -1,12 +1,10 @@
 #include "binding/job_thread.h"
 
-#include <pthread.h>
-#include <signal.h>
-
 #include <stdexcept>
 #include <utility>
 
 #include "core/look.h"
+#include "core/quiet_thread.h"
 
 namespace refit::binding {
 namespace {
@@ -16,21 +14,7 @@ constexpr std::chrono::milliseconds kNext{2};
 
 }  // namespace
 
-JobThread::JobThread(const char* name) {
-  // Signals belong to the host program's threads.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  try {
-    thread_ = std::thread([this] { run_jobs(); });
-  } catch (...) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    throw;
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  pthread_setname_np(thread_.native_handle(), name);
-}
+JobThread::JobThread(const char* name) : thread_(quiet_thread(name, [this] { run_jobs(); })) {}
 
 JobThread::~JobThread() { join(); }
 

@@ -1,11 +1,10 @@
 #include "core/step_queue.h"
 
-#include <pthread.h>
-#include <signal.h>
-
 #include <stdexcept>
 #include <string>
 #include <utility>
+
+#include "core/quiet_thread.h"
 
 namespace refit {
 
@@ -47,21 +46,8 @@ struct StepQueue::Step {
   std::vector<std::shared_ptr<const void>> copies_;
 };
 
-StepQueue::StepQueue(std::function<void(const StepBatch&, StepResult&)> run) : run_(std::move(run)) {
-  // Signals belong to the host program's threads.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  try {
-    thread_ = std::thread([this] { loop(); });
-  } catch (...) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    throw;
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  pthread_setname_np(thread_.native_handle(), "refit-steps");
-}
+StepQueue::StepQueue(std::function<void(const StepBatch&, StepResult&)> run)
+    : run_(std::move(run)), thread_(quiet_thread("refit-steps", [this] { loop(); })) {}
 
 StepQueue::~StepQueue() {
   {

@@ -63,8 +63,7 @@ export type FromWorker =
   | { type: 'closed' }
 
 /**
- * All events since the last batch. `ids` and `tokens` have one entry per event; rare fields are in
- * `details`.
+ * All events since the last batch. `ids` and `tokens` have one entry per event; rare fields are in `details`.
  */
 export interface EventBatch {
   /** Label of the weights, for all events without a label of their own. */

@@ -1,8 +1,5 @@
 #include "cuda/device/rank.h"
 
-#include <pthread.h>
-#include <signal.h>
-
 #include "core/device.h"
 #include "core/look.h"
 #include "cuda/device/check.h"
@@ -155,24 +152,6 @@ void on_all(std::vector<std::unique_ptr<Rank>>& ranks, const std::function<void(
     }
   }
   if (first) std::rethrow_exception(first);
-}
-
-std::thread quiet_thread(const std::string& name, std::function<void()> fn) {
-  // Signals belong to the host program's threads.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread thread;
-  try {
-    thread = std::thread(std::move(fn));
-  } catch (...) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    throw;
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  pthread_setname_np(thread.native_handle(), name.substr(0, 15).c_str());
-  return thread;
 }
 
 }  // namespace refit::cuda

@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/quiet_thread.h"
 #include "cuda/device/health.h"
 #include "cuda/device/progress.h"
 
@@ -76,8 +77,5 @@ void wait(std::future<void>& task);
 
 // Runs fn(rank) on all ranks at once, returns when all have ended, and rethrows the first failure.
 void on_all(std::vector<std::unique_ptr<Rank>>& ranks, const std::function<void(Rank&)>& fn);
-
-// A named thread that receives no signal of the process.
-std::thread quiet_thread(const std::string& name, std::function<void()> fn);
 
 }  // namespace refit::cuda
