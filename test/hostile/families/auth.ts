@@ -65,7 +65,7 @@ function readOperations (levels: Map<string, Level>): Operation[] {
       // Names of models and adapters may hold slashes.
       const route = path
         .replace(/(?<=.)\/$/, '')
-        .replace(/^(\/v1\/models|\/adapters)\/\{name\}$/, '$1/*')
+        .replace(/^(\/v1\/models|\/adapters|\/adapter_files)\/\{name\}$/, '$1/*')
         .replace(/\{(\w+)\}/g, ':$1')
       return { method, path: path.replace(/\{\w+\}/g, 'x'), level: levels.get(`${method} ${route}`)! }
     })
