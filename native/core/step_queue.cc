@@ -66,14 +66,14 @@ void StepQueue::begin(const StepBatch& batch) {
                                 std::to_string(rows_) + " rows of the step before");
   }
   auto step = std::make_shared<Step>(batch);
-  {
-    const std::lock_guard lock(mutex_);
-    if (begun_.size() == kMostBegun) throw std::logic_error("more steps are begun than may be");
-    rows_ = batch.rows();
-    begun_.push_back(step);
-    waiting_.push_back(std::move(step));
-  }
-  changed_.notify_all();
+  const std::lock_guard lock(mutex_);
+  if (begun_.size() == kMostBegun) throw std::logic_error("more steps are begun than may be");
+  rows_ = batch.rows();
+  begun_.push_back(step);
+  waiting_.push_back(std::move(step));
+  // A single step waits for its collector, which runs it: to wake a thread and to be woken takes as long as a small
+  // step.
+  if (begun_.size() > 1) hand_over();
 }
 
 void StepQueue::collect(StepResult& result) {
@@ -81,6 +81,8 @@ void StepQueue::collect(StepResult& result) {
   if (begun_.empty()) throw std::logic_error("no step has begun");
   const std::shared_ptr<Step> step = std::move(begun_.front());
   begun_.pop_front();
+  // All steps before this one have run.
+  if (!waiting_.empty() && waiting_.front() == step) run_next(lock);
   changed_.wait(lock, [&] { return step->done; });
   if (step->error) std::rethrow_exception(step->error);
   result = std::move(step->result);
@@ -88,30 +90,40 @@ void StepQueue::collect(StepResult& result) {
 
 void StepQueue::settle() {
   std::unique_lock lock(mutex_);
+  if (!waiting_.empty()) hand_over();
   changed_.wait(lock, [this] { return !running_ && waiting_.empty(); });
 }
 
+void StepQueue::hand_over() {
+  handed_over_ = true;
+  changed_.notify_all();
+}
+
+void StepQueue::run_next(std::unique_lock<std::mutex>& lock) {
+  const std::shared_ptr<Step> step = std::move(waiting_.front());
+  waiting_.pop_front();
+  if (waiting_.empty()) handed_over_ = false;
+  running_ = true;
+  lock.unlock();
+  try {
+    step->feed(std::exchange(tokens_, {}));
+    run_(step->batch, step->result);
+    tokens_ = step->result.tokens;
+  } catch (...) {
+    step->error = std::current_exception();
+  }
+  lock.lock();
+  running_ = false;
+  step->done = true;
+  changed_.notify_all();
+}
+
 void StepQueue::loop() {
-  std::vector<int32_t> tokens;  // of the last step, by row
   std::unique_lock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [this] { return closing_ || !waiting_.empty(); });
+    changed_.wait(lock, [this] { return !running_ && (closing_ || (handed_over_ && !waiting_.empty())); });
     if (waiting_.empty()) return;
-    const std::shared_ptr<Step> step = std::move(waiting_.front());
-    waiting_.pop_front();
-    running_ = true;
-    lock.unlock();
-    try {
-      step->feed(std::exchange(tokens, {}));
-      run_(step->batch, step->result);
-      tokens = step->result.tokens;
-    } catch (...) {
-      step->error = std::current_exception();
-    }
-    lock.lock();
-    running_ = false;
-    step->done = true;
-    changed_.notify_all();
+    run_next(lock);
   }
 }
 

@@ -1,4 +1,5 @@
-// Steps of a device that computes on the caller's thread, on a thread of its own: Device::begin and Device::collect.
+// Device::begin and Device::collect for a device that computes on the caller's thread. While two steps are under way,
+// they run on a thread of their own; a single one runs on that of its collector.
 #pragma once
 #include <condition_variable>
 #include <cstdint>
@@ -32,6 +33,10 @@ class StepQueue {
  private:
   struct Step;
   void loop();
+  // With the lock held: the thread runs the steps that wait.
+  void hand_over();
+  // Runs the first step that waits. The lock is open while it runs.
+  void run_next(std::unique_lock<std::mutex>& lock);
 
   const std::function<void(const StepBatch&, StepResult&)> run_;
   std::mutex mutex_;
@@ -39,7 +44,8 @@ class StepQueue {
   std::deque<std::shared_ptr<Step>> waiting_;
   std::deque<std::shared_ptr<Step>> begun_;  // and not collected
   int rows_ = 0;                             // of the step that began last
-  bool running_ = false, closing_ = false;
+  std::vector<int32_t> tokens_;              // of the step that ran last, by row; its runner alone uses it
+  bool running_ = false, handed_over_ = false, closing_ = false;
   std::thread thread_;
 };
 

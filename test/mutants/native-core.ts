@@ -2,6 +2,20 @@ import type { Mutant } from './mutant.ts'
 
 export const nativeCore: readonly Mutant[] = [
   {
+    why: 'the thread runs a step while the one before it runs on the thread of its collector',
+    file: 'native/core/step_queue.cc',
+    before: 'return !running_ && (closing_',
+    after: 'return (closing_',
+    tests: ['native/test/steps/step_queue_test.cc']
+  },
+  {
+    why: 'settle leaves the step that waits for its collector',
+    file: 'native/core/step_queue.cc',
+    before: 'if (!waiting_.empty()) hand_over();',
+    after: '',
+    tests: ['native/test/steps/step_queue_test.cc']
+  },
+  {
     why: 'a step takes the token of another row of the step before',
     file: 'native/core/step_queue.cc',
     before: 'token = before[static_cast<size_t>(fed_row(token))];',
@@ -11,8 +25,8 @@ export const nativeCore: readonly Mutant[] = [
   {
     why: 'tokens of a failed step are those of the one before it',
     file: 'native/core/step_queue.cc',
-    before: 'step->feed(std::exchange(tokens, {}));',
-    after: 'step->feed(tokens);',
+    before: 'step->feed(std::exchange(tokens_, {}));',
+    after: 'step->feed(tokens_);',
     tests: ['native/test/steps/step_queue_test.cc']
   },
   {

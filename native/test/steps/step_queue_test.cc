@@ -1,10 +1,12 @@
 // Steps on a thread of their own, and the CPU device's steps under way.
 #include "core/step_queue.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <stdexcept>
 #include <thread>
+#include <vector>
 
 #include "test/steps/steps_under_way.h"
 
@@ -62,6 +64,45 @@ void a_failed_step_fails_the_one_that_takes_its_tokens_and_no_other() {
   CHECK_THROWS(queue.begin(batch_of({~1})), std::invalid_argument);
 }
 
+// The thread may have the first step when the collector comes for the second one.
+void two_steps_never_run_at_once() {
+  std::atomic<int> running{0}, most{0};
+  StepQueue queue([&](const StepBatch& batch, StepResult& result) {
+    most = std::max(most.load(), ++running);
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    running--;
+    result.tokens.assign(batch.tokens.begin(), batch.tokens.end());
+  });
+  StepResult result;
+  for (int step = 0; step < 40; ++step) {
+    queue.begin(batch_of({step}));
+    if (step % 2 == 1) {
+      queue.begin(batch_of({~0}));
+      if (step % 4 == 1) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      queue.collect(result);
+    }
+    queue.collect(result);
+    CHECK(result.tokens == std::vector<int32_t>{step});
+  }
+  CHECK(most == 1);
+}
+
+// To wake a thread for it would take as long as a small step.
+void a_single_step_runs_on_the_thread_of_its_collector() {
+  std::thread::id runner;
+  StepQueue queue([&](const StepBatch&, StepResult&) { runner = std::this_thread::get_id(); });
+  StepResult result;
+  for (int step = 0; step < 3; ++step) {
+    queue.begin(batch_of({1}));
+    queue.collect(result);
+    CHECK(runner == std::this_thread::get_id());
+    queue.begin(batch_of({1}));
+    queue.settle();
+    CHECK(runner != std::this_thread::get_id());
+    queue.collect(result);
+  }
+}
+
 void settle_and_the_destructor_wait() {
   std::atomic<int> ended{0};
   {
@@ -87,6 +128,8 @@ void settle_and_the_destructor_wait() {
 int main() {
   steps_run_in_order_and_take_tokens_of_the_one_before();
   a_failed_step_fails_the_one_that_takes_its_tokens_and_no_other();
+  two_steps_never_run_at_once();
+  a_single_step_runs_on_the_thread_of_its_collector();
   settle_and_the_destructor_wait();
 #ifndef __SANITIZE_THREAD__
   for (const Variant& v :
