@@ -4,6 +4,8 @@ import type { GenerateRequest, TokenEvent } from '../contract/rollout-engine.ts'
 import type { PlacedRequest } from './messages.ts'
 import { seedSource } from './seed-source.ts'
 
+const drawSeed = seedSource(null)
+
 const ABORTED = new Error('aborted while it waited for a slot')
 
 /** Requests that use adapters: each takes a version, and its slot, before the scheduler gets it. */
@@ -95,7 +97,7 @@ function abortedEvent ({ inputIds, sampling }: GenerateRequest, weightVersion: s
     cachedTokens: 0,
     completionTokens: 0,
     retractions: 0,
-    seed: sampling.seed ?? seedSource(null)(),
+    seed: sampling.seed ?? drawSeed(),
     finish: { type: 'abort', message: 'Abort in waiting queue' }
   }
 }

@@ -1,10 +1,20 @@
 import { randomFillSync } from 'node:crypto'
 
+/** Random seeds of one call: a call costs as much as a hundred of them. */
+const DRAWN = 256
+
 /** Draws 64-bit seeds: random ones, or a fixed sequence (SplitMix64) from `seed`. */
 export function seedSource (seed: bigint | null): () => bigint {
   if (seed === null) {
-    const drawn = new BigUint64Array(1)
-    return () => randomFillSync(drawn)[0]!
+    const drawn = new BigUint64Array(DRAWN)
+    let used = DRAWN
+    return () => {
+      if (used === DRAWN) {
+        randomFillSync(drawn)
+        used = 0
+      }
+      return drawn[used++]!
+    }
   }
   let state = BigInt.asUintN(64, seed)
   return () => {

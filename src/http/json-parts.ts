@@ -90,8 +90,23 @@ function* members (value: object): Generator<string, void, undefined> {
   yield before === '{' ? '{}' : '}'
 }
 
+/** The number of values in a value, itself included. Counts no further than just above `most`. */
+function partsOf (value: unknown, most: number): number {
+  if (typeof value !== 'object' || value === null) return 1
+  if (value instanceof LazyList) return most + 1
+  let count = 1
+  for (const inner of Array.isArray(value) ? value : Object.values(value)) {
+    count += typeof inner !== 'object' || inner === null ? 1 : partsOf(inner, most - count)
+    if (count > most) break
+  }
+  return count
+}
+
 /** Replies with JSON. A long text is made in slices while it is sent, no faster than the client reads it. */
 export async function sendJson (reply: FastifyReply, value: unknown): Promise<FastifyReply> {
+  if (partsOf(value, AT_ONCE) <= AT_ONCE) {
+    return await reply.header('content-type', 'application/json').send(stringify(value))
+  }
   const parts = jsonParts(value)
   let begun = ''
   while (begun.length <= WHOLE) {

@@ -83,5 +83,5 @@ t.test('seeds drawn from a seed are SplitMix64, and random ones differ', async (
     16408922859458223821n
   ])
   const random = seedSource(null)
-  t.equal(new Set(Array.from({ length: 100 }, random)).size, 100)
+  t.equal(new Set(Array.from({ length: 1000 }, random)).size, 1000)
 })

@@ -39,6 +39,20 @@ t.test('a large list is written in many small parts', async t => {
   })
 })
 
+t.test('a reply of any value is what stringify writes', async t => {
+  const app = Fastify()
+  let value: unknown
+  app.get('/', async (_request, reply) => await sendJson(reply, value))
+  t.teardown(async () => await app.close())
+  await fc.assert(
+    fc.asyncProperty(values.filter(value => value !== undefined), async made => {
+      value = made
+      t.equal((await app.inject('/')).body, stringify(made))
+    }),
+    { numRuns: 100 }
+  )
+})
+
 t.test('short replies have a length, long ones come in chunks, and both are the same JSON', async t => {
   const app = Fastify()
   app.get<{ Querystring: { n: number } }>(
