@@ -10,6 +10,8 @@ import { warmUp } from './warm-up.ts'
 // the event loop. The files that the thread opens are closed when it ends for any reason. The main thread
 // (HandleThread) releases the rest.
 
+const WARM_UP_AFTER_MS = 5000
+
 const port = parentPort!
 const { visible } = workerData as HandleThreadData
 const pool = new HandlePool(native(), visible === null ? null : new VisibleGpus(visible))
@@ -23,4 +25,5 @@ port.on('message', (message: ToHandleThread) => {
   port.postMessage(packed, transfer)
 })
 
-warmUp()
+// After the start of a server, which has better uses for the CPU. A body that comes sooner takes a little longer.
+setTimeout(warmUp, WARM_UP_AFTER_MS).unref()
