@@ -37,8 +37,8 @@ t.test('the poll of /health sees a server that stands still, and replies other t
   const times = await end()
   t.same(times.map(({ name }) => name).sort(), ['control', url])
   const seen = times.find(({ name }) => name === url)!
-  // Clocks of the process and of its threads differ a little.
-  t.ok(seen.worst >= 400, `${seen.worst} of ${seen.longest} ms`)
+  // Other threads of the process (the compiler, the collector of garbage) take part of its 600 ms.
+  t.ok(seen.worst >= 200, `${seen.worst} of ${seen.longest} ms`)
   t.ok(seen.longest >= seen.worst)
   t.ok(seen.bad >= 1)
 })
