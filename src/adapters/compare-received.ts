@@ -3,8 +3,9 @@ import { RefitError } from '../errors.ts'
 import { bytesOf } from '../native/dtypes.ts'
 import type { HeldDType } from '../native/dtypes.ts'
 import type { PlannedModule } from './plan-adapter.ts'
+import { SentTensor } from './sent-tensor.ts'
 
-// Broadcasts arrive in slots, so what was sent is read from there. Each tensor is a half of one module then.
+// Broadcasts arrive in slots, so what was sent is put together again from there.
 
 /** SHA-256 of the tensors' bytes as they were sent, as hex digits by name. */
 export type ExpectedChecksums = Readonly<Record<string, string>>
@@ -36,11 +37,20 @@ export async function compareReceived (
   expected: ExpectedChecksums
 ): Promise<void> {
   const halves = modules.flatMap(({ a, b }) => [a, b])
+  const sent = new Map<string, SentTensor>()
+  for (const half of halves) {
+    const tensor = sent.get(half.name) ?? new SentTensor()
+    tensor.expect(half)
+    sent.set(half.name, tensor)
+  }
   let index = 0
   for await (const held of tensors) {
-    const { name, dtype: sent } = halves[index++]!
+    const half = halves[index++]!
+    const { name } = half
+    const bytes = sent.get(name)!.put(half, half.dtype === dtype ? held : upperHalves(held))
+    if (bytes === null) continue
+    sent.delete(name)
     const wanted = expected[name]!
-    const bytes = sent === dtype ? held : upperHalves(held)
     const sum = createHash('sha256').update(bytes).digest('hex')
     if (sum !== wanted.toLowerCase()) throw refuse(name, `is ${wanted.slice(0, 80)}, and the bytes have ${sum}`)
   }

@@ -254,15 +254,6 @@ export class SlotMemory {
     deadlineMs: number
   ): Promise<number> {
     const { addon, core, betweenSteps } = this.#options
-    const strided = tensors.find(({ tensor }) => tensor.parts !== undefined)
-    if (strided !== undefined) {
-      throw new RefitError(
-        'ADAPTER_REFUSED',
-        `tensor "${strided.tensor.name}": adapters of fused experts and of embeddings do not fit a stream; send ` +
-          'experts one by one, or the adapter as a folder or by handles',
-        { param: strided.tensor.name }
-      )
-    }
     const plan = { ...layOut(source, tensors.map(matched)), count: 0, names: new Set<string>(), ignored: [] }
     await source.stream.ready()
     const { bytes, error } = await betweenSteps(

@@ -16,10 +16,25 @@ export interface CutJob {
   owners: number[]
 }
 
-/** Cuts a job whose tensors lie row-major in one source into jobs for stretches of its bytes, from front to back. */
+/** The elements of a tensor in the order of their bytes: `count` lines of `length` elements, one after another. */
+interface Lines {
+  count: number
+  length: number
+  /** Bytes from a line to the next, and from element to element. */
+  pitch: number
+  step: number
+  /** Lines are columns, as in a transposed view. */
+  byColumns: boolean
+}
+
+/**
+ * Cuts a job whose tensors lie in one source into jobs for stretches of its bytes, from front to back. Rows of a tensor
+ * follow each other, or its columns do. Several tensors may lie between each other's elements or in the same bytes if
+ * they are parts of one larger tensor.
+ */
 export class JobCutter {
   readonly #job: WriteJob
-  /** Tensors in the order of their bytes. */
+  /** Tensors in the order of their first bytes. */
   readonly #order: readonly number[]
   /** First rectangle of each tensor, and one more. */
   readonly #rectAt: Int32Array
@@ -63,15 +78,17 @@ export class JobCutter {
     const tensors: number[] = []
     const rects: number[] = []
     const owners: number[] = []
-    for (; this.#next < this.#order.length; this.#next++) {
-      const tensor = this.#order[this.#next]!
+    let done = to
+    for (let next = this.#next; next < this.#order.length; next++) {
+      const tensor = this.#order[next]!
       if (this.#begin(tensor) >= to) break
       const size = this.#elementBytes(tensor)
-      const cols = this.#field(tensor, 'cols')
-      const first = Math.max(0, (this.#done - this.#begin(tensor)) / size)
-      const last = Math.floor((Math.min(to, this.#end(tensor)) - this.#begin(tensor)) / size)
-      for (const block of blocks(first, last, cols)) {
-        const offset = this.#begin(tensor) + (block.row * cols + block.col) * size - begin
+      const lines = this.#lines(tensor)
+      const first = elementsBefore(lines, this.#done - this.#begin(tensor))
+      const last = elementsBefore(lines, to - size + 1 - this.#begin(tensor))
+      for (const block of blocks(first, last, lines)) {
+        const offset = this.#begin(tensor) + block.row * this.#field(tensor, 'rowBytes') +
+          block.col * this.#field(tensor, 'colBytes') - begin
         this.#clip(tensor, block, owners.length, rects)
         const at = owners.length * TENSOR_FIELDS
         tensors[at + TENSOR.source] = 0
@@ -79,19 +96,15 @@ export class JobCutter {
         tensors[at + TENSOR.dtype] = this.#field(tensor, 'dtype')
         tensors[at + TENSOR.rows] = block.rows
         tensors[at + TENSOR.cols] = block.cols
-        tensors[at + TENSOR.rowBytes] = cols * size
-        tensors[at + TENSOR.colBytes] = size
+        tensors[at + TENSOR.rowBytes] = this.#field(tensor, 'rowBytes')
+        tensors[at + TENSOR.colBytes] = this.#field(tensor, 'colBytes')
         owners.push(tensor)
       }
-      if (this.#end(tensor) > to) {
-        this.#done = this.#begin(tensor) + last * size
-        return {
-          job: { sources: [source], tensors: Float64Array.from(tensors), rects: Float64Array.from(rects) },
-          owners
-        }
-      }
+      // The next piece begins with an element that this one ends in.
+      if (last < lines.count * lines.length) done = Math.min(done, this.#begin(tensor) + byteOf(lines, last))
     }
-    this.#done = to
+    this.#done = done
+    while (this.#next < this.#order.length && this.#end(this.#order[this.#next]!) <= done) this.#next++
     return { job: { sources: [source], tensors: Float64Array.from(tensors), rects: Float64Array.from(rects) }, owners }
   }
 
@@ -103,7 +116,7 @@ export class JobCutter {
     let bytes = 0
     for (; this.#next < this.#order.length && this.#begin(this.#order[this.#next]!) < to; this.#next++) {
       const tensor = this.#order[this.#next]!
-      bytes += this.#end(tensor) - this.#begin(tensor)
+      bytes += this.#field(tensor, 'rows') * this.#field(tensor, 'cols') * this.#elementBytes(tensor)
     }
     this.#done = to
     return bytes
@@ -145,8 +158,18 @@ export class JobCutter {
   }
 
   #end (tensor: number): number {
-    return this.#begin(tensor) +
-      this.#field(tensor, 'rows') * this.#field(tensor, 'cols') * this.#elementBytes(tensor)
+    const lines = this.#lines(tensor)
+    const elements = lines.count * lines.length
+    return this.#begin(tensor) + (elements === 0 ? 0 : byteOf(lines, elements - 1) + this.#elementBytes(tensor))
+  }
+
+  #lines (tensor: number): Lines {
+    const [rows, cols] = [this.#field(tensor, 'rows'), this.#field(tensor, 'cols')]
+    const [rowBytes, colBytes] = [this.#field(tensor, 'rowBytes'), this.#field(tensor, 'colBytes')]
+    const byColumns = rows > 1 && cols > 1 && colBytes > rowBytes
+    const [count, length] = byColumns ? [cols, rows] : [rows, cols]
+    const step = length === 1 ? this.#elementBytes(tensor) : byColumns ? rowBytes : colBytes
+    return { count, length, step, pitch: count === 1 ? length * step : byColumns ? colBytes : rowBytes, byColumns }
   }
 
   #elementBytes (tensor: number): number {
@@ -158,17 +181,33 @@ export class JobCutter {
   }
 }
 
-/** Elements [first, last) of a row-major matrix: the rest of a row, whole rows, the beginning of a row. */
-function* blocks (first: number, last: number, cols: number): Generator<Block> {
+/** Byte of an element, from the tensor's first. */
+function byteOf ({ length, pitch, step }: Lines, element: number): number {
+  return Math.floor(element / length) * pitch + element % length * step
+}
+
+/** Elements that begin before a byte, which counts from the tensor's first. */
+function elementsBefore ({ count, length, pitch, step }: Lines, byte: number): number {
+  if (byte <= 0 || length === 0) return 0
+  const line = Math.floor(byte / pitch)
+  return line >= count ? count * length : line * length + Math.min(length, Math.ceil((byte - line * pitch) / step))
+}
+
+/** Elements [first, last): the rest of a line, whole lines, the beginning of a line. */
+function* blocks (first: number, last: number, { length, byColumns }: Lines): Generator<Block> {
+  const block = (line: number, lines: number, at: number, elements: number): Block =>
+    byColumns
+      ? { row: at, rows: elements, col: line, cols: lines }
+      : { row: line, rows: lines, col: at, cols: elements }
   if (last <= first) return
-  let row = Math.floor(first / cols)
-  const col = first % cols
-  const endRow = Math.floor(last / cols)
-  const endCol = last % cols
-  if (col > 0) {
-    yield { row, rows: 1, col, cols: (row === endRow ? endCol : cols) - col }
-    if (row++ === endRow) return
+  let line = Math.floor(first / length)
+  const at = first % length
+  const endLine = Math.floor(last / length)
+  const endAt = last % length
+  if (at > 0) {
+    yield block(line, 1, at, (line === endLine ? endAt : length) - at)
+    if (line++ === endLine) return
   }
-  if (endRow > row) yield { row, rows: endRow - row, col: 0, cols }
-  if (endCol > 0) yield { row: endRow, rows: 1, col: 0, cols: endCol }
+  if (endLine > line) yield block(line, endLine - line, 0, length)
+  if (endAt > 0) yield block(endLine, 1, 0, endAt)
 }

@@ -78,6 +78,50 @@ export function peftTensors ({ modules }: TestAdapter): CheckpointTensor[] {
   })
 }
 
+/**
+ * Its tensors as PEFT names them if experts are fused (transformers 5): one A and one B of all experts of a layer. Gate
+ * and up share A, so up gets the A of gate first.
+ */
+export function fusedTensors ({ config, modules }: TestAdapter): CheckpointTensor[] {
+  const others = new Map([...modules].filter(([name]) => !name.includes('.experts.')))
+  const layers = new Set([...modules.keys()].flatMap(name => /^(.+\.experts)\.\d+\./.exec(name)?.[1] ?? []))
+  const fused = [...layers].flatMap(layer => {
+    const all = (part: string) => [...modules].filter(([name]) => name.startsWith(`${layer}.`) && name.endsWith(part))
+    const [gate, up, down] = ['gate_proj', 'up_proj', 'down_proj'].map(part => all(part).map(([, module]) => module))
+    for (const [e, module] of up!.entries()) module.a.set(gate![e]!.a)
+    return [...fuse(`${layer}.base_layer`, gate!, [gate!, up!]), ...fuse(layer, down!, [down!])]
+  })
+  return [...peftTensors({ config, modules: others }), ...fused]
+}
+
+type Module = TestAdapter['modules'] extends Map<string, infer M> ? M : never
+
+/** A [E r, in], expert slow; B [out, r E], expert fast, of the parts one below another. */
+function fuse (name: string, a: readonly Module[], parts: readonly (readonly Module[])[]): CheckpointTensor[] {
+  const { rank, inSize } = a[0]!
+  const experts = a.length
+  const outSize = parts.reduce((sum, [first]) => sum + first!.outSize, 0)
+  const whole = new Float32Array(outSize * rank * experts)
+  let row = 0
+  for (const part of parts) {
+    for (let o = 0; o < part[0]!.outSize; o++, row++) {
+      for (const [e, { b }] of part.entries()) {
+        for (let r = 0; r < rank; r++) whole[(row * rank + r) * experts + e] = b[o * rank + r]!
+      }
+    }
+  }
+  const tensor = (half: string, shape: number[], data: Buffer): CheckpointTensor => ({
+    name: `base_model.model.${name}.lora_${half}.weight`,
+    dtype: 'float32',
+    shape,
+    data
+  })
+  return [
+    tensor('A', [experts * rank, inSize], Buffer.concat(a.map(({ a }) => Buffer.from(a.buffer)))),
+    tensor('B', [outSize, rank * experts], Buffer.from(whole.buffer))
+  ]
+}
+
 /** A source with tensors in one buffer. */
 export function tensorSource (tensors: readonly CheckpointTensor[]): StoredSource {
   const announced: AnnouncedTensor[] = []

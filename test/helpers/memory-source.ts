@@ -1,5 +1,5 @@
 import type { ModelTable } from '../../src/model/architecture.ts'
-import type { AnnouncedTensor, StoredSource, Transport } from '../../src/contract/weight-source.ts'
+import type { AnnouncedTensor, StoredSource, StreamedSource, Transport } from '../../src/contract/weight-source.ts'
 
 export const MEMORY: Transport = { name: 'memory', readError: 'CHECKPOINT_FORMAT' }
 
@@ -51,6 +51,53 @@ export function memorySource (
     sources: [{ buffer: Buffer.concat(parts) }],
     verify: async () => {},
     close: async () => {}
+  }
+}
+
+interface Breaks {
+  after: number
+  error: unknown
+}
+
+/** Bytes that a piece repeats of the one before it. */
+const OVERLAP = 3
+
+/** The same bytes piece by piece, cut at any place. Every piece is overwritten when the next one is requested. */
+export function streamed (
+  whole: StoredSource,
+  cuts: readonly number[],
+  breaks?: Breaks
+): StreamedSource & { requested: () => number } {
+  const { buffer } = whole.sources[0] as { buffer: Uint8Array }
+  const ends = [...new Set(cuts.filter(cut => cut > OVERLAP && cut < buffer.length))].sort((a, b) => a - b).concat(
+    buffer.length
+  )
+  let next = 0
+  let last: Uint8Array | undefined
+  const stop = (): void => {
+    if (next === breaks?.after) throw breaks.error
+  }
+  const { tensors, verify, close } = whole
+  return {
+    kind: 'streamed',
+    transport: MEMORY,
+    tensors,
+    verify,
+    close,
+    requested: () => next,
+    stream: {
+      ready: async () => {
+        stop()
+      },
+      next: async () => {
+        last?.fill(0xff)
+        stop()
+        if (next === ends.length) return undefined
+        const begin = next === 0 ? 0 : ends[next - 1]! - OVERLAP
+        last = Uint8Array.from(buffer.subarray(begin, ends[next++]))
+        return { begin, length: last.length, source: { buffer: last } }
+      }
+    }
   }
 }
 

@@ -8,12 +8,13 @@ the matrix.
 import contextlib
 import gc
 import hashlib
+import json
 
 import pytest
 import torch
 from distributed_group import Group, trainer
-from engines import Beside, Refused, refusal
-from peft_adapters import get_peft_model_state_dict
+from engines import GOLDENS, Beside, Refused, refusal
+from peft_adapters import base_of, get_peft_model_state_dict, peft_model
 from peft_replies import FLAGS as LORA_FLAGS
 from peft_replies import adapted, check
 from python_client import refit
@@ -130,8 +131,8 @@ def sent_shapes():
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
-def digest(variant, shapes):
-    expected = refit.AdapterDigest(CONFIG, "float32")
+def digest(variant, shapes, config=CONFIG):
+    expected = refit.AdapterDigest(config, "float32")
     for name, shape in shapes.items():
         expected.add(name, coded(variant, name, shape))
     return expected.value()
@@ -170,6 +171,60 @@ def test_disaggregated_the_adapter_is_broadcast_tensor_by_tensor(engines, proces
     with pytest.raises(Refused):
         engine.post("/generate", dict(input_ids=[5], lora_path="another"))
     client.unload_lora_adapter()
+    process.kill()
+    client.destroy_weights_update_group(GROUP)
+
+
+# The names and shapes of PEFT for fused experts, embeddings and heads, in whose broadcasts modules lie between each
+# other's elements.
+INTERLEAVED = {
+    "experts": dict(
+        r=4,
+        lora_alpha=8,
+        target_modules=["q_proj"],
+        target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+    ),
+    "embeddings": dict(r=8, lora_alpha=8, target_modules=["embed_tokens", "lm_head", "q_proj"]),
+}
+
+
+@pytest.mark.parametrize("case", INTERLEAVED)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_disaggregated_fused_experts_and_embeddings_are_broadcast(engines, process, ranks, case):
+    flags = ["--lora-target-modules", "all", "--group-timeout", 60]
+    engine = engines("qwen3-moe", ranks, "cpu", *LORA_FLAGS, *flags)
+    client, fields = MilesEngine(engine.url), INTERLEAVED[case]
+    tensors = get_peft_model_state_dict(peft_model(base_of(GOLDENS / "qwen3-moe"), 1, **fields))
+    # PEFT's copies of the frozen embeddings are no halves of an adapter.
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items() if "base_layer.weight" not in name}
+    config = dict(peft_type="LORA", **fields)
+    process("start", device="cpu", shapes=[[name, list(shape)] for name, shape in shapes.items()])
+    group = Group("t" + "a" * ranks, dict(a=engine), [process], shapes, name=GROUP)
+    client.destroy_weights_update_group(GROUP)
+    group.join()
+    names = list(shapes)
+    for variant in (1, 2):
+        sums = hashes({name: coded(variant, name, shape) for name, shape in shapes.items()})
+        for change, status in [({names[-1]: "0" * 64}, 400), ({}, 200)]:
+            group.prepare(variant, names)
+            body = dict(lora_name=NAME, config_dict=config, upsert=True, expected_checksums=sums | change)
+            body = group.body(names, "each", {}, **body)
+            asked = Beside(lambda body=body: client.raw("POST", "/load_lora_adapter_from_distributed", body))
+            process("send", group=GROUP)
+            found, reply = asked.result()
+            assert found == status, reply
+            reply = json.loads(reply)
+        assert reply["checksums_verified"] is True
+        assert reply["adapter"]["digest"] == digest(variant, shapes, config)
+        # The same tensors by handles.
+        handles = serialize({name: coded(variant, name, shape) for name, shape in shapes.items()})
+        with contextlib.suppress(Failed):
+            client.make_request("unload_lora_adapter", dict(lora_name="handles"))
+        body = dict(lora_name="handles", config_dict=config, serialized_named_tensors=[handles])
+        made = client.make_request("load_lora_adapter_from_tensors", body)
+        assert made["adapter"]["digest"] == reply["adapter"]["digest"]
+    for name in (NAME, "handles"):
+        client.make_request("unload_lora_adapter", dict(lora_name=name))
     process.kill()
     client.destroy_weights_update_group(GROUP)
 

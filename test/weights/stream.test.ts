@@ -2,60 +2,14 @@ import t from 'tap'
 import assert from 'node:assert/strict'
 import fc from 'fast-check'
 import { faultyAddon, storeOf } from '../helpers/core.ts'
-import { codedChecksum, memorySource, MEMORY } from '../helpers/memory-source.ts'
+import { codedChecksum, memorySource, streamed } from '../helpers/memory-source.ts'
 import { tinyArchitecture } from '../helpers/tiny-config.ts'
 import { RefitError } from '../../src/errors.ts'
 import { missingNames } from '../../src/weights/plan.ts'
-import type { StoredSource, StreamedSource, Transport, WeightSource } from '../../src/contract/weight-source.ts'
+import type { StreamedSource, Transport, WeightSource } from '../../src/contract/weight-source.ts'
 import type { WeightStore } from '../../src/weights/weight-store.ts'
 
 const addon = faultyAddon()
-const OVERLAP = 3
-
-interface Breaks {
-  after: number
-  error: unknown
-}
-
-/** The same bytes piece by piece, cut at any place. Every piece is overwritten when the next one is requested. */
-function streamed (
-  whole: StoredSource,
-  cuts: readonly number[],
-  breaks?: Breaks
-): StreamedSource & { requested: () => number } {
-  const { buffer } = whole.sources[0] as { buffer: Uint8Array }
-  const ends = [...new Set(cuts.filter(cut => cut > OVERLAP && cut < buffer.length))].sort((a, b) => a - b).concat(
-    buffer.length
-  )
-  let next = 0
-  let last: Uint8Array | undefined
-  const stop = (): void => {
-    if (next === breaks?.after) throw breaks.error
-  }
-  const { tensors, verify, close } = whole
-  return {
-    kind: 'streamed',
-    transport: MEMORY,
-    tensors,
-    verify,
-    close,
-    requested: () => next,
-    stream: {
-      ready: async () => {
-        stop()
-      },
-      next: async () => {
-        last?.fill(0xff)
-        stop()
-        if (next === ends.length) return undefined
-        const begin = next === 0 ? 0 : ends[next - 1]! - OVERLAP
-        last = Uint8Array.from(buffer.subarray(begin, ends[next++]))
-        return { begin, length: last.length, source: { buffer: last } }
-      }
-    }
-  }
-}
-
 async function apply (store: WeightStore, source: WeightSource): Promise<void> {
   const update = await store.update()
   try {
