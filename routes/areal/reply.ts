@@ -4,7 +4,7 @@ import { refusals, WeightsRefusal } from '../../src/http/schemas.ts'
 
 // The parts that all routes of AReaL have in common.
 
-const Done = Type.Object({ success: Type.Literal(true), message: Type.String() }, {
+export const Done = Type.Object({ success: Type.Literal(true), message: Type.String() }, {
   title: 'ArealReply',
   description: 'Done.'
 })

@@ -2,7 +2,7 @@ import type { AnnouncedTensor } from '../contract/weight-source.ts'
 import type { ModelTable } from '../model/architecture.ts'
 import { areAlike } from '../weights/planner.ts'
 import { parseAdapterConfig } from './adapter-config.ts'
-import { planAdapter } from './plan-adapter.ts'
+import { missingModules, planAdapter } from './plan-adapter.ts'
 import type { AdapterPlan } from './plan-adapter.ts'
 
 interface Known {
@@ -45,6 +45,16 @@ export class AdapterPlanner {
     if (isKnown) this.#known.set(key, known)
     else if (tensors.every(({ parts }) => parts === undefined)) this.#keep(key, { tensors, plan })
     return plan
+  }
+
+  /** As `Adapters.missingOf`. */
+  missingOf (config: unknown, tensors: readonly AnnouncedTensor[]): string[] {
+    return missingModules(
+      this.#table,
+      parseAdapterConfig(config, this.#table.adapters!.modules.keys()),
+      tensors,
+      this.#maxRank
+    )
   }
 
   #keep (key: string, known: Known): void {

@@ -9,7 +9,7 @@ import type {
   LoadAdapterOptions,
   UnloadMode
 } from '../contract/adapters.ts'
-import type { WeightSource } from '../contract/weight-source.ts'
+import type { AnnouncedTensor, WeightSource } from '../contract/weight-source.ts'
 import { ExclusiveSection } from '../weights/exclusive-section.ts'
 import type { WeightStore } from '../weights/weight-store.ts'
 import { asleep } from '../weights/weight-store.ts'
@@ -95,6 +95,10 @@ export class AdapterStore implements Adapters {
   /** Slots that hold a version. */
   get slotsUsed (): number {
     return this.#pool.residents.length
+  }
+
+  missingOf (config: unknown, tensors: readonly AnnouncedTensor[]): string[] {
+    return this.#planner.missingOf(config, tensors)
   }
 
   async load (

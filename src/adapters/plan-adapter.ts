@@ -68,6 +68,28 @@ export function planAdapter (
   return { modules, rank: modules.reduce((most, { rank }) => Math.max(most, rank), 0), missing }
 }
 
+/**
+ * Names of modules that the configuration targets and the tensors lack, in whole or in half: tensors of an adapter that
+ * comes in parts. Throws as planAdapter for tensors that fit no adapter of this model, whatever follows.
+ */
+export function missingModules (
+  table: ModelTable,
+  config: AdapterConfig,
+  tensors: readonly AnnouncedTensor[],
+  maxRank: number
+): string[] {
+  const halves = [...readHalves(tensors, table).values()]
+  if (halves.length === 0) throw refused('the adapter has no tensors')
+  const whole = halves.filter(({ a, b }) => a !== undefined && b !== undefined)
+  if (whole.length === halves.length) return planAdapter(table, config, tensors, maxRank).missing
+  const pairs = whole.flatMap(({ a, b }) => [a!.tensor, b!.tensor])
+  const single = halves.filter(pair => !whole.includes(pair)).map(({ a, b }) => (a ?? b)!.module)
+  const missing = pairs.length > 0
+    ? planAdapter(table, config, pairs, maxRank).missing
+    : [...table.adapters!.modules.keys()].filter(name => config.targets?.(name) ?? false)
+  return [...new Set([...single, ...missing])]
+}
+
 type Halves = { a?: AdapterHalf, b?: AdapterHalf }
 
 /** The halves by module, in the tensors' order. Fused experts have an entry for each of their two tensors. */

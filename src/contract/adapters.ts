@@ -1,5 +1,5 @@
 import type { DType } from '../native/dtypes.ts'
-import type { WeightSource } from './weight-source.ts'
+import type { AnnouncedTensor, WeightSource } from './weight-source.ts'
 
 // LoRA adapters of one engine. A name stands for its newest version; each load makes a version with a number of its
 // own. A request stays on the version that its name stood for when the request came.
@@ -96,6 +96,12 @@ export interface Adapters {
    * if no slot becomes free. After an error nothing has changed.
    */
   load: (name: string, config: unknown, source: WeightSource, options?: LoadAdapterOptions) => Promise<AdapterReport>
+  /**
+   * Names of modules that the configuration targets and the tensors lack, in whole or in half, for an adapter that
+   * comes in parts. ADAPTER_REFUSED as in `load` for tensors that fit no adapter of the model. Absent: an adapter
+   * comes whole.
+   */
+  missingOf?: (config: unknown, tensors: readonly AnnouncedTensor[]) => string[]
   /**
    * Opens the version that a name stands for, and holds it in its slot until it is closed. ADAPTER_UNKNOWN, or the
    * signal's reason. Absent: the versions cannot be read.

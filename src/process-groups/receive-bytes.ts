@@ -1,3 +1,4 @@
+import type { BroadcastStream } from './broadcast-stream.ts'
 import { layOutPieces } from './pieces.ts'
 import type { WeightGroup } from './weight-group.ts'
 
@@ -9,17 +10,34 @@ import type { WeightGroup } from './weight-group.ts'
 export async function receiveBytes (group: WeightGroup, bytes: number, of: string): Promise<Uint8Array> {
   const stream = group.announce(layOutPieces([bytes], bytes).pieces, () => of)
   let read: Uint8Array = new Uint8Array()
-  const take = async (): Promise<void> => {
-    const piece = await stream.next()
-    if (piece?.source == null || !('staged' in piece.source)) {
-      throw new TypeError('a group stages what has no place in the weights')
+  await receiveStream(group, stream, bytes => {
+    read = bytes
+  })
+  return read.subarray(0, bytes)
+}
+
+/**
+ * Receives the broadcasts of a stream into host memory, with the gate shut if the group needs it. `take`: called with
+ * the bytes of each piece and the offset of its first byte in the stream. Closes the stream. Throws the group's
+ * failure.
+ */
+export async function receiveStream (
+  group: WeightGroup,
+  stream: BroadcastStream,
+  take: (bytes: Uint8Array, begin: number) => void
+): Promise<void> {
+  const receive = async (): Promise<void> => {
+    for (;;) {
+      const piece = await stream.next()
+      if (piece === undefined) return
+      if (piece.source === null || !('staged' in piece.source)) {
+        throw new TypeError('a group stages what has no place in the weights')
+      }
+      take(await group.read(piece.source.staged.slot, piece.length), piece.begin)
     }
-    read = await group.read(piece.source.staged.slot, bytes)
-    await stream.next()
   }
   try {
-    await (group.needsGate ? group.runBetweenSteps(take) : take())
-    return read
+    await (group.needsGate ? group.runBetweenSteps(receive) : receive())
   } finally {
     await stream.close()
   }

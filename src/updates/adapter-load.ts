@@ -27,7 +27,7 @@ export interface AdapterHost {
   readonly openAdapter: (path: string) => Promise<AdapterFolder>
   readonly tensors: Pick<TensorReceiver, 'openAdapter' | 'discard'>
   readonly kept: KeptTensors
-  readonly distributed: Pick<DistributedReceiver, 'open' | 'refuse'>
+  readonly distributed: Pick<DistributedReceiver, 'open' | 'receive' | 'refuse'>
   /** Loads under way, so that a client's retry joins the load that it repeats. */
   readonly adapterRetries: CallJoiner<AdapterReport>
 }
@@ -73,7 +73,7 @@ export interface GroupAdapter extends AdapterFields {
 }
 
 /** SGLang's path of adapters that came as tensors. */
-const FROM_TENSORS = '__tensor__'
+export const FROM_TENSORS = '__tensor__'
 const FROM_UPLOAD = '__upload__'
 const MAX_NAME = 256
 /** Characters of a name in messages. */
@@ -166,13 +166,16 @@ async function receive (
   )
 }
 
-/** Loads an adapter whose tensors a source has. `open` is called after the checks that need no tensors. */
+/**
+ * Loads an adapter whose tensors a source has. `open` is called after the checks that need no tensors. `path`: for
+ * replies.
+ */
 export async function loadAdapterFromSource (
   host: Pick<AdapterHost, 'engine' | 'metrics' | 'updates'>,
   fields: AdapterFields,
-  { config, open }: { config: unknown, open: () => Promise<WeightSource> }
+  { config, open, path = FROM_UPLOAD }: { config: unknown, open: () => Promise<WeightSource>, path?: string }
 ): Promise<AdapterReport> {
-  return await load(host, fields, FROM_UPLOAD, async write => await write({ config, source: await open() }))
+  return await load(host, fields, path, async write => await write({ config, source: await open() }))
 }
 
 /** The same error with a sentence about the bytes of its request, if there is one. */

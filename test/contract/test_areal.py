@@ -10,8 +10,10 @@ import torch
 from areal_trainer import NAME, Trainer, buckets
 from distributed_group import trainer
 from engines import GOLDENS, Beside, Refused, refusal, settled
+from peft_adapters import ATTENTION, MLP, get_peft_model_state_dict
 from peft_replies import FLAGS as LORA_FLAGS
 from peft_replies import adapted, check
+from python_client import refit
 from tensors import coded
 
 SGLANG = pytest.mark.row(17, "AReaL / SGLang NCCL")
@@ -279,6 +281,54 @@ def test_vllm_adapters_are_received_dropped_and_refused(engines, process):
     trained.update(2)
     engine.holds(2)
     # AReaL's trainers end without leaving. (With NCCL torch would wait until the engine leaves the group.)
+    process.kill()
+
+
+@VLLM
+@pytest.mark.brings("group")
+@pytest.mark.parametrize("stages", [1, 2])
+def test_vllm_adapters_come_from_every_pipeline_stage(engines, process, stages):
+    """A group for each stage, each with its layers. The name of the version before is refused from then on."""
+    engine = served(engines, "gloo", "a", *LORA_FLAGS)
+    tensors = get_peft_model_state_dict(adapted("qwen3", 1))
+    shapes = {
+        name.replace(".weight", ".default.weight"): tuple(tensor.shape) for name, tensor in tensors.items()
+    }
+    groups = [f"{NAME}_{stage}" for stage in range(stages)]
+    trained = Trainer(engine, process, "gloo", mode="vllm", names=groups)
+    process("start", device="cpu", shapes=[[name, list(shape)] for name, shape in shapes.items()])
+    for stage, group in enumerate(groups):
+        engine.post("/destroy_weights_update_group", dict(group_name=group))
+        trained.join(group, {"pp_rank": stage} if stages > 1 else {})
+    fields = dict(lora_int_id=1, lora_target_modules=ATTENTION + MLP, lora_rank=8, lora_alpha=16, lora_bias="none")
+    for version in (1, 2, 3):
+        name = f"policy-v{version}"
+        for stage, group in enumerate(groups):
+            names = [one for one in shapes if f".layers.{stage}." in one or stages == 1]
+            body = dict(
+                names=names,
+                dtypes=["bfloat16"] * len(names),
+                shapes=[list(shapes[one]) for one in names],
+                group_name=group,
+                lora_name=name,
+                base_model_name="base",
+                **fields,
+            )
+            process("prepare", variant=version, names=names)
+            assert engine.post("/areal_set_update_weight_meta_lora", body)["success"] is True
+            asked = Beside(lambda body=body: engine.post("/areal_update_weights_lora_xccl", body))
+            process("send", group=group)
+            assert asked.result()["success"] is True
+        expected = refit.AdapterDigest(dict(r=8, lora_alpha=16), "float32")
+        for one, shape in shapes.items():
+            expected.add(one.replace(".default", ""), coded(version, one, shape))
+        body = dict(model=name, prompt=[5, 6], max_tokens=1, temperature=0)
+        assert engine.post("/v1/completions", body)["model"] == name
+        assert [one["digest"] for one in engine.get("/adapters")["adapters"]] == [expected.value()]
+        if version > 1:
+            with refusal(404):
+                engine.post("/v1/completions", body | dict(model=f"policy-v{version - 1}"))
+    engine.post("/v1/unload_lora_adapter", dict(lora_name="policy-v3"))
     process.kill()
 
 

@@ -2,6 +2,7 @@ import { createHash } from 'node:crypto'
 import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t from 'tap'
+import type { Test } from 'tap'
 import { packageRoot } from '../../src/root.ts'
 import { saveAdapter } from '../helpers/fakes/saved-adapter.ts'
 import { groupServer } from '../helpers/group-server.ts'
@@ -112,36 +113,114 @@ function toBfloat16 ({ name, shape, data }: SentTensor): SentTensor {
   return { name, shape, dtype: 'bfloat16', data: Buffer.from(Uint16Array.from(floats, bits => bits >>> 16).buffer) }
 }
 
-t.test("AReaL's pair of requests loads an adapter, and drops the name before it", async t => {
-  const server = await groupServer(t, { enableLora: true })
-  const trainer = await server.joined()
-  const load = async (version: number, change: (tensors: SentTensor[]) => SentTensor[] = all => all) => {
-    const { tensors: all, config } = await adapterOf(t.testdir(), version, true)
-    const tensors = change(all)
-    const meta = trainer.update(tensors, {
-      lora_name: `p-v${version}`,
-      lora_int_id: 1,
-      lora_target_modules: config.target_modules,
-      lora_rank: config.r,
-      lora_alpha: config.lora_alpha,
-      lora_bias: 'none',
-      base_model_name: 'adder'
-    })
-    const announced = await server.post('/areal_set_update_weight_meta_lora', meta)
-    t.match(announced, { status: 200, body: { success: true } })
-    const sent = trainer.send(tensors)
-    const reply = await server.post('/areal_update_weights_lora_xccl', meta)
-    await sent
-    return reply
+/** AReaL's trainer with a group for each pipeline stage. */
+async function arealServer (t: Test) {
+  // Small enough for several pieces.
+  const server = await groupServer(t, { enableLora: true, bucketBytes: 20_000 })
+  const stages = [await server.joined({ name: 'stage-0' }), await server.joined({ name: 'stage-1' })] as const
+  const get = async (path: string): Promise<any> => await (await fetch(server.url + path)).json()
+  return {
+    server,
+    stages,
+    adapter: async (version: number) => await adapterOf(t.testdir(), version, true),
+    /** Announces tensors of a version, and sends them through a stage's group. */
+    send: async (version: number, tensors: readonly SentTensor[], config: any, stage: 0 | 1 = 0, fields = {}) => {
+      const meta = stages[stage].update(tensors, {
+        lora_name: `p-v${version}`,
+        lora_int_id: 1,
+        lora_target_modules: config.target_modules,
+        lora_rank: config.r,
+        lora_alpha: config.lora_alpha,
+        lora_bias: 'none',
+        base_model_name: 'adder',
+        ...fields
+      })
+      const announced = await server.post('/areal_set_update_weight_meta_lora', meta)
+      t.match(announced, { status: 200, body: { success: true } })
+      const sent = stages[stage].send(tensors)
+      const reply = await server.post('/areal_update_weights_lora_xccl', meta)
+      await sent
+      return reply
+    },
+    /** The digest of the same tensors, loaded by one request. */
+    digestOf: async (tensors: readonly SentTensor[], config: object): Promise<string> => {
+      const sent = stages[0].send(tensors)
+      const body = stages[0].update(tensors, { lora_name: 'whole', config_dict: config, upsert: true })
+      const reply = await server.post('/load_lora_adapter_from_distributed', body)
+      await sent
+      await server.post('/unload_lora_adapter', { lora_name: 'whole' })
+      return reply.body.adapter.digest
+    },
+    names: async (): Promise<string[]> => (await get('/adapters')).adapters.map(({ name }: { name: string }) => name),
+    updates: async (): Promise<any[]> => (await get('/updates')).updates
   }
-  const names = async (): Promise<string[]> =>
-    (await (await fetch(`${server.url}/adapters`)).json() as any).adapters.map(({ name }: { name: string }) => name)
-  t.match(await load(1), { status: 200, body: { success: true } })
-  t.match(await load(2), { status: 200 })
-  t.same(await names(), ['p-v2'])
-  t.match(await load(3, tensors => tensors.slice(0, 2)), {
+}
+
+t.test("AReaL's pair of requests loads an adapter, also in parts, and drops the name before it", async t => {
+  const { adapter, send, digestOf, names } = await arealServer(t)
+  const digests = new Set<string>()
+  for (const version of [1, 2]) {
+    const { tensors, config } = await adapter(version)
+    const { status, body } = await send(version, tensors, config)
+    t.equal(status, 200, JSON.stringify(body))
+    t.match(body, { success: true, adapter: { name: `p-v${version}`, path: '__tensor__', missing_count: 0 } })
+    t.equal(body.unloaded_adapter, version === 1 ? undefined : 'p-v1')
+    t.same(await names(), [`p-v${version}`])
+    digests.add(body.adapter.digest)
+  }
+  for (const version of [3, 4]) {
+    const { tensors, config } = await adapter(version)
+    const whole = await digestOf(tensors, config)
+    // Each stage has some layers, and a bucket may end between the halves of a module.
+    const parts = [tensors.slice(0, 5), tensors.slice(5, 11), tensors.slice(11)]
+    for (const [index, part] of parts.entries()) {
+      const { status, body } = await send(version, part, config, index === 1 ? 1 : 0)
+      t.equal(status, 200, JSON.stringify(body))
+      const before = `p-v${version - 1}`
+      if (index === 2) {
+        t.match(body, { unloaded_adapter: before, adapter: { digest: whole, missing_count: 0, path: '__tensor__' } })
+      } else {
+        t.match(body.message, /^a part of a LoRA adapter has come, and \d+ modules are still to come, such as model\./)
+        t.same(await names(), [before], 'the version before stays')
+      }
+    }
+    t.same(await names(), [`p-v${version}`])
+    digests.add(whole)
+  }
+  t.equal(digests.size, 4)
+})
+
+t.test('parts are replaced by themselves, and dropped with a refused part or for another version', async t => {
+  const { adapter, send, digestOf, names, updates } = await arealServer(t)
+  const { tensors, config } = await adapter(1)
+  const other = await adapter(2)
+  const [first, rest] = [tensors.slice(0, 4), tensors.slice(4)]
+  const isPart = async (reply: ReturnType<typeof send>): Promise<void> => {
+    const { status, body } = await reply
+    t.match([status, body.message], [200, /are still to come/])
+  }
+  // The part of another try has other values.
+  await isPart(send(1, other.tensors.slice(0, 4), config))
+  await isPart(send(1, first, config))
+  const whole = await digestOf(tensors, config)
+  t.equal((await send(1, rest, config, 1)).body.adapter.digest, whole)
+
+  await isPart(send(2, first, config))
+  const wrong = rest.map((tensor, index) => index === 1 ? { ...tensor, name: 'nobody.lora_A.weight' } : tensor)
+  t.match(await send(2, wrong, config, 1), {
     status: 400,
-    body: { message: /modules were not sent.*pipeline-parallel/ }
+    body: {
+      message: /^LoRA adapter "p-v2": .*"nobody\.lora_A\.weight".*received and dropped, and the group stays in step/
+    }
   })
-  t.same(await names(), ['p-v2'], 'the version before the part stays')
+  t.match(await updates(), [{ adapter: 'p-v2', outcome: 'refused', error: { code: 'ADAPTER_REFUSED' } }])
+  await isPart(send(2, rest, config, 1))
+  t.same(await names(), ['p-v1'], 'the first part went with the refused one')
+  await isPart(send(3, first, config))
+  await isPart(send(2, rest, config, 1))
+  await isPart(send(2, first, config, 0, { lora_alpha: config.lora_alpha + 1 }))
+  t.same(await names(), ['p-v1'], 'parts of other versions and other scales are no parts of it')
+  t.equal((await send(2, rest, config, 1, { lora_alpha: config.lora_alpha + 1 })).status, 200)
+  t.same(await names(), ['p-v2'])
+  t.match(await send(3, [], config), { status: 400, body: { message: /the adapter has no tensors/ } })
 })

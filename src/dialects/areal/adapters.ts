@@ -3,7 +3,8 @@ import type { Static } from 'typebox'
 import type { AdapterReport } from '../../contract/adapters.ts'
 import { RefitError } from '../../errors.ts'
 import type { UpdatesContext } from '../../http/context.ts'
-import { loadAdapterFromDisk, loadAdapterFromGroup, unloadAdapter, withNote } from '../../updates/adapter-load.ts'
+import { loadAdapterFromDisk, unloadAdapter, withNote } from '../../updates/adapter-load.ts'
+import { AdapterParts } from '../../updates/adapter-parts.ts'
 import { GROUP_NAME } from '../../updates/distributed-update.ts'
 import { memoize } from '../memoize.ts'
 
@@ -30,6 +31,16 @@ export interface ArealDiskAdapter {
   lora_int_id: number
 }
 
+/** The outcome of one of AReaL's requests. */
+export interface ArealLoad {
+  /** Null: a part has come, and others are still to come. */
+  report: AdapterReport | null
+  /** Modules that no part had so far. */
+  missing: readonly string[]
+  /** Name of the version before, which was unloaded. */
+  unloaded: string | null
+}
+
 /**
  * AReaL gives every version a name of its own and keeps its number (lora_int_id): the new version takes the place of
  * the one with the same number, whose name is refused from then on.
@@ -37,10 +48,12 @@ export interface ArealDiskAdapter {
 export class ArealAdapters {
   readonly #context: UpdatesContext
   readonly #names = new Map<number, string>()
+  readonly #parts: AdapterParts
   #announced: ArealAdapter | null = null
 
   constructor (context: UpdatesContext) {
     this.#context = context
+    this.#parts = new AdapterParts(context)
   }
 
   /** Replaces an announcement that was not used. Throws NOT_FOUND, or the error that the group failed with. */
@@ -49,8 +62,11 @@ export class ArealAdapters {
     this.#announced = adapter
   }
 
-  /** Receives and loads the announced adapter. Throws CONFLICT if none is announced. */
-  async receive (): Promise<AdapterReport> {
+  /**
+   * Receives the announced adapter or part, and loads the adapter when all of it has come: AReaL sends one part for
+   * each pipeline stage, and large ones in buckets. Throws CONFLICT if none is announced.
+   */
+  async receive (): Promise<ArealLoad> {
     const adapter = this.#announced
     if (adapter === null) {
       throw new RefitError(
@@ -61,7 +77,7 @@ export class ArealAdapters {
     }
     this.#announced = null
     const { lora_name: name, lora_int_id: id } = adapter
-    const report = await loadAdapterFromGroup(this.#context, {
+    const { report, missing } = await this.#parts.add({
       name,
       config: configOf(adapter),
       names: adapter.names,
@@ -69,15 +85,12 @@ export class ArealAdapters {
       shapes: adapter.shapes,
       groupName: adapter.group_name
     })
-    if (report.missingCount > 0) await this.#refusePart(report)
-    await this.#register(id, name)
-    return report
+    return { report, missing, unloaded: report === null ? null : await this.#register(id, name) }
   }
 
-  async load ({ lora_model_path: path, lora_name: name, lora_int_id: id }: ArealDiskAdapter): Promise<AdapterReport> {
+  async load ({ lora_model_path: path, lora_name: name, lora_int_id: id }: ArealDiskAdapter): Promise<ArealLoad> {
     const report = await loadAdapterFromDisk(this.#context, { name, path })
-    await this.#register(id, name)
-    return report
+    return { report, missing: report.missing, unloaded: await this.#register(id, name) }
   }
 
   /** The trainer broadcasts even if its request is invalid: the tensors are received and dropped. */
@@ -85,24 +98,14 @@ export class ArealAdapters {
     return withNote(error, await this.#context.distributed.refuse(body, GROUP_NAME)) as Error
   }
 
-  async #register (id: number, name: string): Promise<void> {
+  /** Returns the name of the version before. */
+  async #register (id: number, name: string): Promise<string | null> {
     const old = this.#names.get(id)
     this.#names.set(id, name)
-    if (old === undefined || old === name) return
+    if (old === undefined || old === name) return null
     // Another client may have unloaded it.
     await unloadAdapter(this.#context, old).catch(() => {})
-  }
-
-  /** AReaL's configuration leaves no module out, so a part is missing: that of another pipeline stage. */
-  async #refusePart ({ name, missing, missingCount }: AdapterReport): Promise<never> {
-    await unloadAdapter(this.#context, name)
-    throw new RefitError(
-      'ADAPTER_REFUSED',
-      `LoRA adapter ${JSON.stringify(name)}: ${missingCount} of its modules were not sent, such as ${missing[0]}. ` +
-        'Adapters of pipeline-parallel trainers, which send one part for each stage, are not supported; ' +
-        'it was unloaded again',
-      { param: 'names' }
-    )
+    return old
   }
 }
 

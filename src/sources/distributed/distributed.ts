@@ -1,11 +1,13 @@
 import { RefitError } from '../../errors.ts'
 import { layOutPieces } from '../../process-groups/pieces.ts'
 import { nameRange } from '../../process-groups/group-messages.ts'
+import { receiveStream } from '../../process-groups/receive-bytes.ts'
 import type { BroadcastStream } from '../../process-groups/broadcast-stream.ts'
 import { DISTRIBUTED } from '../../process-groups/transport.ts'
+import type { WeightGroup } from '../../process-groups/weight-group.ts'
 import type { WeightGroups } from '../../process-groups/weight-groups.ts'
-import { describeUnreadDType, torchWeightDType } from '../../wire/torch/dtypes.ts'
-import type { AnnouncedTensor, StreamedSource } from '../../contract/weight-source.ts'
+import type { StoredSource, StreamedSource } from '../../contract/weight-source.ts'
+import { announcedTensors, requireWeights } from './announced.ts'
 import { cutBroadcasts, placeTensors } from './broadcasts.ts'
 import type { Broadcasts, Packing } from './broadcasts.ts'
 import { measureTensors } from '../measure-tensors.ts'
@@ -41,6 +43,7 @@ export interface DistributedSource extends StreamedSource {
 }
 
 interface Announced {
+  group: WeightGroup
   tensors: MeasuredTensor[]
   broadcasts: Broadcasts
   stream: BroadcastStream
@@ -64,7 +67,44 @@ export class DistributedReceiver {
    * reports it.
    */
   async open (request: DistributedRequest): Promise<DistributedSource> {
-    const { tensors, broadcasts, stream, at } = this.#announce(request)
+    const { tensors, stream, at } = await this.#open(request)
+    return {
+      kind: 'streamed',
+      transport: DISTRIBUTED,
+      tensors: announcedTensors(tensors, at),
+      stream,
+      explain: error => withNote(error, stream),
+      verify: async () => {},
+      withdraw: () => {
+        stream.withdraw()
+      },
+      close: async () => {
+        await stream.close()
+      }
+    }
+  }
+
+  /** Receives the tensors of a request into host memory. Throws as `open`, or the group's failure. */
+  async receive (request: DistributedRequest): Promise<StoredSource> {
+    const { group, tensors, stream, at } = await this.#open(request)
+    const buffer = new Uint8Array(Math.max(0, ...tensors.map(({ bytes }, index) => at[index]! + bytes)))
+    await receiveStream(group, stream, (bytes, begin) => {
+      // A piece ends with a gap.
+      buffer.set(bytes.subarray(0, buffer.length - begin), begin)
+    })
+    return {
+      kind: 'stored',
+      transport: DISTRIBUTED,
+      tensors: announcedTensors(tensors, at),
+      sources: [{ buffer }],
+      verify: async () => {},
+      close: async () => {}
+    }
+  }
+
+  async #open (request: DistributedRequest): Promise<Announced> {
+    const announced = this.#announce(request)
+    const { tensors, broadcasts, stream } = announced
     try {
       this.#requireRoom(tensors, broadcasts, request.packing)
       requireWeights(tensors)
@@ -76,26 +116,7 @@ export class DistributedReceiver {
       await stream.close()
       throw withNote(error, stream)
     }
-    return {
-      kind: 'streamed',
-      transport: DISTRIBUTED,
-      tensors: tensors.map(({ name, dtype, shape }, index): AnnouncedTensor => ({
-        name,
-        dtype: torchWeightDType(dtype)!,
-        shape,
-        source: 0,
-        offset: at[index]!
-      })),
-      stream,
-      explain: error => withNote(error, stream),
-      verify: async () => {},
-      withdraw: () => {
-        stream.withdraw()
-      },
-      close: async () => {
-        await stream.close()
-      }
-    }
+    return announced
   }
 
   /**
@@ -162,7 +183,7 @@ export class DistributedReceiver {
       const of = nameRange(names.slice(broadcasts.spans[first]![0], broadcasts.spans[end - 1]![1]))
       return packing === 'whole' ? `the bucket of ${of}` : of
     }, this.#bucketBytes)
-    return { tensors, broadcasts, stream, at: placeTensors(tensors, broadcasts, offsets) }
+    return { group, tensors, broadcasts, stream, at: placeTensors(tensors, broadcasts, offsets) }
   }
 
   /** The trainer's progress is unknown, so the group cannot be used any more. */
@@ -212,17 +233,6 @@ function withNote (error: unknown, { dropped }: BroadcastStream): unknown {
     cause: error,
     ...error.param === undefined ? {} : { param: error.param }
   })
-}
-
-function requireWeights (tensors: readonly MeasuredTensor[]): void {
-  const unread = tensors.find(({ dtype }) => torchWeightDType(dtype) === undefined)
-  if (unread !== undefined) {
-    throw new RefitError(
-      'TENSOR_PAYLOAD',
-      `tensor "${unread.name}": ${describeUnreadDType(unread.dtype)}`,
-      { param: unread.name }
-    )
-  }
 }
 
 function isListOf (value: unknown, is: (item: unknown) => boolean): boolean {
