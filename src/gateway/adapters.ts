@@ -1,5 +1,5 @@
 import { messageOf } from '../remote/connection.ts'
-import { copyAdapter, LOAD_MS, readAdapter } from './copy-adapter.ts'
+import { copyAdapter, LOAD_MS, READ_MS, readAdapter } from './copy-adapter.ts'
 import type { HeldVersion } from './copy-adapter.ts'
 import { JsonBody } from './json-body.ts'
 import { failureOf } from './replies.ts'
@@ -52,6 +52,21 @@ export class FleetAdapters {
 
   unloaded (name: string, outcomes: readonly Outcome[]): void {
     if (tookIt(outcomes).length > 0) this.#forget(name)
+  }
+
+  /**
+   * Engines unloaded a version when its successor came. One that got it from another engine does not know that it is
+   * the version before, so it is unloaded there.
+   */
+  async replaced (name: string, outcomes: readonly Outcome[]): Promise<void> {
+    const left = new Set(this.#holders.get(name))
+    this.#forget(name)
+    for (const { worker } of outcomes) left.delete(worker)
+    await Promise.all([...left].map(async ({ connection }) => {
+      const options = { admin: true, signal: AbortSignal.timeout(READ_MS) }
+      // An engine that does not answer is left out by the next health check.
+      await connection.json('DELETE', `/adapters/${encodeURIComponent(name)}`, undefined, options).catch(() => {})
+    }))
   }
 
   /** A test for engines that have the adapters of a request; undefined if it names none that is known. */

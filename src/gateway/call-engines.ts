@@ -74,7 +74,7 @@ export async function callEngines (
   const ready = workers.filter(({ state }) => state === 'ready')
   const outcomes = await sendCounted(fleet, metrics, request, sent, incomplete)
   remember(fleet, call, json, outcomes)
-  rememberAdapter(fleet, request, sent, outcomes)
+  await rememberAdapter(fleet, request, sent, outcomes)
   if (
     call.effect === 'begin' && !isRead &&
     outcomes.some(outcome => ready.includes(outcome.worker) && failureOf(outcome) !== null)
@@ -207,13 +207,13 @@ async function lend ([first, ...others]: readonly Worker[], request: EngineReque
   return [...await fanOut([first!], () => request), ...outcomes]
 }
 
-/** prime-rl's updates may be adapters, as the replies show. */
-function rememberAdapter (
+/** The replies show whether prime-rl's updates are adapters, and AReaL's announced ones name the version before. */
+async function rememberAdapter (
   { adapters }: Fleet,
   { method, url, params }: FastifyRequest,
-  { call: { adapter }, json }: Sent,
+  { call: { adapter, announcedBy }, json }: Sent,
   outcomes: readonly Outcome[]
-): void {
+): Promise<void> {
   if (adapter === 'path') {
     const { '*': name } = params as { '*': string }
     if (method === 'POST') adapters.loaded(name, null, outcomes)
@@ -221,16 +221,29 @@ function rememberAdapter (
     return
   }
   const request = { path: url.split('?', 1)[0]!, body: json.bytes }
-  if (adapter !== undefined) return adapters.record(adapter, request, outcomes)
-  const name = outcomes.map(adapterIn).find(own => own !== undefined)
-  if (name !== undefined) adapters.loaded(name, request, outcomes)
+  if (adapter !== undefined) adapters.record(adapter, request, outcomes)
+  else {
+    const name = outcomes.map(adapterIn).find(own => own !== undefined)
+    if (name !== undefined) adapters.loaded(name, announcedBy === undefined ? request : null, outcomes)
+  }
+  const old = outcomes.map(unloadedIn).find(own => own !== undefined)
+  if (old !== undefined) await adapters.replaced(old, outcomes.filter(outcome => unloadedIn(outcome) === old))
 }
 
 /** The adapter that an engine has loaded by an update of weights. */
 function adapterIn (outcome: Outcome): string | undefined {
-  if ('error' in outcome || failureOf(outcome) !== null) return undefined
-  const { adapter } = (outcome.json ?? {}) as { adapter?: { name?: unknown } | null }
+  const { adapter } = replyOf(outcome)
   return typeof adapter?.name === 'string' ? adapter.name : undefined
+}
+
+/** The version that gave its place to the adapter of the call. */
+function unloadedIn (outcome: Outcome): string | undefined {
+  const { unloaded_adapter: name } = replyOf(outcome)
+  return typeof name === 'string' ? name : undefined
+}
+
+function replyOf (outcome: Outcome): { adapter?: { name?: unknown } | null, unloaded_adapter?: unknown } {
+  return 'error' in outcome || failureOf(outcome) !== null ? {} : outcome.json ?? {}
 }
 
 /** Records what later calls depend on: announcements, pauses and process groups. */

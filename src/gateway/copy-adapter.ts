@@ -4,7 +4,8 @@ import type { Worker } from './worker.ts'
 
 /** Longest time of one load into an engine that joins. */
 export const LOAD_MS = 120_000
-const READ_MS = 5000
+/** Longest time of a call that moves no tensors. */
+export const READ_MS = 5000
 
 /** The version of an adapter that an engine holds. */
 export interface HeldVersion {

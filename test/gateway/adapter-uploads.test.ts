@@ -8,6 +8,7 @@ import { peftTensors, testAdapter } from '../helpers/adapters.ts'
 import { saveAdapter } from '../helpers/fakes/saved-adapter.ts'
 import { engineServer, gatewayTo, modelFolder } from '../helpers/gateway.ts'
 import type { EngineServer } from '../helpers/gateway.ts'
+import { GroupTrainer } from '../helpers/group-trainer.ts'
 import { sharedMemory, tensorEntry } from '../helpers/shared-tensors.ts'
 
 const FILES = ['adapter_config.json', 'adapter_model.safetensors']
@@ -112,6 +113,70 @@ t.test('an adapter whose tensors came by handles reaches engines that join, twic
     await gateway.post('/workers', { url: late.url })
     await gateway.until(late.url, 'ready')
     t.same(digests('actor', first, late), [digest, digest])
+  }
+})
+
+t.test("AReaL's broadcast adapter reaches engines that join, and the version before leaves all of them", async t => {
+  const { model, start } = await fleet(t)
+  const engines = [await start(), await start({ tp: 2 })]
+  const gateway = await gatewayTo(t, engines.map(({ url }) => url))
+  const trainer = await GroupTrainer.start({ size: 4 })
+  t.teardown(async () => {
+    await trainer.end().catch(() => {})
+  })
+  const [init] = await Promise.all([gateway.post('/areal_init_weights_update_group', trainer.init()), trainer.join()])
+  t.equal(init.status, 200, JSON.stringify(init.body))
+  const names = (): string[][] => engines.map(({ engine }) => engine.adapters!.list().map(({ name }) => name))
+  const send = async (version: number, parts: number) => {
+    const adapter = testAdapter(await readArchitecture(model), {
+      rank: 4,
+      variant: version,
+      only: module => !/embed_tokens|lm_head/.test(module)
+    })
+    const tensors = peftTensors(adapter)
+    const size = Math.ceil(tensors.length / parts)
+    for (let first = 0; first < tensors.length; first += size) {
+      const part = tensors.slice(first, first + size)
+      const { r, lora_alpha: alpha, target_modules: targets } = adapter.config as Record<string, unknown>
+      const body = trainer.update(part, {
+        lora_name: `p-v${version}`,
+        lora_int_id: 1,
+        lora_target_modules: targets,
+        lora_rank: r,
+        lora_alpha: alpha,
+        lora_bias: 'none',
+        base_model_name: 'adder'
+      })
+      t.equal((await gateway.post('/areal_set_update_weight_meta_lora', body)).status, 200)
+      const sent = trainer.send(part)
+      // AReaL repeats the announcement here, and refit does not need it.
+      const { status, body: reply } = await gateway.post('/areal_update_weights_lora_xccl', version === 1 ? body : {})
+      await sent
+      t.equal(status, 200, JSON.stringify(reply))
+    }
+  }
+  await send(1, 1)
+  await send(2, 3)
+  t.same(names(), [['p-v2'], ['p-v2']])
+  const lines: string[] = []
+  gateway.app.gateway.fleet.log.warn = (_fields, line) => {
+    lines.push(line)
+  }
+  for (const tp of [1, 2]) {
+    engines.push(await start({ tp }))
+    const { url } = engines.at(-1)!
+    await gateway.post('/workers', { url })
+    await gateway.until(url, 'ready')
+  }
+  t.equal(new Set(digests('p-v2', ...engines)).size, 1)
+  t.same(names(), [['p-v2'], ['p-v2'], ['p-v2'], ['p-v2']])
+  t.same(lines, [], 'no engine is told to have missed the version before')
+  // They are not in the group: the trainer would have to make it anew.
+  await send(3, 2)
+  t.same(names(), [['p-v3'], ['p-v3'], [], []])
+  for (let i = 0; i < 8; i++) {
+    const { status } = await gateway.post('/generate', { ...PROMPT, lora_path: 'p-v3' }, { 'x-session-id': `${i}` })
+    t.equal(status, 200, 'engines that have it serve it')
   }
 })
 

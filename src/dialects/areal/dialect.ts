@@ -14,11 +14,8 @@ export const areal: Dialect<'areal'> = {
     '/areal_set_update_weight_meta': { to: 'group', announces: { kind: 'areal', isFirst: true } },
     '/areal_update_weights_xccl': { ...broadcast, announcedBy: 'areal' },
     '/areal_set_update_weight_meta_lora': { to: 'group', announces: { kind: 'areal-lora', isFirst: true } },
-    '/areal_update_weights_lora_xccl': {
-      to: 'group',
-      announcedBy: 'areal-lora',
-      adapter: { kind: 'load', name: 'lora_name' }
-    },
+    // The reply names the adapter once all of its parts have come.
+    '/areal_update_weights_lora_xccl': { to: 'group', announcedBy: 'areal-lora' },
     '/areal_update_weights_lora': {
       to: 'members',
       adapter: { kind: 'load', name: 'lora_name', folder: 'lora_model_path' }
