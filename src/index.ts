@@ -18,6 +18,7 @@ export type { ClientOptions, GenerateMeta, GenerateOutput, UpdateReport, WireLog
 export type { LoadedTensor, LoaderTools, MadeTensor, WeightLoader } from './sources/disk/weight-loader.ts'
 export type { LoaderTensor, ViewOptions } from './sources/disk/loader-tensor.ts'
 export type { DiskUpdateRequest, GenerateRequestBody, SamplingRequest } from './client/requests.ts'
+export type { LoggedUpdate, UpdateTrace } from './client/updates.ts'
 export type { SampleReceipt, TruthClaim, TruthDifferences, TruthReport } from './client/samples.ts'
 export { ClientError } from './client/client-error.ts'
 export { ERROR_CODES, RefitError } from './errors.ts'

@@ -9,6 +9,7 @@ import type {
   LoadAdapterOptions,
   UnloadMode
 } from '../contract/adapters.ts'
+import type { GateClosure } from '../contract/gate.ts'
 import type { AnnouncedTensor, WeightSource } from '../contract/weight-source.ts'
 import { ExclusiveSection } from '../weights/exclusive-section.ts'
 import type { WeightStore } from '../weights/weight-store.ts'
@@ -249,11 +250,13 @@ export class AdapterStore implements Adapters {
     const slot = await this.#pool.take(deadlineMs)
     const waited = performance.now()
     let bytes: number
+    let closure: GateClosure | undefined
     let isZero: boolean
     try {
       const written = await this.#memory.write(slot, source, plan.modules, deadlineMs)
       await source.verify()
       bytes = written.bytes
+      closure = written.closure
       isZero = [...written.checksums].every(([tensor, sum]) => tensor.endsWith('.lora_A') || /^0+$/.test(sum))
       version.digest = digestOf(version, written.checksums)
       if (checksums !== undefined) {
@@ -281,6 +284,7 @@ export class AdapterStore implements Adapters {
       missingCount: plan.missing.length,
       isZero,
       ...old === undefined ? {} : { replaced: old.version },
+      ...closure === undefined ? {} : { closure },
       ms: { plan: planned - started, wait: waited - planned, write: ended - waited, total: ended - started }
     }
   }

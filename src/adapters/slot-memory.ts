@@ -3,6 +3,7 @@ import type { AdapterModule } from '../model/adapter-modules.ts'
 import { slotRank } from '../model/adapter-slots.ts'
 import type { ModelTable, Rect, TensorEntry } from '../model/architecture.ts'
 import type { AnnouncedTensor, StoredSource, WeightSource } from '../contract/weight-source.ts'
+import type { GateClosure } from '../contract/gate.ts'
 import type { NativeAddon } from '../native/addon.ts'
 import { bytesOf } from '../native/dtypes.ts'
 import type { HeldDType } from '../native/dtypes.ts'
@@ -61,18 +62,18 @@ export class SlotMemory {
     source: WeightSource,
     modules: readonly PlannedModule[],
     deadlineMs: number
-  ): Promise<{ bytes: number, checksums: Map<string, string> }> {
+  ): Promise<Written & { checksums: Map<string, string> }> {
     if (source.kind === 'patch') throw new RefitError('ADAPTER_REFUSED', 'LoRA adapters are sent whole, not as changes')
     if (source.kind === 'placed') throw new RefitError('ADAPTER_REFUSED', 'LoRA adapters are sent whole, not in shards')
     const tensors = modules.flatMap(({ module, rank, a, b }) => [
       { tensor: a, rects: module.a(slot, 0, rank) },
       { tensor: b, rects: module.b(slot, 0, rank) }
     ])
-    const bytes = await this.#settled(slot, { modules }, async () =>
+    const written = await this.#settled(slot, { modules }, async (): Promise<Written> =>
       source.kind === 'stored'
-        ? await this.#copy(source, tensors)
+        ? { bytes: await this.#copy(source, tensors) }
         : await this.#receive(source, tensors, deadlineMs))
-    return { bytes, checksums: await this.#checksums(slot, modules) }
+    return { ...written, checksums: await this.#checksums(slot, modules) }
   }
 
   /** Copies a slot into host memory. */
@@ -247,23 +248,33 @@ export class SlotMemory {
     return bytes
   }
 
-  /** Returns the bytes received. */
   async #receive (
     source: Extract<WeightSource, { kind: 'streamed' }>,
     tensors: readonly Placed[],
     deadlineMs: number
-  ): Promise<number> {
+  ): Promise<Written> {
     const { addon, core, betweenSteps } = this.#options
     const plan = { ...layOut(source, tensors.map(matched)), count: 0, names: new Set<string>(), ignored: [] }
     await source.stream.ready()
-    const { bytes, error } = await betweenSteps(
-      async () => await scatterStream(addon, core, plan, source.stream),
+    const { bytes, error, shutAt, openedAt } = await betweenSteps(
+      async () => {
+        const shutAt = performance.now()
+        const outcome = await scatterStream(addon, core, plan, source.stream)
+        return { ...outcome, shutAt, openedAt: performance.now() }
+      },
       deadlineMs
     )
-    if (error === undefined) return bytes
+    if (error === undefined) return { bytes, closure: { shutAt, openedAt } }
     if (error.cause instanceof RefitError) throw error.cause
     throw readError(source, plan.tensors[error.tensor]?.name ?? '?', error.message)
   }
+}
+
+interface Written {
+  /** Bytes that were read or received. */
+  bytes: number
+  /** When no step ran, if it was written between two steps. */
+  closure?: GateClosure
 }
 
 interface Placed {

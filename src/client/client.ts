@@ -5,6 +5,7 @@ import type { UnloadMode } from '../contract/adapters.ts'
 import type { MemoryTag, PauseMode, ReleasedMemory } from '../contract/rollout-engine.ts'
 import type { Adapter, AdapterFiles, AdapterReport, LoadAdapterRequest } from './adapters.ts'
 import type { SampleReceipt, TruthClaim, TruthReport } from './samples.ts'
+import type { LoggedUpdate, UpdateTrace } from './updates.ts'
 import type { DiskUpdateRequest, GenerateRequestBody } from './requests.ts'
 
 /** [logprob, token id, text]; null if there is none. */
@@ -161,6 +162,16 @@ export class RefitClient {
   /** The versions that names of LoRA adapters stand for. */
   async adapters (): Promise<Adapter[]> {
     return (await this.#json('/adapters') as { adapters: Adapter[] }).adapters
+  }
+
+  /** The last 100 updates of weights and of adapters, the newest first. */
+  async updates (): Promise<LoggedUpdate[]> {
+    return (await this.#json('/updates') as { updates: LoggedUpdate[] }).updates
+  }
+
+  /** The phases of an update in Chrome's trace event format: save it as JSON and open it in https://ui.perfetto.dev. */
+  async updateTrace (id: string): Promise<UpdateTrace> {
+    return await this.#json(`/updates/${encodeURIComponent(id)}/trace.json`) as UpdateTrace
   }
 
   /** Everything that made a finished sample; its request must have had `receipt: true`. */

@@ -1,4 +1,5 @@
 import type { DType } from '../native/dtypes.ts'
+import type { GateClosure } from './gate.ts'
 import type { AnnouncedTensor, WeightSource } from './weight-source.ts'
 
 // LoRA adapters of one engine. A name stands for its newest version; each load makes a version with a number of its
@@ -64,6 +65,8 @@ export interface AdapterReport extends AdapterInfo {
   /** The version that lost the name, if there was one. */
   replaced?: number
   ms: { plan: number, wait: number, write: number, total: number }
+  /** Broadcasts are written between two steps: when no step ran. Absent for what is written beside steps. */
+  closure?: GateClosure
 }
 
 /** A version as it can be loaded again, by this engine or another one. */

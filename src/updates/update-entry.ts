@@ -59,6 +59,8 @@ export interface UpdateEntry {
   outcome: Outcome
   error: UpdateFailure | null
   closure: GateClosure | null
+  /** Most requests that ran or waited at the end of a write, while the gate was shut. */
+  stalled: number
   /** Sums by phase. */
   readonly ms: Partial<Record<Phase, number>>
   /** At most MAX_SPANS; the sums have all. */

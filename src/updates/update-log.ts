@@ -66,7 +66,11 @@ export class UpdateLog {
       remove: entry => {
         this.#entries = this.#entries.filter(other => other !== entry)
       },
-      label: () => this.#engine.weightVersion
+      label: () => this.#engine.weightVersion,
+      requests: () => {
+        const { running, queued } = this.#engine.stats
+        return running + queued
+      }
     })
   }
 
@@ -93,6 +97,7 @@ export class UpdateLog {
       outcome: 'running',
       error: null,
       closure: null,
+      stalled: 0,
       ms: {},
       spans: []
     }

@@ -16,6 +16,8 @@ export interface RecordHost {
   remove: (entry: UpdateEntry) => void
   /** The engine's label now. */
   label: () => string
+  /** Requests that run or wait now. */
+  requests: () => number
 }
 
 /** Measures one request of an update: each mark ends a phase that began with the mark before. */
@@ -39,9 +41,11 @@ export class UpdateRecord {
     this.#at = now
   }
 
-  /** The gate that the update has shut. */
+  /** The gate that the update has shut. Called before it opens. */
   shut (closure: GateClosure | undefined): void {
-    if (closure !== undefined) this.#entry.closure = closure
+    if (closure === undefined) return
+    this.#entry.closure = closure
+    this.#entry.stalled = Math.max(this.#entry.stalled, this.#host.requests())
   }
 
   /** The source was written: takes the phases of its report. */
@@ -60,10 +64,10 @@ export class UpdateRecord {
   }
 
   /** An adapter was written. */
-  wroteAdapter ({ ms, bytes, tensors }: AdapterReport, transport: string): void {
+  wroteAdapter ({ ms, bytes, tensors, closure }: AdapterReport, transport: string): void {
     this.#spans(this.#at, { plan: ms.plan, gate: ms.wait, scatter: ms.write })
     this.#at = performance.now()
-    Object.assign(this.#entry, { bytes, tensors, transport })
+    Object.assign(this.#entry, { bytes, tensors, transport, closure: closure ?? null })
   }
 
   /** The request has succeeded. `isOpen`: its update goes on until the end of its transaction. */

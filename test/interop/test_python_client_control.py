@@ -91,6 +91,20 @@ def test_control_memory_and_versions(adder):
     assert refused.value.status in (401, 403)
 
 
+def test_updates_are_listed_with_their_traces(adder):
+    for version in ("one", "two"):
+        adder.update_from_disk(ROOT / "models/adder", version=version)
+    newest, before, *_ = adder.updates()
+    assert [one["label_after"] for one in (newest, before)] == ["two", "one"]
+    assert newest["outcome"] == "done" and newest["stall_ms"] <= newest["ms"]["total"]
+    trace = adder.update_trace(newest["id"])
+    whole = next(event for event in trace["traceEvents"] if event["name"] == f"update {newest['id']}")
+    assert abs(whole["dur"] / 1000 - newest["ms"]["total"]) < 0.01
+    with pytest.raises(refit.RefitError) as unknown:
+        adder.update_trace("a/b?c")
+    assert unknown.value.status == 404
+
+
 def test_wrong_options_are_refused_before_any_request():
     client = refit.Client("http://127.0.0.1:1")
     for options in (dict(transport="pigeon"), dict(transport="group"), dict(transport="file")):

@@ -56,6 +56,10 @@ t.test('an adapter is broadcast, replaced while generation is paused, and refuse
     body: { error_message: /^LoRA adapter "p": expected_checksums names tensors that were not sent: "a"/ }
   })
   t.equal((await load(1, { upsert: true })).body.adapter.digest, first.body.adapter.digest, 'the group stays in step')
+  const { updates } = await (await fetch(`${server.url}/updates`)).json() as { updates: any[] }
+  const [{ stall_ms: stall, ms, ...update }] = updates
+  t.match(update, { kind: 'adapter', adapter: 'p', outcome: 'done' })
+  t.ok(stall > 0 && stall <= ms.scatter, `the gate was shut for ${stall} of ${ms.scatter} ms`)
 })
 
 type Sums = Record<string, string>

@@ -241,6 +241,16 @@ class Client(Engines, Connection):
         """The versions that names of adapters stand for: [{"name", "version", "digest", "requests", ...}]."""
         return self.json("GET", "/adapters")["adapters"]
 
+    def updates(self):
+        """The last 100 updates of weights and of adapters, the newest first: [{"id", "outcome", "ms", "bytes",
+        "stall_ms", ...}]. Times are in milliseconds, "started_at" in seconds since 1970."""
+        return self.json("GET", "/updates")["updates"]
+
+    def update_trace(self, update_id):
+        """The phases of an update in Chrome's trace event format, in microseconds: save it as JSON and open it in
+        https://ui.perfetto.dev. RefitError 404 for an id that GET /updates does not list."""
+        return self.json("GET", f"/updates/{urllib.parse.quote(update_id, safe='')}/trace.json")
+
     # whole updates of one request
 
     def update_from_disk(self, path, version=None, **fields):

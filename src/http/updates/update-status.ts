@@ -28,6 +28,10 @@ export const LoggedUpdate = Type.Object({
     Type.Number(),
     'How long the gate was shut: nothing was generated meanwhile. Null if it was not shut, or not in this process.'
   ),
+  stalled_requests: Type.Integer({
+    description: 'Requests that ran or waited while the gate was shut, as the last byte was written: those that an ' +
+      'in-place pause froze, and those that came meanwhile.'
+  }),
   paused: nullOr(Type.String(), 'The mode of the pause in which it began; null if generation was not paused.'),
   label_before: Type.String(),
   label_after: nullOr(Type.String(), 'Null while it runs.'),
@@ -67,6 +71,7 @@ export function toLoggedUpdate (entry: UpdateEntry, now = performance.now()): Ty
     gb_per_second: ms.scatter === undefined || bytes === 0 ? null : round(bytes / 1e6 / Math.max(ms.scatter, 1e-3)),
     ms: { ...phases, total: round((outcome === 'running' ? now : entry.ended) - began) },
     stall_ms: closure === null ? null : round((closure.openedAt ?? now) - closure.shutAt),
+    stalled_requests: entry.stalled,
     paused: entry.paused,
     label_before: entry.labelBefore,
     label_after: entry.labelAfter,

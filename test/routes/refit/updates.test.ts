@@ -1,9 +1,9 @@
 import { join } from 'node:path'
 import t from 'tap'
 import { packageRoot } from '../../../src/root.ts'
-import { FakeEngine } from '../../helpers/fake-engine.ts'
+import { native } from '../../../src/native/load-addon.ts'
 import { call, routeApp } from '../../helpers/route-app.ts'
-import { BUCKETS, MODELS, serve } from '../../helpers/transaction-server.ts'
+import { BUCKETS, serve, until } from '../../helpers/transaction-server.ts'
 
 process.env.REFIT_NATIVE = join(packageRoot, 'build/faults/refit.node')
 
@@ -88,16 +88,70 @@ t.test('an aborted transaction is torn, with its reason; a stranger meanwhile ha
   ])
 })
 
-t.test('a torn update is torn', async t => {
-  const engine = new FakeEngine()
-  const { url } = await routeApp(t, { engine, modelRoots: [join(packageRoot, 'models')] })
-  engine.failWriteAt = 0
-  await call(`${url}/update_weights_from_disk`, { model_path: join(packageRoot, 'models', MODELS.trained) })
-  const { json } = await call(`${url}/updates`)
-  t.match(json.updates[0].outcome, /refused|torn/)
+t.test('a torn update is torn, and the next one is done', async t => {
+  const server = await serve(t)
+  const model = { model_path: join(server.folder, 'trained') }
+  for (let round = 0; round < 2; round++) {
+    native().armFault!({ point: 'read', at: 2, action: 'fail' })
+    t.not((await server.post('/update_weights_from_disk', model)).status, 200)
+    native().armFault!(null)
+    await server.ok('/update_weights_from_disk', model)
+  }
+  const { updates } = (await server.get('/updates')).body
+  const torn = { outcome: 'torn', error: { code: 'WEIGHTS_TORN', message: /injected fault/ } }
+  const done = { outcome: 'done', error: null }
+  t.match(updates, [done, torn, done, torn])
+  t.ok(updates[1].ms.failed > 0 && updates[1].stall_ms > 0, 'the gate was shut for the write that failed')
 })
 
-t.test('the log keeps the last 100', async t => {
+t.test('two updates in a row tell which requests they stalled, and their times add up', async t => {
+  const server = await serve(t)
+  await server.ok('/pause_generation', { mode: 'in_place' })
+  const generate = async (): Promise<unknown> =>
+    await server.ok('/generate', { text: '1+2=', sampling_params: { max_new_tokens: 1, ignore_eos: true } })
+  const waiting: Promise<unknown>[] = []
+  for (const count of [2, 1]) {
+    for (let i = 0; i < count; i++) waiting.push(generate())
+    await until(() => server.engine.stats.queued === waiting.length)
+    await server.ok('/update_weights_from_disk', { model_path: join(server.folder, 'trained'), flush_cache: false })
+  }
+  await server.ok('/continue_generation')
+  await Promise.all(waiting)
+  await server.ok('/update_weights_from_disk', { model_path: join(server.folder, 'trained') })
+  const { updates } = (await server.get('/updates')).body
+  t.match(updates, [
+    { stalled_requests: 0, paused: null },
+    { stalled_requests: 3, paused: 'in_place' },
+    { stalled_requests: 2, paused: 'in_place' }
+  ])
+  t.ok(updates[0].started_at > updates[1].started_at && updates[1].started_at > updates[2].started_at, 'newest first')
+  for (const { ms: { total, ...phases }, stall_ms: stall, bytes, gb_per_second: rate, spans } of updates) {
+    const sum = Object.values(phases as Record<string, number>).reduce((sum, ms) => sum + ms, 0)
+    t.ok(sum <= total + 0.1 && stall <= total && stall >= phases.scatter, `${sum} and ${stall} of ${total} ms`)
+    t.ok(Math.abs(bytes / 1e6 / phases.scatter - rate) < 0.01 * rate + 0.01, `${rate} GB/s`)
+    const ends = spans.map(([, at, ms]: number[]) => at! + ms!)
+    t.ok(Math.max(...ends) <= total + 0.1)
+  }
+})
+
+t.test('the log keeps the last 100, whatever their outcomes, and traces of those alone', async t => {
+  const server = await serve(t)
+  const ids: string[] = []
+  for (let i = 0; i < 104; i++) {
+    if (i % 3 === 0) await server.ok('/update_weights_from_disk', { model_path: join(server.folder, 'trained') })
+    else await server.post('/update_weights_from_disk', { model_path: `/nowhere-${i}` })
+    ids.unshift((await server.get('/updates')).body.updates[0].id)
+  }
+  const { updates } = (await server.get('/updates')).body
+  t.same(updates.map(({ id }: { id: string }) => id), ids.slice(0, 100))
+  const outcomes = updates.slice(0, 4).map(({ outcome }: { outcome: string }) => outcome)
+  t.same(outcomes, ['refused', 'done', 'refused', 'refused'])
+  for (const [index, status] of [[0, 200], [99, 200], [100, 404], [103, 404]] as const) {
+    t.equal((await server.get(`/updates/${ids[index]}/trace.json`)).status, status, `update ${index}`)
+  }
+})
+
+t.test('the oldest entries leave a full log', async t => {
   const { url } = await routeApp(t)
   for (let i = 0; i < 103; i++) await call(`${url}/update_weights_from_disk`, { model_path: `/nowhere-${i}` })
   const { json: { updates } } = await call(`${url}/updates`)
