@@ -155,7 +155,10 @@ class RefitServer:
         if method != "update_weights_from_ipc":
             raise ValueError(f"refit has no method {method!r} of vLLM's workers")
         if kwargs.get("peft_config") and kwargs.get("base_sync_done"):
-            raise ValueError("refit applies no LoRA adapters: use lora.merge=True, or sglang's merged weights")
+            raise ValueError(
+                "refit takes no adapters from verl's vLLM worker: use rollout.name=sglang, which sends them over HTTP "
+                "(--enable-lora), or lora.merge=True"
+            )
         prefix = f"ipc:///tmp/rl-colocate-zmq-{job_id()}-replica-{self.replica_rank}"
         sockets = {str(rank): f"{prefix}-rank-{rank}.sock" for rank in range(self.ranks)}
         body = dict(zmq_handles=sockets, **({} if timeout is None else dict(timeout=timeout)))

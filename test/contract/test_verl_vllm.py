@@ -251,11 +251,12 @@ def test_other_calls_of_a_vllm_worker_are_refused_with_the_reason(workers_of):
     assert "monkey_patch_model" in error_of(
         workers.actor.collective_rpc.remote("monkey_patch_model", kwargs=dict(vocab_size=1))
     )
-    assert "merge=True" in error_of(
+    adapter = error_of(
         workers.actor.collective_rpc.remote(
             "update_weights_from_ipc", kwargs=dict(peft_config=dict(r=2), base_sync_done=True)
         )
     )
+    assert "merge=True" in adapter and "rollout.name=sglang" in adapter
     engine = workers.engine
     with refusal(400) as found:
         engine.post("/update_weights_from_ipc", dict(zmq_handles={"0": "tcp://127.0.0.1:5555"}))
