@@ -22,6 +22,7 @@
 #include "binding/step.h"
 #include "binding/weights/delta.h"
 #include "binding/weights/patch.h"
+#include "binding/weights/sets.h"
 #include "binding/weights/weights.h"
 #include "core/memory_error.h"
 #include "cpu/kernels.h"
@@ -76,6 +77,7 @@ Napi::Value core_info(const Napi::CallbackInfo& info) {
   out.Set("isa", device.isa);
   out.Set("threads", device.threads);
   out.Set("weightBytes", static_cast<double>(device.weight_bytes));
+  out.Set("spareBytes", static_cast<double>(device.spare_bytes));
   out.Set("kvBytes", static_cast<double>(device.kv_bytes));
   out.Set("addresses", from_vector(env, addresses));
   return out;
@@ -108,6 +110,9 @@ Napi::Object init(Napi::Env env, Napi::Object exports) {
   add("release", release);
   add("resume", resume);
   add("closeMappings", close_mappings);
+  add("copyWeights", copy_weights);
+  add("dropSet", drop_set);
+  add("restoreSet", restore_set);
   add("glooGroup", gloo_group);
   add("glooConnect", gloo_connect);
   add("ncclGroup", nccl_group);

@@ -135,6 +135,9 @@ CoreConfig parse_config(const Napi::Value& value) {
     config.adapter_slots = integer(slots, "config.adapters.", "slots", 1, 1024);
     config.adapter_rank = integer(slots, "config.adapters.", "rank", 1, 4096);
   }
+  if (const Napi::Value sets = object.Get("sets"); !sets.IsUndefined()) {
+    config.sets = static_cast<int>(to_integer(sets, "config.sets", 1, device == "cuda" ? 1 : kMostSets));
+  }
   if (device == "cuda") parse_cuda(object, config);
   return config;
 }
@@ -144,6 +147,21 @@ Napi::Value recipe_fields(const Napi::CallbackInfo& info) {
   ModelRecipe recipe;
   for_each_field(recipe, [&](const char* name, auto&) { names.Set(names.Length(), name); });
   return names;
+}
+
+int to_set(const Napi::Value& value, const std::string& name, const CoreConfig& config) {
+  return static_cast<int>(to_integer(value, name, 0, config.sets - 1));
+}
+
+Access to_access(const Napi::Value& value, const CoreConfig& config) {
+  Access access;
+  if (value.IsUndefined()) return access;
+  const Napi::Object object = to_object(value, "access");
+  if (const Napi::Value set = object.Get("set"); !set.IsUndefined()) access.set = to_set(set, "access.set", config);
+  if (const Napi::Value beside = object.Get("beside"); !beside.IsUndefined()) {
+    access.beside = to_boolean(beside, "access.beside");
+  }
+  return access;
 }
 
 }  // namespace refit::binding

@@ -43,7 +43,7 @@ void Core::with_device(const std::function<void(Device&)>& fn) {
 }
 
 void Core::with_access(Access access, const std::function<void(Device&)>& fn) {
-  if (access == Access::kBeside) {
+  if (access.beside) {
     fn(*device_);
   } else {
     with_device(fn);
@@ -52,7 +52,7 @@ void Core::with_access(Access access, const std::function<void(Device&)>& fn) {
 
 void Core::post(std::function<void()> job, Access access) {
   try {
-    (access == Access::kBeside ? beside_ : writer_).post(std::move(job));
+    (access.beside ? beside_ : writer_).post(std::move(job));
   } catch (const std::runtime_error&) {
     throw std::runtime_error("the core is being closed");
   }

@@ -31,7 +31,7 @@ class Core {
 
   // Queues a job for the writer thread, or for the thread of operations beside steps; jobs run in order and must not
   // throw. Throws std::runtime_error after close().
-  void post(std::function<void()> job, Access access = Access::kGated);
+  void post(std::function<void()> job, Access access = {});
   // Runs fn for an operation on parameters: with exclusive use of the device unless it runs beside steps.
   void with_access(Access access, const std::function<void(Device&)>& fn);
   // Refuses further jobs and returns when all posted jobs have run.

@@ -34,7 +34,7 @@ class Task : public Operation {
   // That thread: no N-API. An exception rejects the promise. `cancel` is set when the environment ends.
   virtual void run(Device& device, const std::atomic<bool>& cancel) = 0;
 
-  Access access = Access::kGated;
+  Access access;
 };
 
 class EnvState {

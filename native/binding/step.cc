@@ -1,5 +1,6 @@
 #include "binding/step.h"
 
+#include "binding/config.h"
 #include "binding/core.h"
 #include "binding/error_code.h"
 #include "binding/fields.h"
@@ -20,8 +21,9 @@ void expect(Napi::Env env, const char* name, size_t length, size_t expected, con
                                        " entries (" + why + "), got " + std::to_string(length));
 }
 
-StepBatch parse_batch(const Napi::Object& object) {
+StepBatch parse_batch(const Napi::Object& object, const CoreConfig& config) {
   StepBatch batch;
+  if (const Napi::Value set = object.Get("set"); !set.IsUndefined()) batch.set = to_set(set, "batch.set", config);
   batch.tokens = field<int32_t>(object, "tokens");
   batch.seq_offsets = field<int32_t>(object, "seqOffsets");
   batch.start_pos = field<int32_t>(object, "startPos");
@@ -58,7 +60,7 @@ StepBatch parse_batch(const Napi::Object& object) {
 
 Napi::Value begin_step(const Napi::CallbackInfo& info) {
   const auto core = core_of(info);
-  const StepBatch batch = parse_batch(to_object(info[1], "batch"));
+  const StepBatch batch = parse_batch(to_object(info[1], "batch"), core->config());
   with_error_code(info.Env(), [&] { core->with_device([&](Device& device) { device.begin(batch); }); });
   return info.Env().Undefined();
 }

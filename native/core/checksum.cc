@@ -109,7 +109,7 @@ uint64_t checksum_run(const void* data, DType dtype, uint64_t first, int64_t n) 
 }
 
 std::vector<uint64_t> Store::checksum(const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols,
-                                      Pool& pool) const {
+                                      Pool& pool, int set) const {
   std::vector<Task> tasks;
   for (size_t i = 0; i < rects.size(); i++) {
     if (rects[i].cols == 0) continue;
@@ -123,7 +123,7 @@ std::vector<uint64_t> Store::checksum(const std::vector<Rect>& rects, const std:
     const uint64_t src_cols = static_cast<uint64_t>(tensor_cols[rect.tensor]);
     const DType dtype = shapes_[rect.param].dtype;
     const uint64_t dst_cols = static_cast<uint64_t>(shapes_[rect.param].cols);
-    const uint8_t* data = addresses_[address_index(rect.rank, rect.param)] +
+    const uint8_t* data = address(rect.rank, rect.param, set) +
                           (static_cast<uint64_t>(rect.dst_row + task.row) * dst_cols + rect.dst_col) * size_of(dtype);
     const uint64_t first = static_cast<uint64_t>(rect.src_row + task.row) * src_cols + rect.src_col;
     uint64_t sum = 0;
@@ -140,13 +140,14 @@ std::vector<uint64_t> Store::checksum(const std::vector<Rect>& rects, const std:
   return {sums.get(), sums.get() + rects.size()};
 }
 
-void Store::scramble(uint64_t seed, Pool& pool) {
+void Store::scramble(uint64_t seed, Pool& pool, int set) {
   struct Part {
-    size_t address;
+    size_t index;  // of the parameter, rank-major
     int64_t from, count;
   };
   std::vector<Part> parts;
-  for (size_t a = 0; a < addresses_.size(); a++) {
+  const size_t first = static_cast<size_t>(set) * ranks_ * shapes_.size();
+  for (size_t a = 0; a < ranks_ * shapes_.size(); a++) {
     const Param& shape = shapes_[a % shapes_.size()];
     const int64_t elements = is_weight(shape) ? shape.rows * shape.cols : 0;
     for (int64_t e = 0; e < elements; e += kTaskElements)
@@ -154,12 +155,12 @@ void Store::scramble(uint64_t seed, Pool& pool) {
   }
   pool.parallel_for(static_cast<int64_t>(parts.size()), [&](int64_t index, int) {
     const Part& part = parts[index];
-    const uint64_t key = scramble_key(seed, part.address);
-    if (shapes_[part.address % shapes_.size()].dtype == DType::kFloat32) {
-      float* out = reinterpret_cast<float*>(addresses_[part.address]) + part.from;
+    const uint64_t key = scramble_key(seed, part.index);
+    if (shapes_[part.index % shapes_.size()].dtype == DType::kFloat32) {
+      float* out = reinterpret_cast<float*>(addresses_[first + part.index]) + part.from;
       for (int64_t i = 0; i < part.count; i++) out[i] = scramble_noise(key, part.from + i);
     } else {
-      uint16_t* out = reinterpret_cast<uint16_t*>(addresses_[part.address]) + part.from;
+      uint16_t* out = reinterpret_cast<uint16_t*>(addresses_[first + part.index]) + part.from;
       for (int64_t i = 0; i < part.count; i++) out[i] = float_to_bf16(scramble_noise(key, part.from + i));
     }
   });

@@ -3,8 +3,12 @@
 //
 // Threads: `begin` and `collect` are called by the scheduler's thread. `write`, `read`, `checksum` and `scramble` are
 // called by the core's writer thread while the scheduler is stopped between two steps (the gate). The two never
-// overlap. A second thread calls `write`, `read` and `checksum` with Access::kBeside while steps and writes of the
-// first thread go on.
+// overlap. A second thread calls `write`, `read` and `checksum` with Access::beside, and the operations on a spare set
+// of weights, while steps and operations of the first thread go on.
+//
+// Sets: with CoreConfig::sets = 2 all weights are in memory twice, each set at addresses of its own. A step computes
+// with the set that its batch names; the caller knows which set that is, and writes the other one meanwhile. The slots
+// of adapters exist once.
 #pragma once
 #include <memory>
 #include <stdexcept>
@@ -21,15 +25,19 @@ namespace refit {
 // Kinds of memory that can be released separately; the names are SGLang's.
 enum MemoryTag : uint32_t { kTagWeights = 1, kTagKvCache = 2, kTagCudaGraph = 4 };
 
-// How an operation on parameters runs. kBeside: beside steps and gated operations, on threads and streams of its own.
+// How an operation reaches parameters. `beside`: beside steps and gated operations, on threads and streams of its own.
 // The caller makes sure that nothing else uses the bytes meanwhile and that their memory is not released.
-enum class Access : uint8_t { kGated, kBeside };
+struct Access {
+  bool beside = false;
+  int set = 0;
+};
 
 struct DeviceInfo {
   std::string isa;
   int threads = 0;
-  uint64_t weight_bytes = 0;
+  uint64_t weight_bytes = 0;  // of one set of weights, with the slots of adapters
   uint64_t kv_bytes = 0;
+  uint64_t spare_bytes = 0;  // of the other set, if there is one
 };
 
 // The device can no longer compute (a sticky CUDA error, a rank that is stuck): the process must end. The message names
@@ -43,7 +51,8 @@ class Device {
   virtual ~Device() = default;
   virtual DeviceInfo info() const = 0;
   // Fixed for the life of the device.
-  virtual const void* address(int rank, int param) const = 0;
+  virtual const void* address(int rank, int param, int set) const = 0;
+  const void* address(int rank, int param) const { return address(rank, param, 0); }
   // Begins a step, which runs after the one before; at most kMostBegun have begun and are not collected. The batch may
   // change when this returns. Its tokens may be those of the step before (is_fed). A malformed batch throws
   // std::invalid_argument here or from `collect`.
@@ -57,20 +66,30 @@ class Device {
   }
   // The job's bounds have been checked. Never throws for an I/O fault: the outcome reports it.
   virtual WriteOutcome write(const WriteJob& job, Access access) = 0;
-  WriteOutcome write(const WriteJob& job) { return write(job, Access::kGated); }
+  WriteOutcome write(const WriteJob& job) { return write(job, Access{}); }
   // Row-major stored bytes of [row, row + rows) x [col, col + cols).
   virtual void read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out,
                     Access access) = 0;
   void read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out) {
-    read(rank, param, row, col, rows, cols, out, Access::kGated);
+    read(rank, param, row, col, rows, cols, out, Access{});
   }
   // Partial checksum of each rectangle; tensor_cols[rect.tensor] gives the checkpoint tensor's columns.
   virtual std::vector<uint64_t> checksum(const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols,
                                          Access access) = 0;
   std::vector<uint64_t> checksum(const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols) {
-    return checksum(rects, tensor_cols, Access::kGated);
+    return checksum(rects, tensor_cols, Access{});
   }
-  virtual void scramble(uint64_t seed) = 0;
+  // The weights of one set.
+  virtual void scramble(uint64_t seed, int set) = 0;
+  void scramble(uint64_t seed) { scramble(seed, 0); }
+  // Beside steps: copies the rectangles' targets (rank, param, dst_row, dst_col, rows, cols) of one set to the same
+  // places of another. A failure leaves the other set in part as it was. The device must have both sets.
+  virtual void copy_weights(const std::vector<Rect>&, int /* from */, int /* to */) { throw one_set(); }
+  // Beside steps: gives the memory of a set that no step uses back to the system (returns the bytes), or backs it
+  // with memory again, with undefined contents (std::bad_alloc: it stays without). Addresses stay. `release_memory` and
+  // `resume_memory` leave such a set alone.
+  virtual uint64_t drop_set(int /* set */) { throw one_set(); }
+  virtual void restore_set(int /* set */) { throw one_set(); }
   // Gives physical memory of the tags (MemoryTag bits) back to the system; addresses stay. With `keep_weights` the
   // bytes of weights are kept in host memory first (std::bad_alloc changes nothing). Tags that are released already are
   // left alone. Returns the bytes given back.
@@ -92,6 +111,9 @@ class Device {
     throw GroupError(GroupErrorKind::kRefused,
                      "NCCL connects GPUs, and this engine runs on the CPU: use backend \"gloo\"");
   }
+
+ private:
+  static std::logic_error one_set() { return std::logic_error("this device holds one set of weights"); }
 };
 
 // Throws std::invalid_argument (bad configuration) or std::bad_alloc.

@@ -79,8 +79,9 @@ class Group {
   virtual void send(const uint8_t* data, uint64_t bytes, GroupDeadline deadline) = 0;
   // Broadcasts all parameters of the device from rank `root` straight into their places; see groupParams in
   // src/native/groups.ts. `config` is the device's. During the call, other threads may read the parameters on the
-  // sending side, but not on a receiving side.
-  virtual void params(Device& device, const CoreConfig& config, int rank, int root, GroupDeadline deadline) = 0;
+  // sending side, but not on a receiving side. `set`: of weights.
+  virtual void params(Device& device, const CoreConfig& config, int rank, int set, int root,
+                      GroupDeadline deadline) = 0;
   // torch's `barrier` of the backend. Returns when all ranks have reached it.
   virtual void barrier(GroupDeadline deadline) = 0;
 

@@ -100,6 +100,8 @@ void for_each_field(Recipe& recipe, Visit&& visit) {
   visit("normTopkProb", recipe.norm_topk_prob);
 }
 
+constexpr int kMostSets = 2;
+
 struct CoreConfig {
   std::string device = "cpu";  // or "cuda"
   int ranks = 1;
@@ -110,6 +112,7 @@ struct CoreConfig {
   std::vector<Param> params;
   int pages = 0;
   int page_size = 16;
+  int sets = 1;                 // of weights, at most kMostSets
   bool record_experts = false;  // steps return the experts of each token (StepResult::experts)
   int adapter_slots = 0;        // LoRA adapters in memory at once (core/adapters.h), and the most rank of each
   int adapter_rank = 0;

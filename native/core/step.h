@@ -37,6 +37,7 @@ struct StepBatch {
   std::span<const int32_t> ids;
   std::span<const uint32_t> masks;
   std::span<const int32_t> adapters;
+  int set = 0;  // of the weights that compute it
 
   int sequences() const { return static_cast<int>(start_pos.size()); }
   int rows() const { return static_cast<int>(row_seeds.size()); }

@@ -7,6 +7,8 @@
 #include <string>
 #include <utility>
 
+#include "core/fault.h"
+
 namespace refit {
 namespace {
 
@@ -22,7 +24,7 @@ size_t param_bytes(const Param& param) {
   return bytes;
 }
 
-void copy(const Arena& from, Arena& to, Pool& pool) {
+void copy_arena(const Arena& from, Arena& to, Pool& pool) {
   constexpr size_t kStretch = 4 << 20;
   const auto stretches = static_cast<int64_t>((from.bytes() + kStretch - 1) / kStretch);
   pool.parallel_for(stretches, [&](int64_t index, int) {
@@ -33,32 +35,51 @@ void copy(const Arena& from, Arena& to, Pool& pool) {
 
 }  // namespace
 
-Store::Store(const CoreConfig& config) : shapes_(config.params) {
-  size_t total = 0;
+Store::Store(const CoreConfig& config) : shapes_(config.params), ranks_(config.ranks), sets_(config.sets) {
+  size_t weights = 0, adapters = 0;
   for (const Param& shape : shapes_) {
+    size_t& total = is_weight(shape) ? weights : adapters;
     if (__builtin_add_overflow(total, Arena::padded(param_bytes(shape)), &total)) throw std::bad_alloc();
   }
-  for (int rank = 0; rank < config.ranks; rank++) {
-    Arena& arena = arenas_.emplace_back(total);
-    for (const Param& shape : shapes_) {
-      addresses_.push_back(static_cast<uint8_t*>(arena.carve(param_bytes(shape))));
+  for (int rank = 0; rank < ranks_; rank++) adapters_.emplace_back(adapters);
+  for (int set = 0; set < sets_; set++) {
+    for (int rank = 0; rank < ranks_; rank++) {
+      Arena& arena = weights_.emplace_back(weights);
+      for (size_t p = 0; p < shapes_.size(); p++) {
+        const bool is_shared = set > 0 && !is_weight(shapes_[p]);
+        Arena& home = is_weight(shapes_[p]) ? arena : adapters_[rank];
+        addresses_.push_back(is_shared ? address(rank, static_cast<int>(p), 0)
+                                       : static_cast<uint8_t*>(home.carve(param_bytes(shapes_[p]))));
+      }
     }
   }
 }
 
+std::vector<Arena*> Store::present() {
+  std::vector<Arena*> out;
+  for (int set = 0; set < sets_; set++) {
+    for (int rank = 0; rank < ranks_ && !dropped_[set]; rank++) out.push_back(&weights_[set * ranks_ + rank]);
+  }
+  for (Arena& arena : adapters_) {
+    if (arena.bytes() > 0) out.push_back(&arena);
+  }
+  return out;
+}
+
 void Store::populate(Pool& pool) {
-  for (Arena& arena : arenas_) arena.populate(pool);
+  for (Arena* arena : present()) arena->populate(pool);
 }
 
 uint64_t Store::release(bool keep, Pool& pool) {
   if (released_) return 0;
   std::vector<Arena> copies;
+  const std::vector<Arena*> arenas = present();
   if (keep) {
-    for (const Arena& arena : arenas_) copies.emplace_back(arena.bytes()).populate(pool);
-    for (size_t i = 0; i < arenas_.size(); i++) copy(arenas_[i], copies[i], pool);
+    for (const Arena* arena : arenas) copies.emplace_back(arena->bytes()).populate(pool);
+    for (size_t i = 0; i < arenas.size(); i++) copy_arena(*arenas[i], copies[i], pool);
   }
   uint64_t bytes = 0;
-  for (Arena& arena : arenas_) bytes += arena.release();
+  for (Arena* arena : arenas) bytes += arena->release();
   kept_ = std::move(copies);
   released_ = true;
   return bytes;
@@ -66,33 +87,71 @@ uint64_t Store::release(bool keep, Pool& pool) {
 
 bool Store::resume(Pool& pool) {
   if (!released_) return true;
-  for (size_t i = 0; i < arenas_.size(); i++) {
+  const std::vector<Arena*> arenas = present();
+  for (size_t i = 0; i < arenas.size(); i++) {
     try {
-      arenas_[i].resume(pool);
+      arenas[i]->resume(pool);
     } catch (...) {
-      for (size_t before = 0; before < i; before++) arenas_[before].release();
+      for (size_t before = 0; before < i; before++) arenas[before]->release();
       throw;
     }
   }
   released_ = false;
   if (kept_.empty()) return false;
-  for (size_t i = 0; i < arenas_.size(); i++) copy(kept_[i], arenas_[i], pool);
+  for (size_t i = 0; i < arenas.size(); i++) copy_arena(kept_[i], *arenas[i], pool);
   kept_.clear();
   return true;
 }
 
-uint64_t Store::bytes() const {
-  uint64_t sum = 0;
-  for (const Arena& arena : arenas_) sum += arena.bytes();
-  return sum;
+uint64_t Store::drop(int set) {
+  uint64_t bytes = 0;
+  for (int rank = 0; rank < ranks_ && !dropped_[set]; rank++) bytes += weights_[set * ranks_ + rank].release();
+  dropped_[set] = true;
+  return bytes;
 }
 
-void Store::read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out) const {
+void Store::restore(int set, Pool& pool) {
+  if (!dropped_[set]) return;
+  for (int rank = 0; rank < ranks_; rank++) {
+    try {
+      weights_[set * ranks_ + rank].resume(pool);
+    } catch (...) {
+      for (int before = 0; before < rank; before++) weights_[set * ranks_ + before].release();
+      throw;
+    }
+  }
+  dropped_[set] = false;
+}
+
+uint64_t Store::set_bytes() const { return weights_.front().bytes() * static_cast<uint64_t>(ranks_); }
+
+uint64_t Store::bytes() const { return set_bytes() + adapters_.front().bytes() * static_cast<uint64_t>(ranks_); }
+
+void Store::copy(const std::vector<Rect>& rects, int from, int to, Pool& pool) {
+  pool.parallel_for(static_cast<int64_t>(rects.size()), [&](int64_t index, int) {
+    const Rect& rect = rects[index];
+    if (REFIT_FAULT(kCopy)) throw std::runtime_error("injected fault: copy");
+    const size_t element = size_of(shapes_[rect.param].dtype);
+    const size_t pitch = static_cast<size_t>(shapes_[rect.param].cols) * element;
+    const size_t width = static_cast<size_t>(rect.cols) * element;
+    const size_t at = static_cast<size_t>(rect.dst_row) * pitch + static_cast<size_t>(rect.dst_col) * element;
+    const uint8_t* source = address(rect.rank, rect.param, from) + at;
+    uint8_t* target = address(rect.rank, rect.param, to) + at;
+    if (width == pitch) {
+      std::memcpy(target, source, static_cast<size_t>(rect.rows) * pitch);
+      return;
+    }
+    for (int64_t r = 0; r < rect.rows; r++, source += pitch, target += pitch) std::memcpy(target, source, width);
+  });
+}
+
+void Store::read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out,
+                 int set) const {
   const size_t element = size_of(shapes_[param].dtype);
   const size_t pitch = static_cast<size_t>(shapes_[param].cols) * element;
   const size_t width = static_cast<size_t>(cols) * element;
   const uint8_t* from =
-      addresses_[address_index(rank, param)] + static_cast<size_t>(row) * pitch + static_cast<size_t>(col) * element;
+      address(rank, param, set) + static_cast<size_t>(row) * pitch + static_cast<size_t>(col) * element;
   for (int64_t r = 0; r < rows; r++) {
     if (width > 0) std::memcpy(out + static_cast<size_t>(r) * width, from + static_cast<size_t>(r) * pitch, width);
   }

@@ -175,9 +175,9 @@ void test_beside_steps(int ranks) {
   std::atomic<bool> stop = false;
   std::thread writer([&] {
     do {
-      const WriteOutcome outcome = device->write(write.job, Access::kBeside);
+      const WriteOutcome outcome = device->write(write.job, Access{.beside = true});
       CHECKF(outcome.error.empty(), "%s", outcome.error.c_str());
-      CHECK(device->checksum(write.job.rects, cols, Access::kBeside).size() == write.job.rects.size());
+      CHECK(device->checksum(write.job.rects, cols, Access{.beside = true}).size() == write.job.rects.size());
     } while (!stop);
   });
   for (int i = 0; i < 5; ++i) CHECK(logprobs(*device, sequences, kVariants[3].vocab) == before);

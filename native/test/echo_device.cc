@@ -33,7 +33,7 @@ class EchoDevice : public Device {
             config_.threads, static_cast<uint64_t>(config_.max_step_tokens),
             static_cast<uint64_t>(config_.max_step_sequences) * 1000000 + config_.max_context};
   }
-  const void* address(int rank, int param) const override {
+  const void* address(int rank, int param, int) const override {
     return reinterpret_cast<const void*>(static_cast<uintptr_t>(rank * 1000 + param));
   }
   void begin(const StepBatch& batch) override {
@@ -81,7 +81,7 @@ class EchoDevice : public Device {
     }
     return out;
   }
-  void scramble(uint64_t seed) override { fail(seed); }
+  void scramble(uint64_t seed, int) override { fail(seed); }
   uint64_t release_memory(uint32_t tags, bool keep_weights) override {
     if (tags == 0) fail(2);
     return (uint64_t{1} << 40) + tags * 10 + keep_weights;

@@ -201,7 +201,7 @@ class StandIn : public Device {
     out.isa = "stand-in for CUDA: " + out.isa;
     return out;
   }
-  const void* address(int rank, int param) const override { return cpu_->address(rank, param); }
+  const void* address(int rank, int param, int) const override { return cpu_->address(rank, param); }
   void begin(const StepBatch& batch) override { cpu_->begin(batch); }
   void collect(StepResult& result) override { cpu_->collect(result); }
   WriteOutcome write(const WriteJob& job, Access access) override {
@@ -220,7 +220,7 @@ class StandIn : public Device {
                                  Access access) override {
     return cpu_->checksum(rects, tensor_cols, access);
   }
-  void scramble(uint64_t seed) override { cpu_->scramble(seed); }
+  void scramble(uint64_t seed, int) override { cpu_->scramble(seed); }
   uint64_t release_memory(uint32_t tags, bool keep_weights) override {
     if ((tags & kTagWeights) != 0) released_ = true;
     return cpu_->release_memory(tags, keep_weights);
@@ -253,7 +253,7 @@ class StandIn : public Device {
       for (size_t id = 0; id < config_.params.size(); id++) {
         const Param& param = config_.params[id];
         const uint64_t row_bytes = static_cast<uint64_t>(param.cols) * size_of(param.dtype);
-        spans.push_back({const_cast<void*>(address(rank, static_cast<int>(id))),
+        spans.push_back({const_cast<void*>(address(rank, static_cast<int>(id), 0)),
                          static_cast<uint64_t>(param.rows) * row_bytes, row_bytes, param.dtype});
       }
       return spans;

@@ -25,6 +25,9 @@ export interface SlotImage {
   bytes: number
 }
 
+/** Slots are written and read while steps run, which do not use them. */
+const BESIDE = { beside: true }
+
 export interface SlotMemoryOptions {
   addon: NativeAddon
   core: number
@@ -83,7 +86,7 @@ export class SlotMemory {
     let bytes = 0
     await besideSteps(async () => {
       for (const { rank, param, dstRow, dstCol, rows, cols } of modules.flatMap(module => imageRects(slot, module))) {
-        const part = await addon.read(core, rank, param, dstRow, dstCol, rows, cols, true)
+        const part = await addon.read(core, rank, param, dstRow, dstCol, rows, cols, BESIDE)
         parts.push({ rank, param, rows, cols, bytes: part })
         bytes += part.length
       }
@@ -114,7 +117,7 @@ export class SlotMemory {
         // Several ranks may hold the same part.
         if (parts.has(region)) continue
         const { rank, param, dstRow, dstCol, rows, cols } = rect
-        parts.set(region, { rect, bytes: await addon.read(core, rank, param, dstRow, dstCol, rows, cols, true) })
+        parts.set(region, { rect, bytes: await addon.read(core, rank, param, dstRow, dstCol, rows, cols, BESIDE) })
       }
       const [first] = parts.values()
       if (parts.size === 1) return first!.bytes
@@ -232,7 +235,7 @@ export class SlotMemory {
       ]
     })
     const { tensors } = await this.#options.besideSteps(
-      async () => await checksumsOf(this.#options, plans, { beside: true })
+      async () => await checksumsOf(this.#options, plans, { access: BESIDE })
     )
     return new Map(tensors.map(({ name, checksum }) => [name, checksum]))
   }
@@ -242,7 +245,7 @@ export class SlotMemory {
     const { addon, core, besideSteps } = this.#options
     const plan = layOut({ ...source, tensors: tensors.map(({ tensor }) => tensor) }, tensors.map(matched))
     const { bytes, error } = await besideSteps(
-      async () => await writeJob(addon, core, plan.job, plan.tensors.length, true)
+      async () => await writeJob({ addon, core, access: BESIDE }, plan.job, plan.tensors.length)
     )
     if (error !== undefined) throw readError(source, plan.tensors[error.tensor]?.name ?? '?', error.message)
     return bytes
@@ -259,7 +262,7 @@ export class SlotMemory {
     const { bytes, error, shutAt, openedAt } = await betweenSteps(
       async () => {
         const shutAt = performance.now()
-        const outcome = await scatterStream(addon, core, plan, source.stream)
+        const outcome = await scatterStream({ addon, core }, plan, source.stream)
         return { ...outcome, shutAt, openedAt: performance.now() }
       },
       deadlineMs

@@ -126,7 +126,7 @@ async function start (
 function weightStore (
   parts: Pick<WeightStoreOptions, 'addon' | 'core' | 'table' | 'gates'>,
   { core: { dtype, device }, gpus }: CoreSize,
-  { weightVersion = 'default', updateDeadlineMs, enableWeightsCpuBackup = false }: EngineOptions
+  { weightVersion = 'default', updateDeadlineMs, enableWeightsCpuBackup = false, shadowWeights = false }: EngineOptions
 ): WeightStore {
   return new WeightStore({
     ...parts,
@@ -135,6 +135,7 @@ function weightStore (
     keepWeights: enableWeightsCpuBackup,
     availableBytes: availableMemory,
     onHost: device === 'cpu',
+    shadow: shadowWeights,
     releasable: gpus.every(({ virtualMemory }) => virtualMemory),
     ...updateDeadlineMs === undefined ? {} : { deadlineMs: updateDeadlineMs }
   })
@@ -164,7 +165,7 @@ async function load (
   source: WeightSource,
   onProgress: EngineOptions['onProgress']
 ): Promise<WriteReport> {
-  const update = await store.update()
+  const update = await store.update({ swap: 'in_place' })
   try {
     const report = await update.write(source, onProgress)
     await update.commit({ requireAll: true })

@@ -13,6 +13,11 @@ export interface GateKeeper {
    * before).
    */
   shut: (options: { abort: boolean, inPlace?: boolean, deadlineMs: number, signal?: AbortSignal }) => Promise<Gate>
+  /**
+   * Puts a state into effect between two steps, without the gate: a step that is under way ends first, and running
+   * requests go on; with `abort` they end. Resolves when no step uses another set of weights.
+   */
+  swap: (state: GateOpening, options: { abort: boolean }) => Promise<void>
   /** Labels the tokens of all steps after this call. It needs no gate, since no bytes move. */
   relabel: (version: string) => void
   /** The device can compute no more: fails all requests and notifies the caller that runs the engine. */
@@ -33,12 +38,13 @@ export interface Gate {
 }
 
 /**
- * State in which the scheduler goes on. `epoch` and `version` mark every token from now on and key new prefix-cache
- * entries; `flushCache` drops the prefix cache. With `asleep` no step runs, queued requests wait, and new ones fail
- * with ENGINE_ASLEEP (its reason). With `torn` alone no step runs, and new requests fail with ENGINE_TORN; queued ones
- * fail too, once no pause holds them.
+ * State in which the scheduler goes on. Steps compute with the set `set` of the weights. `epoch` and `version` mark
+ * every token from now on and key new prefix-cache entries; `flushCache` drops the prefix cache. With `asleep` no step
+ * runs, queued requests wait, and new ones fail with ENGINE_ASLEEP (its reason). With `torn` alone no step runs, and
+ * new requests fail with ENGINE_TORN; queued ones fail too, once no pause holds them.
  */
 export interface GateOpening {
+  set: number
   epoch: number
   version: string
   flushCache: boolean

@@ -1,11 +1,10 @@
 import type { MemoryTag } from '../native/addon.ts'
 import type { Adapters } from './adapters.ts'
 import type { DeltaHost } from './delta-host.ts'
-import type { GateClosure } from './gate.ts'
 import type { Grammar } from './grammar.ts'
 import type { GroupHost } from './group-host.ts'
-import type { WeightSource, WriteReport } from './weight-source.ts'
 import type { WeightCoverage, WeightTransactions } from './weight-transactions.ts'
+import type { UpdateOptions, WeightSets, WeightUpdate } from './weight-update.ts'
 
 // The interface that the plugin is written against; remote engines implement it too. It takes and returns token ids;
 // src/engine/text-generation.ts adds text.
@@ -174,6 +173,7 @@ export type WeightState = { state: 'current' } | { state: 'torn', tensors: strin
 }
 
 export type { MemoryTag } from '../native/addon.ts'
+export type { SwapMode, UpdateOptions, WeightSets, WeightUpdate } from './weight-update.ts'
 
 /** Bytes given back per kind of memory that is released. */
 export type ReleasedMemory = Readonly<Partial<Record<MemoryTag, number>>>
@@ -259,46 +259,6 @@ export interface EngineStats {
   tokensPerSecond: number
 }
 
-export interface UpdateOptions {
-  /** End running requests instead of waiting for them. */
-  abortAllRequests?: boolean
-  /** Most milliseconds to wait for the gate and the queue before it. */
-  deadlineMs?: number
-  /** Refuse names that the model does not have (default true). */
-  strictNames?: boolean
-  /**
-   * Refuse a source that lacks tensors of the model, before the first byte is written (default false). `alone`: unless
-   * the update belongs to a transaction, which may have other parts.
-   */
-  requireAll?: boolean | 'alone'
-  /**
-   * Id of the open transaction that the update belongs to. Without one: the trainer's scope that is open, else a
-   * transaction of its own.
-   */
-  transaction?: string
-}
-
-/**
- * An update under way. The gate is shut from the first write until commit or abort. In a transaction, writes of several
- * updates take turns, and a commit moves no label and opens no gate: the end of the transaction does.
- */
-export interface WeightUpdate {
-  /** Absent before its first write, and on engines in other processes. In a transaction: the transaction's. */
-  readonly closure?: GateClosure | undefined
-  /** Checks all of the source, then writes all of it. Throws before the first byte, or WEIGHTS_TORN after it. */
-  write: (source: WeightSource, progress?: (done: number, total: number) => void) => Promise<WriteReport>
-  /**
-   * Moves the label (if given), drops the caches, opens the gate. `requireAll` requires that every name was written.
-   * Throws WEIGHTS_TORN while anything is torn, unless `allowTorn` is set: for one of many updates that heal the
-   * weights together. Nothing is generated until the last of them.
-   */
-  commit: (
-    options: { version?: string, flushCache?: boolean, requireAll?: boolean, allowTorn?: boolean }
-  ) => Promise<void>
-  /** Opens the gate without moving the label. Torn tensors stay torn. */
-  abort: (reason: string) => Promise<void>
-}
-
 /** Checksum of one checkpoint tensor as the engine holds it (docs/checksum.md), 16 hex digits. */
 export interface TensorChecksum {
   name: string
@@ -323,6 +283,8 @@ export interface RolloutEngine {
   readonly epoch: number
   readonly weights: WeightState
   readonly releasedMemory: ReleasedMemory
+  /** Absent on an engine that holds one set of weights. */
+  readonly weightSets?: WeightSets | undefined
   /** Updates of many requests. */
   readonly transactions: WeightTransactions
   /** Null if nothing was written since the last pause or opening. */

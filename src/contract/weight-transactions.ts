@@ -1,3 +1,5 @@
+import type { SwapMode } from './weight-update.ts'
+
 /** Options of a transaction. */
 export interface TransactionOptions {
   /** Names that a commit requires; "all": every tensor of the model. Absent: it requires none. */
@@ -12,6 +14,8 @@ export interface TransactionOptions {
   deadlineMs?: number
   /** A trainer's scope (begin and end): updates that name no transaction belong to it. */
   scope?: boolean
+  /** For all of its updates; default `auto`. With a second set of weights generation goes on until the commit. */
+  swap?: SwapMode
 }
 
 /** State of a transaction, or how it ended. Lists hold at most 100 names; counts are whole. */
@@ -51,7 +55,8 @@ export interface TransactionStatus {
 
 /**
  * Updates of many requests; at most one is open at a time. From its first write until its end the gate is shut, so that
- * nothing is generated from a mixture of weights. Updates that do not belong to it are refused meanwhile
+ * nothing is generated from a mixture of weights; or it writes a second set of weights (`SwapMode`), which its commit
+ * puts in use, and nothing has changed without one. Updates that do not belong to it are refused meanwhile
  * (TRANSACTION_OPEN).
  */
 export interface WeightTransactions {

@@ -60,6 +60,11 @@ export interface EngineOptions {
    */
   enableWeightsCpuBackup?: boolean
   /**
+   * Holds a second set of weights, which updates write while steps go on; then the sets change places between two
+   * steps. Default false. CONFIG on GPUs, and if both do not fit into memory.
+   */
+  shadowWeights?: boolean
+  /**
    * Records the experts of every token, for requests that return them; default false. CONFIG for a model without
    * experts.
    */

@@ -11,6 +11,7 @@ import type {
   TensorChecksum,
   TokenEvent,
   UpdateOptions,
+  WeightSets,
   WeightState,
   WeightUpdate
 } from '../contract/rollout-engine.ts'
@@ -41,6 +42,7 @@ export interface WeightKeeper {
   readonly state: WeightState
   readonly releasedMemory: ReleasedMemory
   readonly transactions: WeightTransactions
+  readonly sets: WeightSets | undefined
   readonly lastCoverage: WeightCoverage | null
   update: (options?: UpdateOptions) => Promise<WeightUpdate>
   label: (version: string) => boolean
@@ -118,6 +120,10 @@ export class LocalEngine implements RolloutEngine {
 
   get releasedMemory (): ReleasedMemory {
     return this.#weights.releasedMemory
+  }
+
+  get weightSets (): WeightSets | undefined {
+    return this.#weights.sets
   }
 
   get transactions (): WeightTransactions {

@@ -49,6 +49,8 @@ export type ToWorker =
   | { type: 'shut', call: number, abort: boolean, inPlace: boolean }
   | { type: 'cancelShut', call: number }
   | { type: 'open' } & GateOpening
+  /** As `open`, between two steps and without the gate; replies then. `abort`: ends all requests. */
+  | { type: 'swap', call: number, abort: boolean } & GateOpening
   | { type: 'relabel', version: string }
   /** Fails all requests, frees the core and ends the thread. */
   | { type: 'close' }

@@ -1,30 +1,19 @@
 import { Worker } from 'node:worker_threads'
 import { RefitError } from '../errors.ts'
 import type { ErrorCode } from '../errors.ts'
-import type { Gate, GateKeeper } from '../contract/gate.ts'
+import type { Gate, GateKeeper, GateOpening } from '../contract/gate.ts'
 import { EventUnpacker } from './event-unpacker.ts'
 import { Heartbeat } from './heartbeat.ts'
 import { loadOf } from './messages.ts'
 import type { EventBatch, FromWorker, PlacedRequest, StartData, ToWorker, WorkerData } from './messages.ts'
 import { RateMeter } from './rate-meter.ts'
 import type { EngineStats, PauseMode, TokenEvent } from '../contract/rollout-engine.ts'
+import type { SchedulerClientOptions } from './scheduler-client-options.ts'
 import type { SchedulerStats } from './scheduling/scheduler.ts'
 import { IdleTracker } from './idle-tracker.ts'
 import { initialStats } from './initial-stats.ts'
 import { TokenStream } from './token-stream.ts'
 import { startWatchdog } from './watchdog.ts'
-
-export interface SchedulerClientOptions {
-  /**
-   * Called once if the worker ends unexpectedly, its device is lost or a step does not end. All requests have failed by
-   * then.
-   */
-  onFailure?: (error: RefitError) => void
-  /** Longest time that a step may take. Default: no limit. */
-  watchdogMs?: number
-  /** The worker's file. */
-  url?: URL
-}
 
 interface Live {
   id: number
@@ -207,6 +196,12 @@ export class SchedulerClient implements GateKeeper {
         this.#post({ type: 'open', ...options })
       }
     }
+  }
+
+  /** See GateKeeper. */
+  async swap (state: GateOpening, { abort }: { abort: boolean }): Promise<void> {
+    if (abort) this.#idleTracker.unsettled()
+    await this.#call({ type: 'swap', abort, ...state })
   }
 
   relabel (version: string): void {

@@ -160,6 +160,11 @@ export class WorkerLoop {
         return scheduler.cancelShut(message.call)
       case 'open':
         return scheduler.open(message)
+      case 'swap': {
+        scheduler.swap(message, message.abort)
+        this.#replies.push({ type: 'reply', call: message.call, done: true })
+        return
+      }
       case 'relabel':
         return scheduler.setVersion(message.version)
       case 'close': {

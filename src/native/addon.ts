@@ -48,6 +48,16 @@ export interface NativeLayouts {
   step: Record<string, number>
 }
 
+/**
+ * How an operation reaches parameters: the set of weights (default 0; the slots of adapters are the same in each), and
+ * whether it runs `beside` steps and other operations (default false). Nothing else may use these bytes meanwhile, and
+ * their memory may not be released.
+ */
+export interface Access {
+  set?: number
+  beside?: boolean
+}
+
 export interface NativeAddon extends NativeGroups, NativeDeltas, NativeHandles, NativePickles {
   /** True in a build with fault points. */
   faults: boolean
@@ -86,18 +96,14 @@ export interface NativeAddon extends NativeGroups, NativeDeltas, NativeHandles, 
    * a malformed batch. A step that takes tokens of a failed one fails too.
    */
   collectStep: (handle: number) => StepResult
-  /**
-   * Main thread, gate shut. Runs on the core's own threads, not on libuv's. `beside` (default false, also of `read` and
-   * `checksum`): runs while steps and other writes go on; nothing else may use these bytes meanwhile, and the weights'
-   * memory may not be released.
-   */
-  write: (handle: number, job: WriteJob, beside?: boolean) => Promise<WriteOutcome>
+  /** Main thread; gate shut, unless it runs beside steps. Runs on the core's own threads, not on libuv's. */
+  write: (handle: number, job: WriteJob, access?: Access) => Promise<WriteOutcome>
   /**
    * Main thread. A hint that a write comes within a few milliseconds: wakes the threads that will run it. They poll for
    * it if there are processors to spare.
    */
   expectWrite: (handle: number) => void
-  /** Main thread, gate shut. The stored bytes of a rectangle of one rank's parameter, row-major. */
+  /** Main thread, as `write`. The stored bytes of a rectangle of one rank's parameter, row-major. */
   read: (
     handle: number,
     rank: number,
@@ -106,10 +112,10 @@ export interface NativeAddon extends NativeGroups, NativeDeltas, NativeHandles, 
     col: number,
     rows: number,
     cols: number,
-    beside?: boolean
+    access?: Access
   ) => Promise<Uint8Array>
   /**
-   * Main thread, gate shut. For each rectangle the partial checksum of docs/checksum.md: the sum over its elements of
+   * Main thread, as `write`. For each rectangle the partial checksum of docs/checksum.md: the sum over its elements of
    * stored bits times key(index in the checkpoint tensor), mod 2^64. `tensorCols` has one entry for each tensor that
    * the rectangles name.
    */
@@ -117,12 +123,28 @@ export interface NativeAddon extends NativeGroups, NativeDeltas, NativeHandles, 
     handle: number,
     rects: Float64Array,
     tensorCols: Float64Array,
-    beside?: boolean
+    access?: Access
   ) => Promise<BigUint64Array>
   /**
-   * Main thread, gate shut. Overwrites every parameter with position-dependent noise. Padding rows may not stay zero.
+   * Main thread, gate shut. Overwrites all weights of a set with position-dependent noise. Padding rows may not stay
+   * zero.
    */
-  scramble: (handle: number, seed: bigint) => Promise<void>
+  scramble: (handle: number, seed: bigint, access?: Access) => Promise<void>
+  /**
+   * Main thread, beside steps. Copies the targets of rectangles (rank, param, dstRow, dstCol, rows, cols) from one set
+   * of weights to the same places of another. After a failure some of them have been copied.
+   */
+  copyWeights: (handle: number, rects: Float64Array, from: number, to: number) => Promise<void>
+  /**
+   * Main thread, beside steps. Gives the memory of a set that no step uses back to the system; addresses stay. Resolves
+   * to the number of bytes. `release` and `resume` leave the set out until `restoreSet`.
+   */
+  dropSet: (handle: number, set: number) => Promise<number>
+  /**
+   * Main thread, beside steps. Backs a dropped set with memory again; its contents are undefined. Without enough memory
+   * it stays dropped (NO_MEMORY).
+   */
+  restoreSet: (handle: number, set: number) => Promise<void>
   /**
    * Main thread, gate shut. Returns the physical memory behind the tags (MEMORY_TAGS bits) to the system; addresses
    * stay. With `keepWeights` the weights' bytes are kept in host memory (NO_MEMORY changes nothing). Tags that are

@@ -47,6 +47,8 @@ export interface CoreConfig {
   /** KV pages and tokens per page. */
   pages: number
   pageSize: number
+  /** Sets of weights: 1 (default), or 2 on the CPU. A step and an operation on weights name theirs. */
+  sets?: number
   /** Steps return the experts of each token (`StepResult.experts`); default false. */
   recordExperts?: boolean
   /**
@@ -60,9 +62,11 @@ export interface CoreInfo {
   /** On a CPU its kernel set; on CUDA a description of the GPUs and their libraries. */
   isa: string
   threads: number
-  /** Bytes reserved for parameters (all ranks) and for the KV cache. */
+  /** Bytes reserved for parameters (all ranks, one set of weights) and for the KV cache. */
   weightBytes: number
   kvBytes: number
-  /** Address of each parameter, rank-major [ranks * params]. Addresses never change. */
+  /** Bytes reserved for the other set of weights; 0 without one. */
+  spareBytes: number
+  /** Address of each parameter, rank-major [ranks * params], in the first set. Addresses never change. */
   addresses: BigUint64Array
 }

@@ -156,9 +156,16 @@ export interface NativeGroups {
    * tensor-parallel rank `rank`, in their order, from rank `root` of the group straight into place. If `root` is in
    * this process, it sends. The caller has compared the layouts of the cores. An NCCL group was made with `coreRank:
    * rank`: there is one group for each tensor-parallel rank, with one rank of every engine, and all of them may run at
-   * once. After a failure any parameter of that rank may be torn.
+   * once. After a failure any parameter of that rank may be torn. `set`: of weights, default 0.
    */
-  groupParams: (group: GroupHandle, core: number, rank: number, root: number, deadlineMs: number) => Promise<void>
+  groupParams: (
+    group: GroupHandle,
+    core: number,
+    rank: number,
+    root: number,
+    deadlineMs: number,
+    set?: number
+  ) => Promise<void>
   /**
    * Main thread, gate shut for an NCCL group. torch's `barrier` of the backend: waits until all ranks have called it.
    */

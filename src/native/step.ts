@@ -40,6 +40,8 @@ export interface StepBatch {
   masks: Uint32Array
   /** [S] the adapter slot of each sequence, -1 for the base model; or empty if no sequence has an adapter. */
   adapters: Int32Array
+  /** The set of weights that computes it; default 0. */
+  set?: number
 }
 
 /** Words of one mask. */

@@ -50,7 +50,7 @@ async function receiveParameters (
   await overwriteWeights(store, async () => {
     await allOf(
       links.map(async (link, rank) => {
-        await addon.groupParams(link.handle, core, rank, 0, timeoutMs)
+        await addon.groupParams(link.handle, core, rank, 0, timeoutMs, store.ledger.set)
       }),
       reason => {
         for (const link of links) link.abort(reason)
@@ -114,7 +114,8 @@ async function receiveTensors (
     verify: async () => {},
     close: async () => {}
   }
-  const update = await store.update({ abortAllRequests: abort, deadlineMs: timeoutMs })
+  // `settle` compares the weights in use with the sender's.
+  const update = await store.update({ abortAllRequests: abort, deadlineMs: timeoutMs, swap: 'in_place' })
   const { epoch } = store
   try {
     if (store.transactions.current !== null) {

@@ -71,13 +71,13 @@ export async function sendWeights (
 }
 
 async function sendParameters (
-  { addon, core, table }: WeightStore,
+  { addon, core, table, ledger }: WeightStore,
   links: readonly Link[],
   timeoutMs: number
 ): Promise<number> {
   await allOf(
     links.map(async (link, rank) => {
-      await addon.groupParams(link.handle, core, rank, 0, timeoutMs)
+      await addon.groupParams(link.handle, core, rank, 0, timeoutMs, ledger.set)
     }),
     reason => {
       // Without an abort the other links would wait for their peers until the deadline.
@@ -94,7 +94,8 @@ async function sendTensors (
   pieceBytes: number,
   timeoutMs: number
 ): Promise<number> {
-  const { addon } = store
+  const { addon, core, ledger } = store
+  const from = { addon, core, access: { set: ledger.set } }
   const layout = layOutCheckpoint(store.table)
   const pieces = [...cutCheckpoint(layout, pieceBytes)]
   const most = longestPiece(pieces)
@@ -104,7 +105,7 @@ async function sendTensors (
     const piece = pieces[index]
     if (piece === undefined) return undefined
     const buffer = buffers[index % 2]!.subarray(0, piece.length)
-    for (const part of piece.parts) await gatherRows(store, part, buffer)
+    for (const part of piece.parts) await gatherRows(from, part, buffer)
     return buffer
   }
   let next = await gather(0)

@@ -74,13 +74,18 @@ export class TransactionPart {
 
   /** Opens or joins the transaction. Other updates wait from here on, so do everything else that can fail before. */
   async begin (): Promise<void> {
-    const { owner, transaction, version, deadlineMs, joinsScope = false } = this.#options
+    const { owner, transaction, swap, version, deadlineMs, joinsScope = false } = this.#options
     const { transactions } = this.#engine
     const { current } = transactions
     if (transaction != null) this.#id = transaction
     else if (joinsScope && current?.scope === true) this.#id = current.id
     else {
-      const { id } = await transactions.open({ owner, deadlineMs, ...version == null ? {} : { version } })
+      const { id } = await transactions.open({
+        owner,
+        deadlineMs,
+        ...version == null ? {} : { version },
+        ...swap == null ? {} : { swap }
+      })
       this.#id = id
       this.#isOwn = true
     }
@@ -88,11 +93,12 @@ export class TransactionPart {
 
   /** Writes all of a source, and closes it. */
   async write (source: WeightSource): Promise<void> {
-    const { flushCache, version } = this.#options
+    const { flushCache, version, swap } = this.#options
     this.#reports.push(
       await writeSource(this.#engine, source, () => ({
         transaction: this.#id,
         flushCache,
+        swap,
         // An own transaction has the label already.
         version: this.#isOwn ? null : version
       }), this.#record)

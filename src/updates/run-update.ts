@@ -1,4 +1,4 @@
-import type { RolloutEngine } from '../contract/rollout-engine.ts'
+import type { RolloutEngine, SwapMode } from '../contract/rollout-engine.ts'
 import type { WeightSource, WriteReport } from '../contract/weight-source.ts'
 import { errorMessage, RefitError, withPrefix } from '../errors.ts'
 import type { CallJoiner } from '../weights/call-joiner.ts'
@@ -28,6 +28,8 @@ export interface UpdateFields {
   readonly allowMissing?: boolean | null | undefined
   /** Id of the transaction that the update belongs to. Without one: the trainer's scope that is open, or none. */
   readonly transaction?: string | null | undefined
+  /** How it reaches the weights; default `auto`. */
+  readonly swap?: SwapMode | null | undefined
   /** Texts that only a retry of the same request repeats. Without them no call joins this one. */
   readonly identity?: readonly string[] | undefined
 }
@@ -85,14 +87,21 @@ export async function runUpdate (
  */
 export async function joinRetry (
   { retries }: UpdateHost,
-  { identity, transaction = null, version = null, flushCache = true, abortAllRequests = false, allowMissing = null }:
-    UpdateFields,
+  {
+    identity,
+    transaction = null,
+    swap = null,
+    version = null,
+    flushCache = true,
+    abortAllRequests = false,
+    allowMissing = null
+  }: UpdateFields,
   run: () => Promise<UpdateOutcome>,
   scope: string | null = null
 ): Promise<UpdateOutcome> {
   if (identity === undefined) return await run()
   return await retries.join(
-    [...identity, JSON.stringify([transaction, scope, version, flushCache, abortAllRequests, allowMissing])],
+    [...identity, JSON.stringify([transaction, scope, swap, version, flushCache, abortAllRequests, allowMissing])],
     run
   )
 }
@@ -136,13 +145,15 @@ export async function writeSource (
   record: UpdateRecord
 ): Promise<WriteReport> {
   record.mark('announce')
-  const { abortAllRequests = false, transaction, check, failurePrefix = '', isWhole = false, allowMissing } = options()
+  const { abortAllRequests = false, transaction, swap, check, failurePrefix = '', isWhole = false, allowMissing } =
+    options()
   const requireAll = allowMissing == null ? isWhole && 'alone' : !allowMissing
   const write = async (): Promise<WriteReport> => {
     const update = await engine.update({
       abortAllRequests,
       ...requireAll === false ? {} : { requireAll },
-      ...transaction == null ? {} : { transaction }
+      ...transaction == null ? {} : { transaction },
+      ...swap == null ? {} : { swap }
     })
     record.mark('wait')
     try {

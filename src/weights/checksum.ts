@@ -1,4 +1,5 @@
 import { RefitError } from '../errors.ts'
+import type { Access } from '../native/addon.ts'
 import { RECT_FIELDS } from '../native/write-layout.ts'
 import type { Rect, TensorEntry } from '../model/architecture.ts'
 import type { TensorChecksum } from '../contract/rollout-engine.ts'
@@ -13,7 +14,10 @@ import { packRects } from './plan.ts'
 export async function checksums (store: WeightStore): Promise<TensorChecksums> {
   const plans = [...store.table.tensors.values()].filter(plan => !plan.alternative)
   const { state } = store
-  return await checksumsOf(store, plans, { torn: new Set(state.state === 'torn' ? state.tensors : []) })
+  return await checksumsOf(store, plans, {
+    torn: new Set(state.state === 'torn' ? state.tensors : []),
+    access: { set: store.ledger.set }
+  })
 }
 
 export interface TensorChecksums {
@@ -21,16 +25,16 @@ export interface TensorChecksums {
   ranks: TensorChecksum[][]
 }
 
-/** The same of any tensors of a core. Copies of the tensors in `torn` may differ. `beside`: while steps go on. */
+/** The same of any tensors of a core. Copies of the tensors in `torn` may differ. */
 export async function checksumsOf (
   { addon, core, table }: Pick<WeightStore, 'addon' | 'core' | 'table'>,
   plans: readonly Pick<TensorEntry, 'name' | 'cols' | 'rects'>[],
-  { torn = new Set(), beside = false }: { torn?: ReadonlySet<string>, beside?: boolean } = {}
+  { torn = new Set(), access = {} }: { torn?: ReadonlySet<string>, access?: Access } = {}
 ): Promise<TensorChecksums> {
   const rects = new Float64Array(plans.reduce((sum, plan) => sum + plan.rects.length, 0) * RECT_FIELDS)
   let at = 0
   for (const [index, plan] of plans.entries()) at = packRects(plan, index, rects, at)
-  const sums = await addon.checksum(core, rects, Float64Array.from(plans, plan => plan.cols), beside)
+  const sums = await addon.checksum(core, rects, Float64Array.from(plans, plan => plan.cols), access)
   const ranks: TensorChecksum[][] = Array.from({ length: table.ranks }, () => [])
   const tensors: TensorChecksum[] = []
   let next = 0

@@ -21,7 +21,9 @@ export async function gatherTensor (
     const region = `${rect.srcRow},${rect.srcCol}`
     if (count <= 0 || seen.has(region)) continue
     seen.add(region)
-    const bytes = await store.addon.read(store.core, rect.rank, rect.param, rect.dstRow, rect.dstCol, count, rect.cols)
+    const { rank, param, dstRow, dstCol, cols } = rect
+    const access = { set: store.ledger.set }
+    const bytes = await store.addon.read(store.core, rank, param, dstRow, dstCol, count, cols, access)
     place(decode(bytes, plan.dtype), rect, count, plan.cols, values)
   }
   return { shape: shapeOf(plan, rows), values }

@@ -1,11 +1,12 @@
 import { rowBytes } from '../model/checkpoint-layout.ts'
 import type { PieceRows } from '../model/checkpoint-layout.ts'
-import type { NativeAddon } from '../native/addon.ts'
+import type { Access, NativeAddon } from '../native/addon.ts'
 import { bytesOf } from '../native/dtypes.ts'
 
 interface Weights {
   addon: NativeAddon
   core: number
+  access: Access
 }
 
 /**
@@ -13,7 +14,7 @@ interface Weights {
  * parameters. No update may write meanwhile.
  */
 export async function gatherRows (
-  { addon, core }: Weights,
+  { addon, core, access }: Weights,
   { plan, row, rows, at }: PieceRows,
   into: Uint8Array
 ): Promise<void> {
@@ -34,7 +35,8 @@ export async function gatherRows (
       rect.dstRow + from - rect.srcRow,
       rect.dstCol,
       count,
-      rect.cols
+      rect.cols,
+      access
     )
     const width = rect.cols * elementBytes
     const start = at + (from - row) * pitch + rect.srcCol * elementBytes

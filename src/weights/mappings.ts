@@ -21,8 +21,8 @@ export class Mappings {
     return {
       ...addon,
       // Not async: an error that the addon throws synchronously stays synchronous.
-      write: (core, job, beside) =>
-        addon.write(core, job, beside).then(outcome => {
+      write: (core, job, access) =>
+        addon.write(core, job, access).then(outcome => {
           this.counts.opened += outcome.segmentsOpened ?? 0
           this.counts.closed += outcome.segmentsClosed ?? 0
           if (outcome.warning !== undefined) this.#warning = outcome.warning

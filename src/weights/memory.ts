@@ -4,6 +4,7 @@ import { MEMORY_TAGS } from '../native/addon.ts'
 import type { NativeAddon } from '../native/addon.ts'
 import type { Gate } from '../contract/gate.ts'
 import type { Readers } from './readers.ts'
+import type { ShadowSet } from './shadow-set.ts'
 import type { WeightLedger } from './weight-state.ts'
 
 /** The state that a release or a resume works on. The caller has its turn already. */
@@ -12,6 +13,8 @@ export interface MemoryContext {
   core: number
   ledger: WeightLedger
   readers: Readers
+  /** The second set of weights: it is released with the first, before it, and comes back with the next update. */
+  shadow: ShadowSet | null
   /** A copy of the weights stays in host memory while their memory is released. */
   keepWeights: boolean
   /** Host memory that is available now; null if the weights do not lie in host memory. */
@@ -110,10 +113,11 @@ function requireNoHolders (tags: readonly MemoryTag[], holders: number): void {
 }
 
 async function release (
-  { addon, core, ledger, readers, keepWeights, available, weightBytes }: MemoryContext,
+  { addon, core, ledger, readers, shadow, keepWeights, available, weightBytes }: MemoryContext,
   tag: MemoryTag
 ): Promise<number> {
   const keep = tag === 'weights' && keepWeights
+  const spare = tag === 'weights' ? await shadow?.release() ?? 0 : 0
   if (keep) {
     requireMemory(
       weightBytes,
@@ -127,7 +131,7 @@ async function release (
   try {
     const bytes = await addon.release(core, MEMORY_TAGS[tag], keep)
     ledger.markReleased(tag, bytes)
-    return bytes
+    return bytes + spare
   } catch (error) {
     const nothingChanged = codeOf(error) === 'NO_MEMORY'
     ledger.markResumed(tag, nothingChanged)

@@ -1,5 +1,6 @@
 import { errorMessage, RefitError } from '../errors.ts'
 import { DTYPES } from '../native/dtypes.ts'
+import type { Access } from '../native/addon.ts'
 import type { ElementPatch } from '../native/deltas.ts'
 import type { TensorEntry } from '../model/architecture.ts'
 import { cutCheckpoint, rowBytes } from '../model/checkpoint-layout.ts'
@@ -23,13 +24,16 @@ export interface PatchedSource {
 }
 
 /**
- * Turns changes of elements into whole tensors. With the gate shut, the current values are read from the ranks that
- * hold them, changed, and written back to all of them, piece by piece. Throws CONFLICT for a torn tensor, and if
- * another update has written since the base of the changes. Called in the update's turn.
+ * Turns changes of elements into whole tensors. When the update has opened its parameters (`access`), the current
+ * values are read from the ranks that hold them, changed, and written back to all of them, piece by piece. Throws
+ * CONFLICT for an `unreadable` tensor, and if another update has written since the base of the changes. Called in the
+ * update's turn.
  */
 export function patchSource (
   store: WeightStore,
-  sent: PatchSource
+  sent: PatchSource,
+  access: Access,
+  unreadable: ReadonlySet<string>
 ): PatchedSource {
   const { tensors: patches, baseEpoch = store.epoch } = sent.patch
   if (baseEpoch !== store.epoch) {
@@ -39,8 +43,6 @@ export function patchSource (
     )
   }
   const { table, dtype } = store
-  const { state } = store.ledger
-  const torn = state.state === 'torn' ? new Set(state.tensors) : null
   const laid: PatchedTensor[] = []
   let end = 0
   const tensors = sent.tensors.map((tensor): AnnouncedTensor => {
@@ -48,12 +50,12 @@ export function patchSource (
     const announced = { name: tensor.name, dtype: plan?.dtype ?? dtype, shape: tensor.shape, source: 0, offset: end }
     // Names that the model does not have are refused or ignored later, with those of all announced tensors.
     if (plan === undefined) return announced
-    if (torn !== null) requireWhole(store, plan, torn)
+    requireWhole(store, plan, unreadable)
     laid.push({ plan, offset: end, patches: patches.get(tensor.name) ?? [] })
     end += plan.rows * rowBytes(plan)
     return announced
   })
-  const stream = new PatchStream(store, laid, end)
+  const stream = new PatchStream(store, access, laid, end)
   const source: StreamedSource = {
     kind: 'streamed',
     transport: sent.transport,
@@ -77,14 +79,16 @@ export function patchSource (
 class PatchStream implements WeightStream {
   changed = 0
   readonly #store: WeightStore
+  readonly #access: Access
   readonly #tensors: readonly PatchedTensor[]
   readonly #patchesOf: ReadonlyMap<TensorEntry, readonly ElementPatch[]>
   readonly #pieces: Generator<CheckpointPiece>
   readonly #buffers: Uint8Array[] = []
   #turn = 0
 
-  constructor (store: WeightStore, tensors: readonly PatchedTensor[], bytes: number) {
+  constructor (store: WeightStore, access: Access, tensors: readonly PatchedTensor[], bytes: number) {
     this.#store = store
+    this.#access = access
     this.#tensors = tensors
     this.#patchesOf = new Map(tensors.map(({ plan, patches }) => [plan, patches]))
     this.#pieces = cutCheckpoint({ tensors: [...tensors], bytes }, store.patchBytes)
@@ -113,7 +117,7 @@ class PatchStream implements WeightStream {
     const buffer = this.#buffer(piece.length)
     for (const part of piece.parts) {
       const { plan, row, rows, at } = part
-      await gatherRows({ addon, core }, part, buffer)
+      await gatherRows({ addon, core, access: this.#access }, part, buffer)
       const block = buffer.subarray(at, at + rows * rowBytes(plan))
       const dtype = DTYPES[plan.dtype]
       this.changed += await addon.applyPatches(core, this.#patchesOf.get(plan)!, block, row * plan.cols, dtype)

@@ -1,15 +1,13 @@
 import type { PlacedJobs } from '../contract/weight-source.ts'
 import { errorMessage } from '../errors.ts'
-import type { NativeAddon } from '../native/addon.ts'
 import { TENSOR_UNTOUCHED, TENSOR_WRITTEN } from '../native/write-layout.ts'
 import type { WritePlan } from './plan.ts'
 import { writeJob } from './scatter.ts'
-import type { ScatterOutcome } from './scatter.ts'
+import type { Destination, ScatterOutcome } from './scatter.ts'
 
 /** Runs the jobs of a placed source as they come. Never throws for a fault on the way. */
 export async function scatterPlaced (
-  addon: NativeAddon,
-  core: number,
+  to: Destination,
   plan: Pick<WritePlan, 'tensors' | 'indices'>,
   jobs: PlacedJobs
 ): Promise<ScatterOutcome> {
@@ -27,7 +25,7 @@ export async function scatterPlaced (
       if (next === undefined) break
       const { job, owners } = next
       last = owners[0] ?? last
-      const outcome = await writeJob(addon, core, job, owners.length)
+      const outcome = await writeJob(to, job, owners.length)
       bytes += outcome.bytes
       for (const [piece, state] of outcome.states.entries()) {
         if (state !== TENSOR_UNTOUCHED) touched = true

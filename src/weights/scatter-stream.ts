@@ -1,16 +1,14 @@
 import { TENSOR_UNTOUCHED } from '../native/write-layout.ts'
-import type { NativeAddon } from '../native/addon.ts'
 import { JobCutter } from './cut-job.ts'
 import type { WritePlan } from './plan.ts'
 import { writeJob } from './scatter.ts'
-import type { ScatterOutcome } from './scatter.ts'
+import type { Destination, ScatterOutcome } from './scatter.ts'
 import type { WeightStream } from '../contract/weight-stream.ts'
 import { errorMessage } from '../errors.ts'
 
 /** Runs a planned write on the device piece by piece, as its bytes arrive. Never throws for a fault on the way. */
 export async function scatterStream (
-  addon: NativeAddon,
-  core: number,
+  to: Destination,
   plan: WritePlan,
   stream: WeightStream
 ): Promise<ScatterOutcome> {
@@ -29,7 +27,7 @@ export async function scatterStream (
       else {
         const { job, owners } = cutter.cut(piece.source, piece.begin, piece.length)
         if (owners.length > 0) {
-          const outcome = await writeJob(addon, core, job, owners.length)
+          const outcome = await writeJob(to, job, owners.length)
           bytes += outcome.bytes
           touched ||= outcome.states.some(state => state !== TENSOR_UNTOUCHED)
           if (outcome.error !== undefined) {

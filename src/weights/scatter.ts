@@ -8,7 +8,7 @@ import {
   TENSOR_UNTOUCHED,
   TENSOR_WRITTEN
 } from '../native/write-layout.ts'
-import type { NativeAddon } from '../native/addon.ts'
+import type { Access, NativeAddon } from '../native/addon.ts'
 import type { WriteJob, WriteOutcome } from '../native/write-job.ts'
 import type { WritePlan } from './plan.ts'
 import { errorMessage } from '../errors.ts'
@@ -29,6 +29,14 @@ export interface ScatterOutcome {
   error: { message: string, tensor: number, cause?: unknown } | undefined
 }
 
+/** The parameters that a write goes to. */
+export interface Destination {
+  addon: NativeAddon
+  core: number
+  /** Default: the first set, gate shut. */
+  access?: Access
+}
+
 /** Slices of a large write are at least this long, so their start and end cost next to nothing. */
 const SLICE_BYTES = 256 << 20
 
@@ -37,8 +45,7 @@ const SLICE_BYTES = 256 << 20
  * the way.
  */
 export async function scatter (
-  addon: NativeAddon,
-  core: number,
+  to: Destination,
   plan: WritePlan,
   progress?: Progress
 ): Promise<ScatterOutcome> {
@@ -46,7 +53,7 @@ export async function scatter (
   let bytes = 0
   let error: ScatterOutcome['error']
   for (const [first, last] of progress === undefined ? [[0, plan.tensors.length] as const] : slices(plan)) {
-    const outcome = await writeJob(addon, core, slice(plan.job, first, last), last - first)
+    const outcome = await writeJob(to, slice(plan.job, first, last), last - first)
     states.set(outcome.states, first)
     bytes += outcome.bytes
     progress?.(bytes, plan.bytes)
@@ -63,16 +70,14 @@ export async function scatter (
 
 /**
  * Runs a job. Throws if the addon refuses it synchronously; nothing has been written then. If it rejects, any tensor
- * may have been touched. `beside`: while steps go on.
+ * may have been touched.
  */
 export async function writeJob (
-  addon: NativeAddon,
-  core: number,
+  { addon, core, access }: Destination,
   job: WriteJob,
-  tensors: number,
-  beside = false
+  tensors: number
 ): Promise<WriteOutcome> {
-  const writing = addon.write(core, job, beside)
+  const writing = addon.write(core, job, access)
   return await writing.catch((error: unknown) => ({
     states: new Uint8Array(tensors).fill(TENSOR_PARTIAL),
     bytes: 0,

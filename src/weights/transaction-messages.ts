@@ -1,3 +1,4 @@
+import type { SwapMode } from '../contract/weight-update.ts'
 import { RefitError } from '../errors.ts'
 
 const SHOWN_NAMES = 10
@@ -35,6 +36,17 @@ export function openTransaction (transaction: string, isScope: boolean, msLeft: 
   return new RefitError(
     'TRANSACTION_OPEN',
     `${transaction} is open, for ${Math.ceil(msLeft / 1000)} s more at most: ${ways}. Nothing has changed`
+  )
+}
+
+/** For an update in a transaction that writes in the other way. */
+export function otherSwap (transaction: string, swap: SwapMode, isShadowed: boolean): RefitError {
+  return new RefitError(
+    'CONFLICT',
+    `swap ${JSON.stringify(swap)}: ${transaction} ${
+      isShadowed ? 'writes the second set of weights' : 'writes in place'
+    }, and all of its updates do; name swap when it is opened. Nothing has changed`,
+    { param: 'swap' }
   )
 }
 

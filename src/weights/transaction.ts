@@ -2,37 +2,23 @@ import { randomUUID } from 'node:crypto'
 import { setMaxListeners } from 'node:events'
 import { setImmediate as turn } from 'node:timers/promises'
 import type { UpdateOptions, WeightUpdate } from '../contract/rollout-engine.ts'
-import type { TransactionOptions, TransactionStatus } from '../contract/weight-transactions.ts'
+import type { TransactionStatus } from '../contract/weight-transactions.ts'
 import { RefitError } from '../errors.ts'
 import { announcedNames } from './announced-names.ts'
-import type { Clock } from './clock.ts'
 import type { Gate, GateClosure } from '../contract/gate.ts'
 import { missingNames } from './plan.ts'
 import type { Progress } from './scatter.ts'
 import type { WeightSource, WriteReport } from '../contract/weight-source.ts'
+import type { TransactionContext } from './transaction-context.ts'
 import { TransactionDeadline } from './transaction-deadline.ts'
 import { TransactionUpdate } from './transaction-update.ts'
-import { incompleteTransaction, missingTensors, openTransaction } from './transaction-messages.ts'
+import { incompleteTransaction, missingTensors, openTransaction, otherSwap } from './transaction-messages.ts'
 import { ExclusiveSection } from './exclusive-section.ts'
 import { Update } from './update.ts'
 import type { UpdateContext } from './update.ts'
-import type { WeightStore } from './weight-store.ts'
 
 const QUEUED_WRITES = 64
 const SHOWN_NAMES = 100
-
-export interface TransactionContext {
-  store: WeightStore
-  clock: Clock
-  options: TransactionOptions & { deadlineMs: number }
-  /** Names that a commit requires. */
-  expected: ReadonlySet<string> | null
-  shut: (options: { abort: boolean, deadlineMs: number, signal: AbortSignal }) => Promise<Gate>
-  /** Called once at the end. The function that it returns lets the next update in. */
-  ended: () => () => void
-  /** A gate that is shut already. */
-  gate?: Gate | undefined
-}
 
 type End = Pick<TransactionStatus, 'state' | 'outcome' | 'reason'>
 
@@ -68,7 +54,7 @@ export class WeightTransaction {
   #last: TransactionStatus | null = null
 
   constructor (context: TransactionContext) {
-    const { store, clock, options, gate } = context
+    const { store, clock, options, gate, shadow } = context
     this.#context = context
     this.id = options.id ?? randomUUID()
     this.#version = options.version
@@ -79,7 +65,11 @@ export class WeightTransaction {
       strictNames: true,
       parallel: true,
       signal: this.#aborting.signal,
+      shadow,
       shut: async () => await this.#shut(),
+      swap: async flushCache => {
+        await context.swap(flushCache, this.#abortRequests)
+      },
       leave: () => {
         this.#close()()
       }
@@ -128,6 +118,9 @@ export class WeightTransaction {
 
   /** The part of one update in it. */
   join (options: UpdateOptions): WeightUpdate {
+    const { swap = 'auto' } = options
+    const isShadowed = this.#update.isShadowed
+    if (swap === (isShadowed ? 'in_place' : 'demand')) throw otherSwap(this.name, swap, isShadowed)
     return new TransactionUpdate(this, options)
   }
 
@@ -285,14 +278,16 @@ export class WeightTransaction {
         if (this.#last !== null) return
         const { written } = this.#update
         const isWhole = this.#isWhole
-        if (written.size > 0 && !isWhole) {
+        const { isShadowed } = this.#update
+        if (written.size > 0 && !isWhole && !isShadowed) {
           this.#context.store.ledger.markTorn(
             [],
             written,
             `${this.name} was aborted after ${written.size} tensors of it had been written: ${reason}`
           )
         }
-        this.#end = { state: 'aborted', outcome: !this.#isTouched ? 'old' : isWhole ? 'new' : 'torn', reason }
+        const isOld = isShadowed || !this.#isTouched
+        this.#end = { state: 'aborted', outcome: isOld ? 'old' : isWhole ? 'new' : 'torn', reason }
         await last()
       } finally {
         leave()
@@ -300,9 +295,9 @@ export class WeightTransaction {
     })
   }
 
-  /** Bytes have been written. */
+  /** Bytes have been written that a commit puts in use. */
   get #isTouched (): boolean {
-    return this.#context.store.epoch !== this.#epoch
+    return this.#update.isShadowed ? this.#update.written.size > 0 : this.#context.store.epoch !== this.#epoch
   }
 
   /** All expected tensors have been written: the expected names, or the whole model if none were given. */

@@ -5,7 +5,7 @@ import type { Clock } from './clock.ts'
 import { expectedNames } from './expected-names.ts'
 import type { Gate } from '../contract/gate.ts'
 import { WeightTransaction } from './transaction.ts'
-import type { TransactionContext } from './transaction.ts'
+import type { TransactionContext } from './transaction-context.ts'
 import type { WeightStore } from './weight-store.ts'
 
 /** Number of ended transactions whose status can still be read. */
@@ -23,6 +23,7 @@ export interface TransactionsOptions {
   /** Called when a transaction has opened: updates that queue behind it check again. */
   opened: () => void
   shut: TransactionContext['shut']
+  swap: TransactionContext['swap']
 }
 
 /** Keeps the open transaction, its owner, and the status of earlier transactions. */
@@ -49,6 +50,7 @@ export class Transactions implements WeightTransactions {
   async open (options: TransactionOptions): Promise<TransactionStatus> {
     const { store, deadlineMs, enter } = this.#options
     const expected = expectedNames(store.table, store.coverage, options.expected)
+    store.shadowFor(options.swap)
     for (;;) {
       const current = await this.#settled()
       if (options.id !== undefined && (options.id === current?.id || this.#ended.has(options.id))) {
@@ -156,13 +158,15 @@ export class Transactions implements WeightTransactions {
     leave: () => void,
     gate?: Gate
   ): WeightTransaction {
-    const { store, clock, deadlineMs, shut, opened } = this.#options
+    const { store, clock, deadlineMs, shut, swap, opened } = this.#options
     const transaction = new WeightTransaction({
       store,
       clock,
       options: { deadlineMs, ...options },
       expected,
+      shadow: store.shadowFor(options.swap),
       shut,
+      swap,
       gate,
       ended: () => {
         this.#forget(transaction)

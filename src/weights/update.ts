@@ -1,5 +1,6 @@
 import { RefitError } from '../errors.ts'
 import type { WeightUpdate } from '../contract/rollout-engine.ts'
+import type { Access } from '../native/addon.ts'
 import type { Gate, GateClosure } from '../contract/gate.ts'
 import { abortableJobs, abortableStream } from './abortable-stream.ts'
 import { patchSource } from './patch-source.ts'
@@ -11,6 +12,7 @@ import { scatter } from './scatter.ts'
 import type { Progress, ScatterOutcome } from './scatter.ts'
 import type { WeightSource, WriteReport } from '../contract/weight-source.ts'
 import { missingTensors, partOfModel } from './transaction-messages.ts'
+import type { ShadowSet } from './shadow-set.ts'
 import type { WeightStore } from './weight-store.ts'
 
 const SHOWN_NAMES = 100
@@ -20,8 +22,12 @@ export interface UpdateContext {
   strictNames: boolean
   /** Refuse a source that lacks tensors of the model (default false). */
   requireAll?: boolean
+  /** The set of weights that it writes, and puts in use at its end. Null: it writes those in use, gate shut. */
+  shadow: ShadowSet | null
   /** Shuts the gate within the rest of the deadline. */
   shut: () => Promise<Gate>
+  /** Puts the ledger's state into effect between two steps. */
+  swap: (flushCache: boolean) => Promise<void>
   /** Lets the next update in. */
   leave: () => void
   /** Several writes may run at once; the caller makes sure that no two have a tensor in common (default false). */
@@ -30,10 +36,15 @@ export interface UpdateContext {
   signal?: AbortSignal
 }
 
-/** One turn at the weights: plan and check, shut the gate, scatter, and at the end one commit or abort. */
+/**
+ * One turn at the weights: plan and check, shut the gate, scatter, and at the end one commit or abort. With a shadow
+ * the gate stays open: it scatters into the shadow, and a commit swaps the sets.
+ */
 export class Update implements WeightUpdate {
   readonly #context: UpdateContext
   readonly #written = new Set<string>()
+  /** Tensors that it had written to the shadow before a later write of theirs broke off. */
+  readonly #lost = new Set<string>()
   #gate: Gate | undefined
   #closure: GateClosure | undefined
   #shutting: Promise<Gate> | undefined
@@ -59,6 +70,11 @@ export class Update implements WeightUpdate {
     return this.#written
   }
 
+  /** Bytes go to a shadow: without a commit nothing has changed. */
+  get isShadowed (): boolean {
+    return this.#context.shadow !== null
+  }
+
   /** While it holds the gate, nothing is generated. */
   get holdsGate (): boolean {
     return this.#gate !== undefined && !this.#ended
@@ -79,20 +95,24 @@ export class Update implements WeightUpdate {
   ): Promise<void> {
     this.#claim()
     this.#busy = true
-    const { ledger } = this.#context.store
-    const flushCache = options.flushCache ?? this.#written.size > 0
+    const { shadow, store: { ledger } } = this.#context
+    const isWritten = this.#written.size > 0
+    const flushCache = options.flushCache ?? isWritten
+    // A label without a write still comes between two steps, because all tokens of one step carry the same label.
+    const isChange = isWritten || flushCache || options.version !== undefined
     try {
       if (options.requireAll === true) this.#requireAll()
-      if (ledger.torn && options.allowTorn !== true) throw new RefitError('WEIGHTS_TORN', ledger.tornReason!)
-      // A label without a write still needs the gate, because all tokens of one step carry the same label. Without
-      // label and flush, the gate is not needed.
-      if (options.version !== undefined || flushCache) await this.#shut()
+      if (this.#torn.length > 0 && options.allowTorn !== true) throw new RefitError('WEIGHTS_TORN', ledger.tornReason!)
+      if (shadow === null && (flushCache || options.version !== undefined)) await this.#shut()
+      if (shadow !== null && isWritten) await shadow.catchUp(ledger.names, this.#written)
     } catch (error) {
       this.#busy = false
       throw error
     }
+    // From here on nothing waits until the scheduler has its message.
+    if (isWritten) shadow?.swap(this.#written)
     if (options.version !== undefined) ledger.label(options.version)
-    await this.#end(flushCache)
+    await this.#end(flushCache, isChange)
   }
 
   async abort (reason: string): Promise<void> {
@@ -100,19 +120,20 @@ export class Update implements WeightUpdate {
     if (this.#busy || this.#writing > 0) {
       throw new RefitError('CONFLICT', `an update cannot be aborted (${reason}) while it writes`)
     }
-    await this.#end(this.#written.size > 0)
+    await this.#end(this.#written.size > 0, false)
   }
 
   /** Ends the update and leaves its turn, and its gate if that is shut, to the caller. */
   surrender (): Gate | undefined {
     this.#claim()
     this.#ended = true
+    this.#context.shadow?.end()
     return this.#gate
   }
 
   async #write (sent: WeightSource, progress?: Progress): Promise<WriteReport> {
-    const { store, strictNames, requireAll, signal } = this.#context
-    const patched = sent.kind === 'patch' ? patchSource(store, sent) : null
+    const { store, shadow, strictNames, requireAll, signal } = this.#context
+    const patched = sent.kind === 'patch' ? patchSource(store, sent, this.#access, this.#unreadable) : null
     const source = sent.kind === 'patch' ? patched!.source : sent
     const stream = source.kind !== 'streamed'
       ? undefined
@@ -125,16 +146,17 @@ export class Update implements WeightUpdate {
     if (requireAll === true) this.#requireWhole(plan)
     const planned = performance.now()
     await (stream ?? jobs)?.ready()
-    await this.#shut()
-    await store.mappings.closePending(store.addon, store.core)
+    await this.#open(plan.names, patched !== null)
     // The bytes were announced before this turn: a change since then is refused while nothing has been written.
     await source.verify()
     const shut = performance.now()
+    const to = { addon: store.addon, core: store.core, access: this.#access }
+    shadow?.receive(plan.names)
     const outcome = stream !== undefined
-      ? await scatterStream(store.addon, store.core, plan, stream)
+      ? await scatterStream(to, plan, stream)
       : jobs !== undefined
-      ? await scatterPlaced(store.addon, store.core, plan, jobs)
-      : await scatter(store.addon, store.core, plan, progress)
+      ? await scatterPlaced(to, plan, jobs)
+      : await scatter(to, plan, progress)
     const scattered = performance.now()
     await this.#settle(plan, outcome, source)
     const ended = performance.now()
@@ -162,9 +184,37 @@ export class Update implements WeightUpdate {
     }
   }
 
+  /** Parameters that it writes. */
+  get #access (): Access {
+    const { shadow, store: { ledger } } = this.#context
+    return shadow?.access ?? { set: ledger.set }
+  }
+
+  /** Tensors whose present values nobody has: a change of them has no base. */
+  get #unreadable (): ReadonlySet<string> {
+    return new Set([...this.#torn, ...this.#lost])
+  }
+
+  /** Torn tensors that it has not brought. */
+  get #torn (): string[] {
+    const { state } = this.#context.store
+    return state.state === 'torn' ? state.tensors.filter(name => !this.#written.has(name)) : []
+  }
+
+  /** Makes the parameters ready for a write. `isPatch`: the write reads them first. */
+  async #open (names: ReadonlySet<string>, isPatch: boolean): Promise<void> {
+    const { store, shadow } = this.#context
+    if (shadow === null) {
+      await this.#shut()
+      return await store.mappings.closePending(store.addon, store.core)
+    }
+    await shadow.open()
+    if (isPatch) await shadow.catchUp(names, this.#written)
+  }
+
   /** Records the state of the bytes in the ledger, and throws unless all of them are the ones that were sent. */
   async #settle (plan: WritePlan, outcome: ScatterOutcome, source: WeightSource): Promise<void> {
-    const { ledger, coverage } = this.#context.store
+    const { shadow, store: { ledger, coverage } } = this.#context
     const names = (tensors: number[]): ReadonlySet<string> => {
       if (tensors.length === plan.tensors.length) return plan.names
       const all = new Set<string>()
@@ -181,8 +231,11 @@ export class Update implements WeightUpdate {
     const failure = moved ?? outcome.error?.cause ?? outcome.error
     if (failure === undefined) {
       const whole = names(arrived)
-      if (whole.size > 0) ledger.markWritten(whole)
-      for (const name of whole) this.#written.add(name)
+      if (whole.size > 0 && shadow === null) ledger.markWritten(whole)
+      for (const name of whole) {
+        this.#written.add(name)
+        this.#lost.delete(name)
+      }
       return
     }
     const cause = messageOf(failure)
@@ -198,9 +251,18 @@ export class Update implements WeightUpdate {
     }
     const whole = moved === undefined ? [...names(arrived)] : []
     const rest = [...names(moved === undefined ? outcome.rest : [...plan.tensors.keys()])]
-    ledger.markTorn(whole, rest, `a write from ${source.transport.name} failed${at}: ${cause}`)
+    if (shadow === null) ledger.markTorn(whole, rest, `a write from ${source.transport.name} failed${at}: ${cause}`)
     for (const name of whole) this.#written.add(name)
-    for (const name of rest) this.#written.delete(name)
+    for (const name of rest) if (this.#written.delete(name)) this.#lost.add(name)
+    if (shadow !== null) {
+      if (failure instanceof RefitError) throw failure
+      throw new RefitError(
+        source.transport.readError,
+        `the write failed${at}: ${cause}. It went to the second set of weights, and those in use have not changed. ` +
+          'Repeat the update, from any source',
+        { cause: failure }
+      )
+    }
     // The rest of a stream may hold only tensors that the model does not need.
     const what = rest.length === 0
       ? 'All tensors that the model needs of it had been written, and the label has not moved'
@@ -223,14 +285,17 @@ export class Update implements WeightUpdate {
     if (missing.length > 0) throw missingTensors(missing)
   }
 
-  async #end (flushCache: boolean): Promise<void> {
+  /** `isChange`: the scheduler must know the ledger's state, though it holds no gate. */
+  async #end (flushCache: boolean, isChange: boolean): Promise<void> {
     this.#ended = true
-    const { ledger } = this.#context.store
+    const { shadow, swap, store: { ledger } } = this.#context
     try {
+      if (shadow !== null && isChange) await swap(flushCache)
       await this.#gate?.open(ledger.opening(flushCache)).finally(() => {
         this.#closure!.openedAt = performance.now()
       })
     } finally {
+      shadow?.end()
       this.#context.leave()
     }
   }

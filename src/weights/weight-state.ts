@@ -12,6 +12,7 @@ export class WeightLedger {
   readonly #names: readonly string[]
   #version: string
   #epoch = 0
+  #set = 0
   readonly #torn = new Set<string>()
   #reason = ''
   /** Epoch of the last write of each tensor. */
@@ -32,6 +33,14 @@ export class WeightLedger {
   }
   get epoch (): number {
     return this.#epoch
+  }
+  /** The set of weights that steps use; 0 on an engine with one. All else here is about this set. */
+  get set (): number {
+    return this.#set
+  }
+  /** Names of all tensors. */
+  get names (): readonly string[] {
+    return this.#names
   }
   /** Some bytes are indeterminate. While their memory is released, there are no bytes. */
   get torn (): boolean {
@@ -56,12 +65,18 @@ export class WeightLedger {
   opening (flushCache: boolean): GateOpening {
     const tags = [...this.#released.keys()]
     return {
+      set: this.#set,
       epoch: this.#epoch,
       version: this.#version,
       flushCache,
       torn: this.tornReason,
       asleep: tags.length === 0 ? null : asleepReason(tags)
     }
+  }
+
+  /** A tensor's bytes are indeterminate. */
+  isTorn (name: string): boolean {
+    return this.#torn.has(name)
   }
 
   isReleased (tag: MemoryTag): boolean {
@@ -84,7 +99,13 @@ export class WeightLedger {
     for (const name of names) this.#heal(name)
   }
 
-  /** The same for every tensor. */
+  /** Another set is in use from now on: its `names` hold the values that were sent, all else is equal. */
+  markSwapped (set: number, names: Iterable<string>): void {
+    this.#set = set
+    this.markWritten(names)
+  }
+
+  /** The same as `markWritten` for every tensor. */
   markAllWritten (): void {
     this.markWritten(this.#names)
   }

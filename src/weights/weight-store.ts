@@ -8,8 +8,10 @@ import type {
   MemoryReport,
   MemoryTag,
   ReleasedMemory,
+  SwapMode,
   TensorChecksum,
   UpdateOptions,
+  WeightSets,
   WeightState,
   WeightUpdate
 } from '../contract/rollout-engine.ts'
@@ -26,6 +28,7 @@ import { Planner } from './planner.ts'
 import { Readers } from './readers.ts'
 import { runBetweenSteps } from './between-steps.ts'
 import { WeightLedger } from './weight-state.ts'
+import { ShadowSet } from './shadow-set.ts'
 import { Transactions } from './transactions.ts'
 import { ExclusiveSection } from './exclusive-section.ts'
 import { Update } from './update.ts'
@@ -53,6 +56,8 @@ export interface WeightStoreOptions {
   releasable?: boolean
   /** Host memory that a piece of a patched tensor may take (default 64 MiB). */
   patchBytes?: number
+  /** The core holds two sets of weights: updates write the one that no step uses (default false). */
+  shadow?: boolean
   /** The clock of transactions' deadlines. */
   clock?: Clock
 }
@@ -81,6 +86,7 @@ export class WeightStore {
   readonly mappings = new Mappings()
   readonly readers = new Readers()
   readonly transactions: Transactions
+  readonly shadow: ShadowSet | null
   readonly #gates: GateKeeper
   readonly #updates = new ExclusiveSection(QUEUED_UPDATES)
   readonly #deadlineMs: number
@@ -104,6 +110,16 @@ export class WeightStore {
     this.patchBytes = options.patchBytes ?? PATCH_BYTES
     const names = [...options.table.tensors.values()].filter(plan => !plan.alternative).map(plan => plan.name)
     this.ledger = new WeightLedger(names, options.version ?? 'default')
+    this.shadow = options.shadow !== true
+      ? null
+      : new ShadowSet({
+        addon: this.addon,
+        core: this.core,
+        table: this.table,
+        ledger: this.ledger,
+        bytes: this.addon.coreInfo(this.core).spareBytes,
+        availableBytes: this.#memory.availableBytes
+      })
     this.transactions = new Transactions({
       store: this,
       clock: options.clock ?? systemClock,
@@ -117,7 +133,10 @@ export class WeightStore {
         if (!this.#isPaused) this.#mark = { epoch: this.epoch, since: 'transaction' }
         this.#updates.refuseWaiting(RETRY)
       },
-      shut: async ({ abort, deadlineMs, signal }) => await this.#shut(abort, deadlineMs, signal)
+      shut: async ({ abort, deadlineMs, signal }) => await this.#shut(abort, deadlineMs, signal),
+      swap: async (flushCache, abort) => {
+        await this.#swap(flushCache, abort)
+      }
     })
   }
 
@@ -141,6 +160,7 @@ export class WeightStore {
     for (;;) {
       const part = await this.transactions.join(options)
       if (part !== null) return part
+      const shadow = this.shadowFor(options.swap)
       // A transaction opened during this call: queueing now would wait for its end.
       if (this.transactions.currentId !== null) continue
       const leave = await this.#enter(left())
@@ -150,10 +170,34 @@ export class WeightStore {
         store: this,
         strictNames: options.strictNames ?? true,
         requireAll: (options.requireAll ?? false) !== false,
+        shadow,
         shut: async () => await this.#shut(options.abortAllRequests ?? false, left()),
+        swap: async flushCache => {
+          await this.#swap(flushCache, options.abortAllRequests ?? false)
+        },
         leave
       })
     }
+  }
+
+  /** The set that an update writes beside steps; null: it writes the weights in use. Throws CONFLICT without a set. */
+  shadowFor (mode: SwapMode = 'auto'): ShadowSet | null {
+    if (mode === 'demand' && this.shadow === null) {
+      throw new RefitError(
+        'CONFLICT',
+        'swap "demand": this engine has one set of weights, so updates are written in place; start it with ' +
+          '--shadow-weights, or send swap "auto". Nothing has changed',
+        { param: 'swap' }
+      )
+    }
+    return mode === 'in_place' ? null : this.shadow
+  }
+
+  /** See RolloutEngine. */
+  get sets (): WeightSets | undefined {
+    const { shadow, ledger } = this
+    if (shadow === null) return undefined
+    return { live: ledger.set, shadow: { state: shadow.state, behind: shadow.behind, bytes: shadow.bytes } }
   }
 
   /** Moves only the label. Returns false if it waits for the end of a trainer's scope. */
@@ -227,7 +271,7 @@ export class WeightStore {
       try {
         // Torn from here on, also if it fails.
         this.ledger.markAllTorn('they were overwritten with noise on request')
-        await this.addon.scramble(this.core, seed)
+        await this.addon.scramble(this.core, seed, { set: this.ledger.set })
       } finally {
         await gate.open(this.ledger.opening(true))
       }
@@ -316,11 +360,16 @@ export class WeightStore {
       core: this.core,
       ledger: this.ledger,
       readers: this.readers,
+      shadow: this.shadow,
       keepWeights,
       releasable,
       available: { forWeights: onHost ? availableBytes : null, forCopies: availableBytes },
       weightBytes: this.addon.coreInfo(this.core).weightBytes
     }
+  }
+
+  async #swap (flushCache: boolean, abort: boolean): Promise<void> {
+    await this.#gates.swap(this.ledger.opening(flushCache), { abort })
   }
 
   async #shut (abort: boolean, deadlineMs: number, signal?: AbortSignal): Promise<Gate> {

@@ -4,9 +4,10 @@ import { groupServer } from '../helpers/group-server.ts'
 // Weights through gloo groups into the bundled model, over real sockets. The trainer is the addon's own gloo in this
 // process, with a store of its own. test/interop uses torch instead.
 
-for (const tp of [1, 2, 4]) {
-  t.test(`broadcasts of A, B, A on ${tp} ranks, per tensor and as a bucket, leave A, B, A`, async t => {
-    const server = await groupServer(t, { tp })
+for (const [tp, shadowWeights] of [[1, false], [2, false], [4, false], [2, true]] as const) {
+  const sets = shadowWeights ? ' with two sets' : ''
+  t.test(`broadcasts of A, B, A on ${tp} ranks${sets}, per tensor and as a bucket, leave A, B, A`, async t => {
+    const server = await groupServer(t, { tp, shadowWeights })
     const trainer = await server.joined()
     const a = await server.checksums()
     const [base, adder] = [server.tensors('adder-base'), server.tensors('adder')]

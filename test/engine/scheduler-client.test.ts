@@ -3,7 +3,7 @@ import t from 'tap'
 import type { Test } from 'tap'
 import type { RefitError } from '../../src/errors.ts'
 import { SchedulerClient } from '../../src/engine/scheduler-client.ts'
-import type { SchedulerClientOptions } from '../../src/engine/scheduler-client.ts'
+import type { SchedulerClientOptions } from '../../src/engine/scheduler-client-options.ts'
 import type { StartData } from '../../src/engine/messages.ts'
 import type { GenerateRequest, TokenEvent } from '../../src/contract/rollout-engine.ts'
 import { EXIT_SEED, LOST_SEED, STUCK_SEED, THROW_SEED } from '../helpers/fakes/fake-worker.ts'
@@ -227,9 +227,9 @@ t.test('the gate shuts after running requests, fails with DEADLINE, and opens wi
   const late = collect(client.generate(request('b', [1, 2], { maxNewTokens: 3, ignoreEos: true })))
   await client.resume()
   t.equal(client.stats.queued, 1)
-  await gate.open({ epoch: 1, version: 'new', flushCache: true, torn: null, asleep: null })
+  await gate.open({ set: 0, epoch: 1, version: 'new', flushCache: true, torn: null, asleep: null })
   t.same((await late).map((event) => event.weightVersion), ['new', 'new', 'new'])
-  await t.rejects(gate.open({ epoch: 1, version: 'new', flushCache: true, torn: null, asleep: null }), {
+  await t.rejects(gate.open({ set: 0, epoch: 1, version: 'new', flushCache: true, torn: null, asleep: null }), {
     message: /opened twice/
   })
   client.relabel('newer')
@@ -242,7 +242,7 @@ t.test('a gate that was waited for keeps the next one waiting, although nothing 
   const gate = await client.shut({ abort: true, deadlineMs: 60_000 })
   await collect(events)
   let shut = 0
-  const opening = { epoch: 1, version: '0', flushCache: false, torn: null, asleep: null }
+  const opening = { set: 0, epoch: 1, version: '0', flushCache: false, torn: null, asleep: null }
   const others = [1, 2].map(async () => {
     const next = await client.shut({ abort: false, deadlineMs: 60_000 })
     shut++
@@ -263,11 +263,11 @@ t.test('torn weights reach readers as ENGINE_TORN, and a later gate heals', asyn
   await client.resume()
   await Promise.all([
     t.rejects(waiting, { code: 'ENGINE_TORN', message: 'norm is torn' }),
-    torn.open({ epoch: 1, version: '0', flushCache: true, torn: 'norm is torn', asleep: null })
+    torn.open({ set: 0, epoch: 1, version: '0', flushCache: true, torn: 'norm is torn', asleep: null })
   ])
   await t.rejects(collect(client.generate(request('b', [1]))), { code: 'ENGINE_TORN' })
   const gate = await client.shut({ abort: false, deadlineMs: 60_000 })
-  await gate.open({ epoch: 2, version: '2', flushCache: true, torn: null, asleep: null })
+  await gate.open({ set: 0, epoch: 2, version: '2', flushCache: true, torn: null, asleep: null })
   t.equal((await collect(client.generate(request('c', [1], { maxNewTokens: 2, ignoreEos: true })))).length, 2)
 })
 
@@ -349,16 +349,16 @@ t.test('the gate reports how many requests hold KV', async (t) => {
   await pauseAmid(events)
   const gate = await client.shut({ abort: false, deadlineMs: 60_000 })
   t.equal(gate.holders, 1)
-  await gate.open({ epoch: 2, version: '2', flushCache: false, torn: null, asleep: null })
+  await gate.open({ set: 0, epoch: 2, version: '2', flushCache: false, torn: null, asleep: null })
   await client.pause('retract')
   const free = await client.shut({ abort: false, deadlineMs: 60_000 })
   t.equal(free.holders, 0)
-  await free.open({ epoch: 2, version: '2', flushCache: false, torn: null, asleep: 'released' })
+  await free.open({ set: 0, epoch: 2, version: '2', flushCache: false, torn: null, asleep: 'released' })
   await t.rejects(collect(client.generate(request('b', [1]))), { code: 'ENGINE_ASLEEP', message: 'released' })
   await client.resume()
   t.equal(client.stats.queued, 1)
   const last = await client.shut({ abort: false, deadlineMs: 60_000 })
-  await last.open({ epoch: 2, version: '2', flushCache: false, torn: null, asleep: null })
+  await last.open({ set: 0, epoch: 2, version: '2', flushCache: false, torn: null, asleep: null })
   t.equal(tokens(await collect(events)).length, 49)
 })
 

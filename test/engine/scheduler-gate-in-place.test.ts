@@ -2,7 +2,7 @@ import t from 'tap'
 import { Harness, makeRequest } from '../helpers/scheduler-harness.ts'
 
 const LONG = { maxNewTokens: 12, ignoreEos: true }
-const SAME = { epoch: 0, version: '0', flushCache: false, torn: null, asleep: null }
+const SAME = { set: 0, epoch: 0, version: '0', flushCache: false, torn: null, asleep: null }
 
 t.test('a shut in place stops steps at once, and running requests continue unchanged after it', async t => {
   const h = new Harness({ maxRunningRequests: 3 })

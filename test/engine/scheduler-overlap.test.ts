@@ -116,7 +116,7 @@ t.test('a gate in place that waits behind another one shuts when no step is unde
   // The harness throws if a step is under way at the reply.
   h.scheduler.step()
   t.equal(h.replies.get(2), true)
-  h.scheduler.open({ epoch: 0, version: '0', flushCache: false, torn: null, asleep: null })
+  h.scheduler.open({ set: 0, epoch: 0, version: '0', flushCache: false, torn: null, asleep: null })
   h.drain()
   h.verify(id)
 })

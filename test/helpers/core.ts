@@ -24,6 +24,7 @@ export class CountingGates implements GateKeeper {
   requested: Parameters<GateKeeper['shut']>[0] | undefined
   last: Parameters<Gate['open']>[0] | undefined
   labels: string[] = []
+  swaps: (Parameters<GateKeeper['swap']>[0] & { abort: boolean })[] = []
   losses: string[] = []
   /** Requests that a pause in place left with KV. */
   holders = 0
@@ -39,6 +40,11 @@ export class CountingGates implements GateKeeper {
         this.last = options
       }
     }
+  }
+
+  async swap (state: Parameters<GateKeeper['swap']>[0], { abort }: { abort: boolean }): Promise<void> {
+    this.swaps.push({ ...state, abort })
+    this.last = state
   }
 
   relabel (version: string): void {
@@ -66,7 +72,8 @@ export function storeOf (
     recipe: arch,
     params: table.params,
     pages: 4,
-    pageSize: 16
+    pageSize: 16,
+    ...options.shadow === true ? { sets: 2 } : {}
   })
   const gates = new CountingGates()
   const store = new WeightStore({ addon, core, table, dtype, gates, ...options })

@@ -92,6 +92,8 @@ export function expertsOf (token: number, position: number, weights: number): nu
 export class FakeDevice implements StepDevice {
   /** Number of the current weights. */
   weights = 0
+  /** Numbers of the weights in each set, if there are two; then a step uses those of its set. */
+  sets: [number, number] | null = null
   /** Size of all kept sets; null for sizes that depend on the context. */
   keptMost: number | null = null
   /** Throws in the next step. */
@@ -123,7 +125,7 @@ export class FakeDevice implements StepDevice {
     if (this.#begun.length === 2) throw new Error('three steps are under way')
     // Copies: the caller reuses its arrays.
     this.#begun.push(Object.fromEntries(
-      Object.entries(batch).map(([name, list]) => [name, (list as Int32Array).slice()])
+      Object.entries(batch).map(([name, value]) => [name, typeof value === 'number' ? value : value.slice()])
     ) as unknown as StepBatch)
   }
 
@@ -150,6 +152,7 @@ export class FakeDevice implements StepDevice {
 
   #compute (batch: StepBatch): StepResult {
     this.steps++
+    if (this.sets !== null) this.weights = this.sets[batch.set ?? 0]!
     if (this.fault !== null) {
       const { fault } = this
       this.fault = null

@@ -60,6 +60,9 @@ export type HarnessOptions = Partial<
  * A scheduler on a fake device. All its output is collected by request and call. Weight labels are the numbers of the
  * weights.
  */
+/** Weights that no step may use. */
+const SPOILT = 999_999
+
 export class Harness {
   readonly device: FakeDevice
   readonly scheduler: Scheduler
@@ -141,12 +144,29 @@ export class Harness {
   ): void {
     this.device.weights = weights
     this.scheduler.open({
+      set: 0,
       epoch: weights,
       version: String(weights),
       flushCache: options.flushCache ?? true,
       torn: options.torn ?? null,
       asleep: options.asleep ?? null
     })
+  }
+
+  /** Writes other weights into the set that no step uses, puts it in use, and spoils the set that was in use. */
+  swapTo (weights: number, options: { flushCache?: boolean, abort?: boolean } = {}): void {
+    const sets = this.device.sets ??= [this.device.weights, SPOILT]
+    const set = sets[0] === SPOILT ? 0 : 1
+    sets[set] = weights
+    this.scheduler.swap({
+      set,
+      epoch: weights,
+      version: String(weights),
+      flushCache: options.flushCache ?? true,
+      torn: null,
+      asleep: null
+    }, options.abort ?? false)
+    sets[1 - set] = SPOILT
   }
 
   tokens (id: number): number[] {

@@ -48,12 +48,15 @@ export interface UploadEngine {
   tp?: number
   enableLora?: boolean
   dtype?: 'auto' | 'bfloat16' | 'float32'
+  shadowWeights?: boolean
 }
 
 /** A server over the adder's base, which an upload of the adder changes. */
 export async function uploadServer (
   t: Test,
-  { tp = 1, enableLora = false, dtype = 'auto', ...options }: Partial<ServerOptions> & UploadEngine = {}
+  { tp = 1, enableLora = false, dtype = 'auto', shadowWeights = false, ...options }:
+    & Partial<ServerOptions>
+    & UploadEngine = {}
 ): Promise<UploadServer> {
   const folder = mkdtempSync(join(tmpdir(), 'refit-upload-test-'))
   const spool = options.uploadFolder ?? join(folder, 'spool')
@@ -66,7 +69,8 @@ export async function uploadServer (
     tp,
     maxTotalTokens: 8192,
     enableLora,
-    dtype
+    dtype,
+    shadowWeights
   })
   const app = await createServer({ engine, modelRoots: [folder], closeGraceMs: 500, uploadFolder: spool, ...options })
   const url = await app.listen({ host: '127.0.0.1', port: 0 })

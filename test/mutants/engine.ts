@@ -106,10 +106,10 @@ export const engine: readonly Mutant[] = [
   {
     why: 'new weights come under the old label',
     file: 'src/engine/scheduling/scheduler.ts',
-    before: `    this.#epoch = epoch
+    before: `    this.#batcher.set = set
     this.#batcher.version = version
 `,
-    after: `    this.#epoch = epoch
+    after: `    this.#batcher.set = set
 `,
     tests: ['test/engine/scheduler-gate.test.ts']
   },

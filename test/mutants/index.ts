@@ -13,6 +13,7 @@ import { nativeCuda } from './native-cuda.ts'
 import { nativeTransport } from './native-transport.ts'
 import { peer } from './peer.ts'
 import { processGroups } from './process-groups.ts'
+import { shadow } from './shadow.ts'
 import { sources } from './sources.ts'
 import { text } from './text.ts'
 import { weights } from './weights.ts'
@@ -21,6 +22,7 @@ import { wire } from './wire.ts'
 /** All mutants, by the part of the program that they are in. `npm run test:mutants` plants them. */
 export const AREAS: Readonly<Record<string, readonly Mutant[]>> = {
   weights,
+  shadow,
   sources,
   wire,
   engine,

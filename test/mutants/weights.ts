@@ -4,11 +4,11 @@ export const weights: readonly Mutant[] = [
   {
     why: 'a label moves before the gate is shut',
     file: 'src/weights/update.ts',
-    before: `      if (options.version !== undefined || flushCache) await this.#shut()
-    } catch`,
+    before: `      if (shadow === null && (flushCache || options.version !== undefined)) await this.#shut()
+`,
     after: `      if (options.version !== undefined) ledger.label(options.version)
       if (options.version !== undefined || flushCache) await this.#shut()
-    } catch`,
+`,
     tests: ['test/weights/update.test.ts']
   },
   {
@@ -38,6 +38,7 @@ export const weights: readonly Mutant[] = [
     why: 'a failed opening of the gate lets no later update in',
     file: 'src/weights/update.ts',
     before: `    } finally {
+      shadow?.end()
       this.#context.leave()
     }`,
     after: `    } catch (error) {
@@ -106,8 +107,8 @@ export const weights: readonly Mutant[] = [
   {
     why: 'a failed write moves its label',
     file: 'src/weights/update.ts',
-    before: 'if (ledger.torn && options.allowTorn !== true) throw',
-    after: 'if (ledger.torn && options.allowTorn === false) throw',
+    before: 'if (this.#torn.length > 0 && options.allowTorn !== true) throw',
+    after: 'if (this.#torn.length > 0 && options.allowTorn === false) throw',
     tests: ['test/weights/weight-store.test.ts']
   },
   {
@@ -120,7 +121,7 @@ export const weights: readonly Mutant[] = [
   {
     why: 'torn tensors stay in the list of written ones',
     file: 'src/weights/update.ts',
-    before: `    for (const name of rest) this.#written.delete(name)
+    before: `    for (const name of rest) if (this.#written.delete(name)) this.#lost.add(name)
 `,
     after: '',
     tests: [
@@ -258,7 +259,7 @@ export const weights: readonly Mutant[] = [
   {
     why: 'an aborted transaction leaves written tensors untorn',
     file: 'src/weights/transaction.ts',
-    before: 'if (written.size > 0 && !isWhole) {',
+    before: 'if (written.size > 0 && !isWhole && !isShadowed) {',
     after: 'if (written.size > 1 && !isWhole && this.#failed.size > 0) {',
     tests: ['test/weights/transaction.test.ts']
   },

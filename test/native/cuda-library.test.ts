@@ -170,7 +170,8 @@ t.test('all data crosses the boundary unchanged', async t => {
     isa: 'GPUs 3 1 shared experts eager watchdog 2.500000',
     threads: 2,
     weightBytes: 7,
-    kvBytes: 8000009
+    kvBytes: 8000009,
+    spareBytes: 0
   })
   t.strictSame([...addresses.slice(0, 2), addresses.at(-1)], [0n, 1n, 1007n])
   t.strictSame(runStep(addon, core, batchOf([4, 3, 2], 2)), {

@@ -90,11 +90,13 @@ async function holds (store: WeightStore, table: ModelTable, variantOf: (name: s
 
 for (const architecture of ['Qwen2ForCausalLM', 'Qwen3MoeForCausalLM'] as const) {
   for (const ranks of [1, 2]) {
-    for (const dtype of ['bfloat16', 'float32'] as const) {
-      t.test(`${architecture} on ${ranks} ranks in ${dtype}: deltas turn one variant into another`, async t => {
+    for (const [dtype, shadow] of [['bfloat16', false], ['float32', false], ['bfloat16', true]] as const) {
+      const sets = shadow ? ' with two sets' : ''
+      t.test(`${architecture} on ${ranks} ranks in ${dtype}${sets}: deltas turn one variant into another`, async t => {
         // Pieces with some rows, and with several tensors.
         const { store, table, close, gates } = storeOf(addon, tinyArchitecture(architecture), ranks, dtype, {
-          patchBytes: 700
+          patchBytes: 700,
+          shadow
         })
         t.teardown(close)
         const names = missingNames(table, new Set())

@@ -89,7 +89,7 @@ t.test('a watched write is cut between tensors, and no tensor or rectangle is le
     const { addon, jobs } = recorder(all)
     const plan = planOf(sizes)
     const seen: number[][] = []
-    const outcome = await scatter(addon, 1, plan, (done, total) => seen.push([done, total]))
+    const outcome = await scatter({ addon, core: 1 }, plan, (done, total) => seen.push([done, total]))
     t.same(jobs.map(({ offsets }) => offsets), slices, `${sizes.join()} MiB`)
     const marks = sizes.flatMap((_, i) => Array.from({ length: i % 3 }, (_, k) => [i, 10 * i + (i % 3) - k]))
     t.same(jobs.flatMap(({ rects }) => rects), marks, 'rectangles belong to their tensors')
@@ -103,7 +103,7 @@ t.test('a watched write is cut between tensors, and no tensor or rectangle is le
 
 t.test('without a watcher all is one job', async t => {
   const { addon, jobs } = recorder(all)
-  await scatter(addon, 1, planOf([300, 300, 300]))
+  await scatter({ addon, core: 1 }, planOf([300, 300, 300]))
   t.same(jobs.map(({ offsets }) => offsets), [[0, 1, 2]])
 })
 
@@ -111,7 +111,7 @@ t.test('a slice that fails ends the write, and the error names the tensor of the
   const states = (job: number): number[] =>
     job === 0 ? [TENSOR_WRITTEN] : [TENSOR_WRITTEN, TENSOR_PARTIAL, TENSOR_UNTOUCHED]
   const { addon, jobs } = recorder(states, 1)
-  const outcome = await scatter(addon, 1, planOf([256, 1, 2, 300, 1]), () => {})
+  const outcome = await scatter({ addon, core: 1 }, planOf([256, 1, 2, 300, 1]), () => {})
   t.equal(jobs.length, 2, 'the third slice is not begun')
   t.match(outcome, {
     whole: [0, 1],
@@ -128,14 +128,14 @@ t.test('whether anything was touched is what the states say, also of the slices 
       (job, tensors) => new Array<number>(tensors).fill(job === 0 ? state : TENSOR_UNTOUCHED),
       1
     )
-    t.equal((await scatter(addon, 1, planOf([256, 1]), () => {})).touched, touched)
+    t.equal((await scatter({ addon, core: 1 }, planOf([256, 1]), () => {})).touched, touched)
   }
   const rejecting = {
     write: async () => {
       throw new Error('out of memory')
     }
   } as unknown as NativeAddon
-  t.match(await scatter(rejecting, 1, planOf([1, 1])), {
+  t.match(await scatter({ addon: rejecting, core: 1 }, planOf([1, 1])), {
     whole: [],
     rest: [0, 1],
     touched: true,

@@ -52,6 +52,7 @@ class HeldGates implements GateKeeper {
     this.#release()
   }
 
+  async swap (): Promise<void> {}
   relabel (): void {}
   lost (): void {}
 

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "binding/config.h"
 #include "binding/core.h"
 #include "binding/env_state.h"
 #include "binding/error_code.h"
@@ -273,10 +274,11 @@ Napi::Value group_params(const Napi::CallbackInfo& info) {
   const int rank = static_cast<int>(to_integer(info[2], "rank", 0, core->config().ranks - 1));
   const int root = to_rank(info[3], "root");
   const GroupDeadline deadline = deadline_of(info[4]);
-  return submit_to_group(info.Env(), entry, [&group = entry->group(), core, rank, root, deadline] {
+  const int set = info[5].IsUndefined() ? 0 : to_set(info[5], "set", core->config());
+  return submit_to_group(info.Env(), entry, [&group = entry->group(), core, rank, set, root, deadline] {
     // Without exclusive use of the device: groups of other ranks run at the same time, and their peers in another
     // order, so none may wait for another. A sender from host memory keeps computing.
-    group.params(core->shared_device(), core->config(), rank, root, deadline);
+    group.params(core->shared_device(), core->config(), rank, set, root, deadline);
   });
 }
 

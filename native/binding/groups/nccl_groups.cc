@@ -55,8 +55,8 @@ class CoreGroup : public NcclGroup {
   void send(const uint8_t* data, uint64_t bytes, GroupDeadline deadline) override {
     group_->send(data, bytes, deadline);
   }
-  void params(Device& device, const CoreConfig& config, int rank, int root, GroupDeadline deadline) override {
-    group_->params(device, config, rank, root, deadline);
+  void params(Device& device, const CoreConfig& config, int rank, int set, int root, GroupDeadline deadline) override {
+    group_->params(device, config, rank, set, root, deadline);
   }
   void barrier(GroupDeadline deadline) override { group_->barrier(deadline); }
   void abort(const std::string& reason) noexcept override { group_->abort(reason); }

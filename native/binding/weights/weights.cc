@@ -3,6 +3,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "binding/config.h"
 #include "binding/core.h"
 #include "binding/env_state.h"
 #include "binding/fields.h"
@@ -84,7 +85,7 @@ class ChecksumTask : public Task {
 class ScrambleTask : public Task {
  public:
   explicit ScrambleTask(uint64_t seed) : seed_(seed) {}
-  void run(Device& device, const std::atomic<bool>&) override { device.scramble(seed_); }
+  void run(Device& device, const std::atomic<bool>&) override { device.scramble(seed_, access.set); }
   Napi::Value result(Napi::Env env, const Held&) override { return env.Undefined(); }
 
  private:
@@ -129,11 +130,6 @@ class CloseMappingsTask : public Task {
   uint64_t closed_ = 0;
 };
 
-// An optional argument: true for an operation beside steps.
-Access to_access(const Napi::Value& value) {
-  return !value.IsUndefined() && to_boolean(value, "beside") ? Access::kBeside : Access::kGated;
-}
-
 uint32_t to_tags(const Napi::Value& value) {
   return static_cast<uint32_t>(to_integer(value, "tags", 0, kTagWeights | kTagKvCache | kTagCudaGraph));
 }
@@ -147,7 +143,7 @@ Napi::Value write(const Napi::CallbackInfo& info) {
   parse_job(info[1], task->owned, held);
   check_write(task->owned.job, core->config().ranks, core->config().params);
   task->borrows = !held.empty();
-  task->access = to_access(info[2]);
+  task->access = to_access(info[2], core->config());
   return EnvState::of(info.Env()).submit(info.Env(), core, std::move(task), std::move(held));
 }
 
@@ -185,7 +181,7 @@ Napi::Value read(const Napi::CallbackInfo& info) {
   Held held;
   held.push_back(Napi::Reference<Napi::Value>::New(array, 1));
   auto task = std::make_shared<ReadTask>(array.Data(), rank, param, row, col, rows, cols);
-  task->access = to_access(info[7]);
+  task->access = to_access(info[7], core->config());
   return EnvState::of(env).submit(env, core, std::move(task), std::move(held));
 }
 
@@ -198,7 +194,7 @@ Napi::Value checksum(const Napi::CallbackInfo& info) {
   for (size_t i = 0; i < cols.size(); i++) {
     task->tensor_cols.push_back(exact_integer(env, cols[i], kMaxSafe, "tensorCols", i, ""));
   }
-  task->access = to_access(info[3]);
+  task->access = to_access(info[3], core->config());
   check_checksum(task->rects, task->tensor_cols, core->config().ranks, core->config().params);
   return EnvState::of(env).submit(env, core, std::move(task), {});
 }
@@ -212,7 +208,9 @@ Napi::Value scramble(const Napi::CallbackInfo& info) {
   bool lossless = false;
   const uint64_t seed = info[1].As<Napi::BigInt>().Uint64Value(&lossless);
   if (!lossless) throw Napi::RangeError::New(env, "seed: expected a bigint from 0 to 2^64 - 1");
-  return EnvState::of(env).submit(env, core, std::make_shared<ScrambleTask>(seed), {});
+  auto task = std::make_shared<ScrambleTask>(seed);
+  task->access = to_access(info[2], core->config());
+  return EnvState::of(env).submit(env, core, std::move(task), {});
 }
 
 Napi::Value release(const Napi::CallbackInfo& info) {

@@ -78,7 +78,9 @@ class LibraryDevice : public Device {
     taken.finish(failure);
     return out;
   }
-  const void* address(int rank, int param) const override { return table_.address(*device_, rank, param); }
+  const void* address(int rank, int param, int /* set */) const override {
+    return table_.address(*device_, rank, param);
+  }
   void begin(const StepBatch& batch) override {
     Failure failure;
     table_.begin(*device_, batch, failure);
@@ -113,7 +115,7 @@ class LibraryDevice : public Device {
     taken.finish(failure);
     return out;
   }
-  void scramble(uint64_t seed) override {
+  void scramble(uint64_t seed, int) override {
     Failure failure;
     table_.scramble(*device_, seed, failure);
     raise(failure);

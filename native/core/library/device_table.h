@@ -176,7 +176,7 @@ inline void group_send(NcclGroup& group, const uint8_t* data, uint64_t bytes, Gr
 
 inline void group_params(NcclGroup& group, Device& device, const CoreConfig& config, int rank, int root,
                          GroupDeadline deadline, Failure& failure) noexcept {
-  guarded(failure, [&] { group.params(device, config, rank, root, deadline); });
+  guarded(failure, [&] { group.params(device, config, rank, 0, root, deadline); });
 }
 
 inline void group_barrier(NcclGroup& group, GroupDeadline deadline, Failure& failure) noexcept {

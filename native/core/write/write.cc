@@ -24,8 +24,9 @@ struct Block {
 
 class Writer {
  public:
-  Writer(Store& store, const WriteJob& job, WritePlan plan)
+  Writer(Store& store, int set, const WriteJob& job, WritePlan plan)
       : store_(store),
+        set_(set),
         job_(job),
         plan_(std::move(plan)),
         left_(std::make_unique<std::atomic<int64_t>[]>(job.tensors.size())),
@@ -147,7 +148,7 @@ class Writer {
   uint8_t* at(const Rect& rect, int64_t row, int64_t col) {
     const int64_t index =
         (rect.dst_row + row - rect.src_row) * store_.shape(rect.param).cols + rect.dst_col + col - rect.src_col;
-    return static_cast<uint8_t*>(store_.param(rect.rank, rect.param)) +
+    return static_cast<uint8_t*>(store_.param(rect.rank, rect.param, set_)) +
            static_cast<uint64_t>(index) * size_of(store_.shape(rect.param).dtype);
   }
 
@@ -161,6 +162,7 @@ class Writer {
   }
 
   Store& store_;
+  const int set_;
   const WriteJob& job_;
   const WritePlan plan_;
   Arena scratch_;
@@ -183,7 +185,7 @@ WriteOutcome nothing_written(const WriteJob& job, const char* error, int tensor 
 
 }  // namespace
 
-WriteOutcome Store::write(const WriteJob& job, Pool& pool) {
+WriteOutcome Store::write(const WriteJob& job, Pool& pool, int set) {
   for (const Rect& rect : job.rects) {
     const Source& source = job.sources[job.tensors[rect.tensor].source];
     if (source.segment < 0 && source.rank_data.empty()) continue;
@@ -195,7 +197,7 @@ WriteOutcome Store::write(const WriteJob& job, Pool& pool) {
   }
   std::unique_ptr<Writer> writer;
   try {
-    writer = std::make_unique<Writer>(*this, job, plan_write(job, shapes_));
+    writer = std::make_unique<Writer>(*this, set, job, plan_write(job, shapes_));
     writer->run(pool);
   } catch (const std::bad_alloc&) {
     // Nothing has changed before the first chunk. After it only the text of an error is allocated, so the counts are

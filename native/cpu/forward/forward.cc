@@ -45,6 +45,7 @@ const float* Forward::widened(int param, int64_t n, Buffer& buffer) const {
 void Forward::step(const StepBatch& batch, StepResult& result) {
   check_batch(batch, {model_.recipe.vocab, cache_.pages(), cache_.page_size(), model_.adapters.slots});
   const int64_t tokens = static_cast<int64_t>(batch.tokens.size());
+  model_.use(batch.set);
   result.experts.assign(tokens * model_.recorded, 0);
   adapters_.begin(batch);
   if (tokens > 0) {

@@ -10,12 +10,15 @@ class Model : public Layout {
   // Throws std::invalid_argument, also for a dtype that the CPU does not compute in.
   Model(const CoreConfig& config, const Store& store);
 
-  const void* at(int rank, int param) const { return store_.param(rank, param); }
+  // The set of weights that `at` returns addresses of from now on.
+  void use(int set) { set_ = set; }
+  const void* at(int rank, int param) const { return store_.param(rank, param, set_); }
   // The address of row `row` of the parameter.
   const void* at(int rank, int param, int64_t row) const;
 
  private:
   const Store& store_;
+  int set_ = 0;
 };
 
 }  // namespace refit::cpu

@@ -72,7 +72,7 @@ struct CudaDevice::State {
   std::shared_ptr<Health> health = std::make_shared<Health>();
   uint32_t released = 0;  // MemoryTag bits
   std::vector<std::unique_ptr<Rank>> ranks;
-  std::vector<std::unique_ptr<Rank>> beside_ranks;  // for Access::kBeside: threads and streams of their own
+  std::vector<std::unique_ptr<Rank>> beside_ranks;  // for Access::beside: threads and streams of their own
   std::vector<std::unique_ptr<NcclComm>> comms;     // empty where GPUs reach each other
   std::vector<std::unique_ptr<RankMemory>> memory;
   std::unique_ptr<Forward> forward;
@@ -210,7 +210,7 @@ void CudaDevice::State::require_available(uint32_t tags) const {
 }
 
 GpuStore& CudaDevice::State::store_for(Access access) {
-  if (access == Access::kGated) return *store;
+  if (!access.beside) return *store;
   if (beside_store) return *beside_store;
   throw std::invalid_argument("this device has no parameters that are written beside steps");
 }
@@ -221,7 +221,7 @@ DeviceInfo CudaDevice::info() const {
           state_->plan.kv_bytes * ranks};
 }
 
-const void* CudaDevice::address(int rank, int param) const { return state_->memory[rank]->param(param); }
+const void* CudaDevice::address(int rank, int param, int) const { return state_->memory[rank]->param(param); }
 
 void CudaDevice::begin(const StepBatch& batch) {
   if (begun_.size() == kMostBegun) throw std::logic_error("more steps are begun than may be");
@@ -280,7 +280,7 @@ std::vector<uint64_t> CudaDevice::checksum(const std::vector<Rect>& rects, const
   return std::move(*out);
 }
 
-void CudaDevice::scramble(uint64_t seed) {
+void CudaDevice::scramble(uint64_t seed, int) {
   watchdog_->run([state = state_, seed] {
     state->require_available(kTagWeights);
     state->store->scramble(seed);

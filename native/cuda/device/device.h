@@ -17,17 +17,17 @@ class CudaDevice : public Device {
   ~CudaDevice() override;
 
   DeviceInfo info() const override;
-  const void* address(int rank, int param) const override;
+  const void* address(int rank, int param, int set) const override;
   // While memory is released, a call that would touch it throws std::runtime_error. All of these throw DeviceLost.
   void begin(const StepBatch& batch) override;
   void collect(StepResult& result) override;
-  using Device::checksum, Device::read, Device::write;
+  using Device::address, Device::checksum, Device::read, Device::scramble, Device::write;
   WriteOutcome write(const WriteJob& job, Access access) override;
   void read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out,
             Access access) override;
   std::vector<uint64_t> checksum(const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols,
                                  Access access) override;
-  void scramble(uint64_t seed) override;
+  void scramble(uint64_t seed, int set) override;
   uint64_t release_memory(uint32_t tags, bool keep_weights) override;
   bool resume_memory(uint32_t tags) override;
   uint64_t close_mappings(const std::string& name) override;
@@ -37,7 +37,7 @@ class CudaDevice : public Device {
  private:
   struct State;
   std::shared_ptr<State> state_;
-  Watchdog& watchdog(Access access) { return access == Access::kBeside ? *beside_watchdog_ : *watchdog_; }
+  Watchdog& watchdog(Access access) { return access.beside ? *beside_watchdog_ : *watchdog_; }
 
   struct Begun {
     std::shared_ptr<StepResult> result;

@@ -269,7 +269,7 @@ void GpuGroup::send(const uint8_t* data, uint64_t bytes, GroupDeadline deadline)
   });
 }
 
-void GpuGroup::params(Device&, const CoreConfig&, int rank, int root, GroupDeadline deadline) {
+void GpuGroup::params(Device&, const CoreConfig&, int rank, int /* set */, int root, GroupDeadline deadline) {
   params(rank, root, deadline);
 }
 

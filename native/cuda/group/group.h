@@ -34,7 +34,7 @@ class GpuGroup : public NcclGroup {
   void receive_in_place(const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) override;
   std::vector<uint8_t> read(int slot, uint64_t offset, uint64_t bytes, GroupDeadline deadline) override;
   void send(const uint8_t* data, uint64_t bytes, GroupDeadline deadline) override;
-  void params(Device& device, const CoreConfig& config, int rank, int root, GroupDeadline deadline) override;
+  void params(Device& device, const CoreConfig& config, int rank, int set, int root, GroupDeadline deadline) override;
   void params(int rank, int root, GroupDeadline deadline);
   void barrier(GroupDeadline deadline) override;
   void abort(const std::string& reason) noexcept override;

@@ -249,7 +249,7 @@ void GlooGroup::send(const uint8_t* data, uint64_t bytes, GroupDeadline deadline
   broadcast("send", {{const_cast<uint8_t*>(data), bytes}}, members_.mine.front(), deadline);
 }
 
-void GlooGroup::params(Device& device, const CoreConfig& config, int rank, int root, GroupDeadline deadline) {
+void GlooGroup::params(Device& device, const CoreConfig& config, int rank, int set, int root, GroupDeadline deadline) {
   check_usable("parameters");
   check_root(root);
   if (config.device != "cpu") {
@@ -258,7 +258,7 @@ void GlooGroup::params(Device& device, const CoreConfig& config, int rank, int r
   std::vector<gloo::Piece> pieces;
   for (size_t param = 0; param < config.params.size(); param++) {
     const Param& shape = config.params[param];
-    pieces.push_back({static_cast<uint8_t*>(const_cast<void*>(device.address(rank, static_cast<int>(param)))),
+    pieces.push_back({static_cast<uint8_t*>(const_cast<void*>(device.address(rank, static_cast<int>(param), set))),
                       static_cast<uint64_t>(shape.rows) * static_cast<uint64_t>(shape.cols) * size_of(shape.dtype)});
   }
   broadcast("parameters", std::move(pieces), root, deadline);

@@ -37,7 +37,7 @@ class GlooGroup : public Group {
   std::vector<uint8_t> read(int slot, uint64_t offset, uint64_t bytes, GroupDeadline deadline) override;
   void send(const uint8_t* data, uint64_t bytes, GroupDeadline deadline) override;
   // Only for a CPU: the parameters must be in host memory.
-  void params(Device& device, const CoreConfig& config, int rank, int root, GroupDeadline deadline) override;
+  void params(Device& device, const CoreConfig& config, int rank, int set, int root, GroupDeadline deadline) override;
   void barrier(GroupDeadline deadline) override;
   void abort(const std::string& reason) noexcept override;
   void end() noexcept override;

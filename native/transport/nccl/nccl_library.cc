@@ -125,7 +125,8 @@ class LibraryGroup : public NcclGroup {
     raise(failure);
   }
 
-  void params(Device& device, const CoreConfig& config, int rank, int root, GroupDeadline deadline) override {
+  void params(Device& device, const CoreConfig& config, int rank, int /* set */, int root,
+              GroupDeadline deadline) override {
     if (&device != &addon_device_) throw std::invalid_argument(describe() + " is of another core");
     Failure failure;
     table_.params(*group_, device_, config, rank, root, deadline, failure);

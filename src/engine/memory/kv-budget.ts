@@ -17,6 +17,8 @@ export interface KvBudgetOptions {
   /** Other memory within the fraction: weights, and buffers of a step. */
   weightBytes: number
   otherBytes: number
+  /** A second set of weights, which lies within the fraction too (default none). */
+  spareBytes?: number
 }
 
 /** Bytes of KV cache per token, over all ranks. A rank holds at least one KV head. */
@@ -38,17 +40,19 @@ export function kvPages (options: KvBudgetOptions): number {
     availableBytes,
     memFraction,
     weightBytes,
-    otherBytes
+    otherBytes,
+    spareBytes = 0
   } = options
   if (maxTotalTokens !== null) return Math.max(1, Math.floor(maxTotalTokens / pageSize))
-  const fitting = Math.floor((availableBytes * memFraction - weightBytes - otherBytes) / pageBytes)
+  const fitting = Math.floor((availableBytes * memFraction - weightBytes - spareBytes - otherBytes) / pageBytes)
   if (fitting < 1) {
     const others = otherBytes === 0 ? '' : ` and ${megabytes(otherBytes)} of buffers`
+    const spare = spareBytes === 0 ? '' : `, ${megabytes(spareBytes)} of --shadow-weights`
     throw new RefitError(
       'CONFIG',
       `--mem-fraction: ${memFraction} of ${megabytes(availableBytes)} ${options.where} holds no KV cache beside ${
         megabytes(weightBytes)
-      } of weights${others} ` +
+      } of weights${spare}${others} ` +
         `(a page of ${pageSize} tokens takes ${
           megabytes(pageBytes)
         }); raise it, set --max-total-tokens, or free memory`,

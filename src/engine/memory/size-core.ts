@@ -71,15 +71,18 @@ function planCpu (arch: Architecture, table: ModelTable, options: EngineOptions)
   const dtype = engineDType(arch, options)
   const wanted = contextOf(arch, options)
   const experts = expertsOf(arch, options)
+  const available = availableMemory()
+  const spareBytes = shadowBytes(table, options, available)
   const pages = kvPages({
     ...budget(options, MEM_FRACTION.cpu),
     pageBytes: (kvBytesPerToken(arch, table.ranks, bytesOf(dtype)) + recordedBytes(experts)) * pageSize,
     contextLength: wanted,
     maxRunningRequests,
-    availableBytes: availableMemory(),
+    availableBytes: available,
     where: 'free memory',
     weightBytes: weightBytes(table),
-    otherBytes: 0
+    otherBytes: 0,
+    spareBytes
   })
   const core: CoreConfig = {
     device: 'cpu',
@@ -87,7 +90,8 @@ function planCpu (arch: Architecture, table: ModelTable, options: EngineOptions)
     dtype,
     pages,
     pageSize,
-    ...options.isa === undefined ? {} : { isa: options.isa }
+    ...options.isa === undefined ? {} : { isa: options.isa },
+    ...options.shadowWeights === true ? { sets: 2 } : {}
   }
   return {
     core,
@@ -108,6 +112,13 @@ async function planCuda (
   first: number,
   probe: () => Promise<CudaGpus>
 ): Promise<CoreSize> {
+  if (options.shadowWeights === true) {
+    throw new RefitError(
+      'CONFIG',
+      '--shadow-weights: not yet on NVIDIA GPUs; leave it out (updates are written in place), or use --device cpu',
+      { param: 'shadow-weights' }
+    )
+  }
   if (options.dtype === 'float32') {
     throw new RefitError(
       'CONFIG',
@@ -165,6 +176,24 @@ async function planCuda (
     visible: found.gpus,
     experts
   }
+}
+
+/** Bytes of the second set of weights; the slots of adapters exist once. Throws CONFIG if both do not fit. */
+function shadowBytes (table: ModelTable, { shadowWeights = false }: EngineOptions, available: number): number {
+  if (!shadowWeights) return 0
+  const bytes = weightBytes({ ...table, params: table.params.slice(0, table.weights) })
+  const all = weightBytes(table) + bytes
+  if (all <= available) return bytes
+  throw new RefitError(
+    'CONFIG',
+    `--shadow-weights: two sets of weights take ${gigabytes(all)} (${gigabytes(bytes)} for the second), and ` +
+      `${gigabytes(available)} of memory are free; leave it out, or free memory`,
+    { param: 'shadow-weights' }
+  )
+}
+
+function gigabytes (bytes: number): string {
+  return `${(bytes / 1e9).toFixed(2)} GB`
 }
 
 function planMemory (addon: Pick<NativeAddon, 'cudaMemoryNeeds'>, core: CoreConfig): CudaMemoryNeeds {

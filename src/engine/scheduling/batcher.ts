@@ -24,8 +24,9 @@ import { errorMessage } from '../../errors.ts'
  * whether steps may run at all.
  */
 export class Batcher {
-  /** Label of the current weights. */
+  /** Label of the current weights, and the set that steps compute with. */
   version: string
+  set = 0
   readonly kv: KvMemory
   readonly experts: ExpertPages
   readonly running: Sequence[] = []
@@ -153,6 +154,7 @@ export class Batcher {
     const step = this.#plan()
     if (step === null) return failed
     step.version = this.version
+    step.set = this.set
     try {
       this.#steps.begin(step)
       this.#ratio.decay()

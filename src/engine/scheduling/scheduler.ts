@@ -171,15 +171,17 @@ export class Scheduler {
   }
 
   /** Opens the gate; see GateOpening. */
-  open ({ epoch, version, flushCache, torn, asleep }: GateOpening): void {
+  open (state: GateOpening): void {
     if (!this.#gateShut) throw new Error('the gate is opened but not shut')
     this.#gateShut = false
-    if (epoch !== this.#epoch || flushCache) this.#batcher.dropCache(epoch !== this.#epoch)
-    this.#epoch = epoch
-    this.#batcher.version = version
-    this.#torn = torn
-    this.#asleep = asleep
-    this.#settle()
+    this.#take(state)
+  }
+
+  /** Puts a state into effect between two steps: waits for the step under way, and ends all requests with `abort`. */
+  swap (state: GateOpening, abort: boolean): void {
+    this.#batcher.land()
+    if (abort) this.abortAll()
+    this.#take(state)
   }
 
   /** Moves only the label. */
@@ -222,6 +224,16 @@ export class Scheduler {
   /** Throws if pages or lists are inconsistent. For tests. */
   check (): void {
     this.#batcher.check()
+  }
+
+  #take ({ set, epoch, version, flushCache, torn, asleep }: GateOpening): void {
+    if (epoch !== this.#epoch || flushCache) this.#batcher.dropCache(epoch !== this.#epoch)
+    this.#epoch = epoch
+    this.#batcher.set = set
+    this.#batcher.version = version
+    this.#torn = torn
+    this.#asleep = asleep
+    this.#settle()
   }
 
   #abort (seq: Sequence): void {

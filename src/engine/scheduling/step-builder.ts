@@ -9,8 +9,9 @@ const NO_ADAPTERS = new Int32Array(0)
 
 /** Gathers one step's batch in arrays that are reused from step to step. */
 export class StepBuilder {
-  /** Label of the weights that compute it. */
+  /** Label of the weights that compute it, and their set. */
   version = ''
+  set = 0
   /** Sequences of the step, and the number of tokens computed for each. */
   readonly sequences: Sequence[] = []
   readonly takes: number[] = []
@@ -144,7 +145,8 @@ export class StepBuilder {
       idOffsets: this.#idOffsets.view(),
       ids: this.#ids.view(),
       masks: this.#masks.view(),
-      adapters: this.#hasAdapters ? this.#adapters.view() : NO_ADAPTERS
+      adapters: this.#hasAdapters ? this.#adapters.view() : NO_ADAPTERS,
+      set: this.set
     }
   }
 

@@ -136,7 +136,7 @@ void test_params(int ranks) {
           auto group = device.nccl_group(options);
           group->connect(ids[static_cast<size_t>(r)].data(), in(kPatience));
           group->barrier(in(kPatience));
-          group->params(device, side == 0 ? here : there, r, 0, in(kPatience));
+          group->params(device, side == 0 ? here : there, r, 0, 0, in(kPatience));
           group->end();
         } catch (const std::exception& error) {
           CHECKF(false, "parameters, side %d, rank %d: %s", side, r, error.what());

@@ -114,7 +114,7 @@ void test_refused() {
              [] {
                class Cpu : public Device {
                  DeviceInfo info() const override { return {}; }
-                 const void* address(int, int) const override { return nullptr; }
+                 const void* address(int, int, int) const override { return nullptr; }
                  void begin(const StepBatch&) override {}
                  void collect(StepResult&) override {}
                  WriteOutcome write(const WriteJob&, Access) override { return {}; }
@@ -123,7 +123,7 @@ void test_refused() {
                                                 Access) override {
                    return {};
                  }
-                 void scramble(uint64_t) override {}
+                 void scramble(uint64_t, int) override {}
                  uint64_t release_memory(uint32_t, bool) override { return 0; }
                  bool resume_memory(uint32_t) override { return false; }
                } cpu;

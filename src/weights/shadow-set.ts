@@ -1,0 +1,161 @@
+import { errorMessage, RefitError } from '../errors.ts'
+import type { ModelTable, TensorEntry } from '../model/architecture.ts'
+import type { Access, NativeAddon } from '../native/addon.ts'
+import { bytesOf } from '../native/dtypes.ts'
+import { RECT_FIELDS } from '../native/write-layout.ts'
+import { packRects } from './plan.ts'
+import type { WeightLedger } from './weight-state.ts'
+
+/** Copies between the sets take about this many bytes each: other operations beside steps run between two of them. */
+const SLICE_BYTES = 64 << 20
+
+/** `absent`: its memory is released. */
+export type ShadowState = 'absent' | 'idle' | 'receiving' | 'catching_up'
+
+export interface ShadowOptions {
+  addon: NativeAddon
+  core: number
+  table: ModelTable
+  ledger: WeightLedger
+  /** Its size. */
+  bytes: number
+  /** Memory that is available now. */
+  availableBytes: () => number
+}
+
+/**
+ * The set of weights that no step uses. An update writes it while steps go on. Tensors that the update did not bring
+ * are caught up from the set in use, and then the sets change places. Only the update that has its turn calls it.
+ */
+export class ShadowSet {
+  readonly bytes: number
+  readonly #options: ShadowOptions
+  /** Epoch of the write that each of its tensors holds. A tensor without one has indeterminate bytes. */
+  readonly #heldAt = new Map<string, number>()
+  #state: ShadowState = 'idle'
+  #opening: Promise<void> | undefined
+
+  constructor (options: ShadowOptions) {
+    this.#options = options
+    this.bytes = options.bytes
+  }
+
+  /** Its number: the one that the set in use has not. */
+  get set (): number {
+    return 1 - this.#options.ledger.set
+  }
+  get access (): Access {
+    return { set: this.set, beside: true }
+  }
+  get state (): ShadowState {
+    return this.#state
+  }
+  /** Number of tensors that differ from those in use, or may differ. */
+  get behind (): number {
+    return this.#options.ledger.names.reduce((sum, name) => sum + (this.#isBehind(name) ? 1 : 0), 0)
+  }
+
+  /** Takes memory for it, if that was released. Throws NO_MEMORY. */
+  async open (): Promise<void> {
+    if (this.#state !== 'absent') return
+    this.#opening ??= this.#restore().finally(() => {
+      this.#opening = undefined
+    })
+    await this.#opening
+  }
+
+  /** A write to these tensors begins. */
+  receive (names: Iterable<string>): void {
+    this.#state = 'receiving'
+    for (const name of names) this.#heldAt.delete(name)
+  }
+
+  /**
+   * Copies the tensors that are behind from the set in use, except those of `received`, which are newer. Torn ones stay
+   * behind. After a failure some have been copied; the set in use is unchanged in any case.
+   */
+  async catchUp (names: Iterable<string>, received: ReadonlySet<string>): Promise<void> {
+    const { addon, core, table, ledger } = this.#options
+    const wanted = [...names].filter(name => this.#isBehind(name) && !received.has(name) && !ledger.isTorn(name))
+    const before = this.#state
+    this.#state = 'catching_up'
+    try {
+      for (const plans of slices(wanted.map(name => table.tensors.get(name)!))) {
+        const rects = new Float64Array(plans.reduce((sum, plan) => sum + plan.rects.length, 0) * RECT_FIELDS)
+        let at = 0
+        for (const plan of plans) at = packRects(plan, 0, rects, at)
+        await addon.copyWeights(core, rects, ledger.set, this.set)
+        for (const { name } of plans) this.#heldAt.set(name, ledger.writtenAt(name))
+      }
+    } finally {
+      this.#state = before
+    }
+  }
+
+  /**
+   * The sets change places: `received` have the values that were sent, and all else has been caught up. The set that
+   * was in use becomes this one. It holds the same, except what was received, which has no epoch here.
+   */
+  swap (received: ReadonlySet<string>): void {
+    this.#options.ledger.markSwapped(this.set, received)
+  }
+
+  /** The update has ended. What it brought without a swap will be overwritten. */
+  end (): void {
+    if (this.#state !== 'absent') this.#state = 'idle'
+  }
+
+  /** Gives its memory back until the next update opens it. Returns the number of bytes. */
+  async release (): Promise<number> {
+    if (this.#state === 'absent') return 0
+    const { addon, core } = this.#options
+    this.#state = 'absent'
+    this.#heldAt.clear()
+    return await addon.dropSet(core, this.set)
+  }
+
+  #isBehind (name: string): boolean {
+    return this.#heldAt.get(name) !== this.#options.ledger.writtenAt(name)
+  }
+
+  async #restore (): Promise<void> {
+    const { addon, core, bytes, availableBytes } = this.#options
+    const available = availableBytes()
+    // Checked before any allocation: when memory runs out, Linux kills processes instead of refusing.
+    if (bytes > available) throw noMemory(`${megabytes(bytes)} are needed and ${megabytes(available)} are available`)
+    try {
+      await addon.restoreSet(core, this.set)
+    } catch (error) {
+      if ((error as { code?: unknown }).code !== 'NO_MEMORY') throw error
+      throw noMemory(errorMessage(error), error)
+    }
+    this.#state = 'idle'
+  }
+}
+
+function noMemory (why: string, cause?: unknown): RefitError {
+  return new RefitError(
+    'NO_MEMORY',
+    `the second set of weights was released with the first, and there is no memory for it now (${why}). Free memory, ` +
+      'or update in place (swap "in_place"). Nothing has changed',
+    { cause }
+  )
+}
+
+function megabytes (bytes: number): string {
+  return `${(bytes / 1e6).toFixed(1)} MB`
+}
+
+function* slices (plans: readonly TensorEntry[]): Generator<TensorEntry[]> {
+  let slice: TensorEntry[] = []
+  let bytes = 0
+  for (const plan of plans) {
+    slice.push(plan)
+    bytes += plan.rects.reduce((sum, { rows, cols }) => sum + rows * cols * bytesOf(plan.dtype), 0)
+    if (bytes < SLICE_BYTES) continue
+    yield slice
+    slice = []
+    bytes = 0
+  }
+  if (slice.length > 0) yield slice
+}

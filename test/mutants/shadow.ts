@@ -1,0 +1,74 @@
+import type { Mutant } from './mutant.ts'
+
+const TESTS = ['test/weights/shadow.test.ts']
+const TRANSACTIONS = ['test/weights/shadow-transactions.test.ts']
+const SWAPS = ['test/engine/scheduler-swap.test.ts']
+
+export const shadow: readonly Mutant[] = [
+  {
+    why: 'tensors that an update left out are not caught up',
+    file: 'src/weights/shadow-set.ts',
+    before: '        await addon.copyWeights(core, rects, ledger.set, this.set)\n',
+    after: '',
+    tests: TESTS
+  },
+  {
+    why: 'bytes of an update that was given up count as those in use',
+    file: 'src/weights/shadow-set.ts',
+    before: 'for (const name of names) this.#heldAt.delete(name)',
+    after: 'for (const name of [] as string[]) this.#heldAt.delete(name)',
+    tests: TESTS
+  },
+  {
+    why: 'memory that was released counts as what it held',
+    file: 'src/weights/shadow-set.ts',
+    before: '    this.#heldAt.clear()\n',
+    after: '',
+    tests: TESTS
+  },
+  {
+    why: 'an update with a shadow writes the weights in use',
+    file: 'src/weights/update.ts',
+    before: 'return shadow?.access ?? { set: ledger.set }',
+    after: 'return { set: ledger.set }',
+    tests: TESTS
+  },
+  {
+    why: 'an aborted transaction tears the weights in use, which it has not written',
+    file: 'src/weights/transaction.ts',
+    before: 'if (written.size > 0 && !isWhole && !isShadowed) {',
+    after: 'if (written.size > 0 && !isWhole) {',
+    tests: TRANSACTIONS
+  },
+  {
+    why: 'a change of elements follows a write of its tensor that broke off',
+    file: 'src/weights/update.ts',
+    before: 'if (this.#written.delete(name)) this.#lost.add(name)',
+    after: 'this.#written.delete(name)',
+    tests: TRANSACTIONS
+  },
+  {
+    why: 'a change of elements is relative to weights before those in use',
+    file: 'src/weights/update.ts',
+    before: '    if (isPatch) await shadow.catchUp(names, this.#written)\n',
+    after: '',
+    tests: TRANSACTIONS
+  },
+  {
+    why: 'the step under way loses its weights to a swap',
+    file: 'src/engine/scheduling/scheduler.ts',
+    before: `    this.#batcher.land()
+    if (abort) this.abortAll()
+`,
+    after: `    if (abort) this.abortAll()
+`,
+    tests: SWAPS
+  },
+  {
+    why: 'steps after a swap compute with the set before it',
+    file: 'src/engine/scheduling/scheduler.ts',
+    before: '    this.#batcher.set = set\n',
+    after: '',
+    tests: SWAPS
+  }
+]
