@@ -1,6 +1,6 @@
 import { Type } from 'typebox'
 import type { WeightTransactions } from '../../src/contract/weight-transactions.ts'
-import { nullable, refusals, WeightsRefusal } from '../../src/http/schemas.ts'
+import { nullable, refusals, swapField, WeightsRefusal } from '../../src/http/schemas.ts'
 import { Deadline, toTransaction, Transaction } from '../../src/http/updates/transaction-status.ts'
 import { weightsRoute } from '../../src/http/updates/update-route.ts'
 import type { UpdateApp, UpdateRoutes } from '../../src/http/updates/update-route.ts'
@@ -23,7 +23,8 @@ const OpenBody = Type.Object({
     'Names of checkpoint tensors that a commit requires, or "all".'
   ),
   deadline: nullable(Deadline, 'Seconds after which it is aborted (default --update-deadline).'),
-  weight_version: nullable(Type.String(), 'The label that its commit sets.')
+  weight_version: nullable(Type.String(), 'The label that its commit sets.'),
+  swap: swapField
 }, { ...strict, title: 'TransactionOpenRequest' })
 
 const CommitBody = Type.Object({
@@ -58,18 +59,19 @@ function openRoute (app: UpdateApp, transactions: WeightTransactions): void {
       operationId: 'openWeightTransaction',
       summary: 'Open a weight transaction',
       description: 'Updates that name its id write in it, from any source and over several connections. ' +
-        'Nothing is generated from its first write until it ends. ' +
-        'Other updates get 409 meanwhile.',
+        'In place, nothing is generated from its first write until it ends; with a second set of weights (`swap`), ' +
+        'generation goes on, and nothing changes before its commit. Other updates get 409 meanwhile.',
       body: OpenBody
     }
   }, async request => {
-    const { id, owner, expected, deadline, weight_version: version } = request.body
+    const { id, owner, expected, deadline, weight_version: version, swap } = request.body
     const status = await transactions.open({
       owner,
       ...id == null ? {} : { id },
       ...expected == null ? {} : { expected },
       ...deadline == null ? {} : { deadlineMs: deadline * 1000 },
-      ...version == null ? {} : { version }
+      ...version == null ? {} : { version },
+      ...swap == null ? {} : { swap }
     })
     request.log.info({ transaction: status.id, owner, expected: status.expected }, 'weight transaction opened')
     return toTransaction(status)

@@ -119,6 +119,7 @@ function serverInfo (context: GenerationContext): Record<string, unknown> {
     max_req_input_len: info.contextLength - 1,
     status: engine.closed || engine.weights.state !== 'current' || transactions.writing ? 'not ready' : 'ready',
     weights: engine.weights.state,
+    weight_sets: engine.weightSets ?? null,
     weight_coverage: toCoverage(engine.coverage),
     weight_transaction: current === null ? null : toTransaction(current),
     weight_groups: context.groups.list.map(({ worldSize, ...group }) => ({ ...group, world_size: worldSize })),

@@ -150,9 +150,9 @@ async function load (
     `loaded in ${
       ((performance.now() - began) / 1000).toFixed(2)
     } s: ${info.architecture} in ${info.dtype} on ${info.device} (${info.isa}), ` +
-      `${info.threads} threads, tp ${info.ranks}, weights ${gigabytes(info.weightBytes)}, KV cache ${
-        gigabytes(info.kvBytes)
-      } for ${info.kvTokens} tokens, context ${info.contextLength}`
+      `${info.threads} threads, tp ${info.ranks}, weights ${gigabytes(info.weightBytes)}${
+        spareText(engine)
+      }, KV cache ${gigabytes(info.kvBytes)} for ${info.kvTokens} tokens, context ${info.contextLength}`
   )
   return engine
 }
@@ -189,6 +189,7 @@ function engineOptions (config: Config, log: Log): EngineOptions {
     disableCudaGraph: config.disableCudaGraph,
     disableOverlapSchedule: config.disableOverlapSchedule,
     enableWeightsCpuBackup: config.enableWeightsCpuBackup,
+    shadowWeights: config.shadowWeights,
     enableReturnRoutedExperts: config.enableReturnRoutedExperts,
     ...adapterOptions(config),
     watchdogMs: config.watchdogTimeout * 1000,
@@ -205,6 +206,11 @@ function adapterOptions (config: Config): EngineOptions {
     maxCpuLoras: config.maxCpuLoras,
     ...modules.length === 0 ? {} : { loraTargetModules: modules }
   }
+}
+
+function spareText ({ weightSets }: RolloutEngine): string {
+  if (weightSets === undefined) return ''
+  return ` and ${gigabytes(weightSets.shadow.bytes)} for a second set (--shadow-weights)`
 }
 
 function gigabytes (bytes: number): string {

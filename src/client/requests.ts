@@ -56,4 +56,6 @@ export interface DiskUpdateRequest {
   /** Whether tensors of the model may be missing (default: only in a transaction). */
   allow_missing?: boolean | null
   transaction?: string | null
+  /** How it reaches the weights (docs/updates.md); default `auto`. */
+  swap?: 'auto' | 'in_place' | 'demand' | null
 }

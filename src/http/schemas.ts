@@ -17,6 +17,13 @@ export const transactionField = nullable(
   'Id of the weight transaction that the update belongs to (POST /weight_transactions).'
 )
 
+/** The same: how it reaches the weights. */
+export const swapField = nullable(
+  Type.Union([Type.Literal('auto'), Type.Literal('in_place'), Type.Literal('demand')]),
+  '"auto" (default): into the second set of weights of a server with --shadow-weights, which then changes places ' +
+    'with the first, else in place. "demand": 409 without a second set. Updates in a transaction are as it was opened.'
+)
+
 /** A field that is accepted and changes no token and no number of a reply. */
 export function unused (description = 'Accepted, and has no effect.') {
   return Type.Optional(Type.Unknown({ description, [ACCEPTED]: true }))

@@ -30,7 +30,7 @@ export class RemoteTransactions implements WeightTransactions {
   }
 
   async open (
-    { id, owner, expected, version, deadlineMs, scope = false }: TransactionOptions
+    { id, owner, expected, version, deadlineMs, scope = false, swap }: TransactionOptions
   ): Promise<TransactionStatus> {
     const fields = {
       ...deadlineMs === undefined ? {} : { deadline: deadlineMs / 1000 },
@@ -42,6 +42,7 @@ export class RemoteTransactions implements WeightTransactions {
         owner,
         ...id === undefined ? {} : { id },
         ...expected === undefined ? {} : { expected },
+        ...swap === undefined ? {} : { swap },
         ...fields
       })
     return statusOf(reply)

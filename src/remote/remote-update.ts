@@ -45,7 +45,12 @@ export class RemoteUpdate implements WeightUpdate {
         `a remote SGLang takes checkpoints on disk, not weights of the kind ${JSON.stringify(source.transport.name)}`
       )
     }
-    const { requireAll = false } = this.#options
+    const { requireAll = false, swap } = this.#options
+    if (swap === 'demand' && !isRefit) {
+      throw new RefitError('UNSUPPORTED', 'swap "demand": a remote SGLang writes weights in place; send swap "auto"', {
+        param: 'swap'
+      })
+    }
     const isWhole = requireAll === true || (requireAll === 'alone' && !this.#isInside)
     // A trainer's bucket may be empty, and an upload may not.
     const isEmpty = path === undefined && source.tensors.length === 0
@@ -55,7 +60,8 @@ export class RemoteUpdate implements WeightUpdate {
         owner: `remote engine ${randomUUID()}`,
         ...this.#options.deadlineMs === undefined
           ? {}
-          : { deadlineMs: this.#options.deadlineMs }
+          : { deadlineMs: this.#options.deadlineMs },
+        ...swap === undefined ? {} : { swap }
       }))
         .id
     }

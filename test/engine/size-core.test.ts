@@ -1,5 +1,6 @@
 import t from 'tap'
 import { availableMemory } from '../../src/engine/memory/available-memory.ts'
+import type { EngineOptions } from '../../src/engine/engine-options.ts'
 import { sizeCore } from '../../src/engine/memory/size-core.ts'
 import type { CoreSize } from '../../src/engine/memory/size-core.ts'
 import { buildModelTable } from '../../src/model/model-table.ts'
@@ -149,6 +150,31 @@ t.test('GPUs: a model that they cannot compute is refused with a message, as a w
     code: 'CONFIG',
     param: 'device',
     message: '--device cuda: bad configuration: head_dim 4 is not a multiple of 8 up to 256, which GPUs need'
+  })
+})
+
+t.test('a second set of weights is refused with its numbers where it does not fit, and on GPUs', async (t) => {
+  const table = buildModelTable(ARCH, 1)
+  const cpu = async (bytes: number, options: EngineOptions): Promise<CoreSize> => {
+    const params = [{ name: 'huge', rows: Math.ceil(bytes / 2), cols: 1, dtype: 'bfloat16' as const }]
+    return await sizeCore(ARCH, { ...table, params, weights: 1 }, options, addon())
+  }
+  const available = availableMemory()
+  const shadow = { shadowWeights: true, maxTotalTokens: 64 }
+  t.equal((await cpu(1e6, shadow)).core.sets, 2)
+  t.equal((await cpu(1e6, {})).core.sets, undefined)
+  await t.rejects(cpu(available * 0.8, shadow), {
+    code: 'CONFIG',
+    message: /^--shadow-weights: two sets of weights take \d+\.\d\d GB \(\d+\.\d\d GB for the second\), and .* free/
+  })
+  t.ok(await cpu(available * 0.2, { memFraction: 0.3 }))
+  await t.rejects(cpu(available * 0.2, { memFraction: 0.3, shadowWeights: true }), {
+    code: 'CONFIG',
+    message: /^--mem-fraction: 0.3 of .* of weights, \d+\.\d MB of --shadow-weights \(a page/
+  })
+  await t.rejects(sizeCore(ARCH, table, { device: 'cuda', shadowWeights: true }, addon(), found(40e6)), {
+    code: 'CONFIG',
+    message: /--shadow-weights: not yet on NVIDIA GPUs/
   })
 })
 

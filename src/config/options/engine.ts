@@ -228,6 +228,13 @@ export const ENGINE_OPTIONS = {
     help: 'Weights whose memory is released keep a copy in host memory and come back whole. Otherwise they come ' +
       'back torn, until an update writes them.'
   },
+  shadowWeights: {
+    type: 'boolean',
+    default: false,
+    group: 'engine',
+    help: 'Holds a second set of weights. Updates write it while generation goes on, and then the sets change places ' +
+      'between two steps; an update that fails changes nothing. Takes the memory of the weights twice. CPU only.'
+  },
   enableReturnRoutedExperts: {
     type: 'boolean',
     default: false,

@@ -4,7 +4,7 @@ import type { DiskUpdate } from '../../updates/disk-update.ts'
 import { nullable, unused } from '../schemas.ts'
 import { allowMissingField, toUpdateFields, updateFields } from './update-fields.ts'
 
-const { weight_version: version, flush_cache: flush, abort_all_requests: abort, transaction } = updateFields
+const { weight_version: version, flush_cache: flush, abort_all_requests: abort, transaction, swap } = updateFields
 
 export const DiskUpdateBody = Type.Object({
   model_path: Type.String({
@@ -17,6 +17,7 @@ export const DiskUpdateBody = Type.Object({
   abort_all_requests: abort,
   allow_missing: allowMissingField,
   transaction,
+  swap,
   is_async: unused(),
   keep_pause: unused(),
   token_step: unused(),

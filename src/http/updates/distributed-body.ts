@@ -5,7 +5,7 @@ import type { DistributedUpdate } from '../../updates/distributed-update.ts'
 import { nullable, unused } from '../schemas.ts'
 import { toUpdateFields, updateFields } from './update-fields.ts'
 
-const { weight_version: version, flush_cache: flush, abort_all_requests: abort, transaction } = updateFields
+const { weight_version: version, flush_cache: flush, abort_all_requests: abort, transaction, swap } = updateFields
 
 export const DistributedUpdateBody = Type.Object({
   names: Type.Array(Type.String(), { description: 'Names in checkpoints, in the order in which they are broadcast.' }),
@@ -21,6 +21,7 @@ export const DistributedUpdateBody = Type.Object({
   flush_cache: flush,
   abort_all_requests: abort,
   transaction,
+  swap,
   selector: unused(),
   torch_empty_cache: unused()
 }, { title: 'DistributedUpdateRequest' })

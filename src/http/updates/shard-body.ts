@@ -190,7 +190,7 @@ export function toPlanReply (plan: KnownPlan) {
   }
 }
 
-const { weight_version: version, flush_cache: flush, abort_all_requests: abort, transaction } = updateFields
+const { weight_version: version, flush_cache: flush, abort_all_requests: abort, transaction, swap } = updateFields
 
 export const ShardUpdateBody = Type.Object({
   plan: Type.String({ description: 'Id of the plan.' }),
@@ -218,7 +218,8 @@ export const ShardUpdateBody = Type.Object({
   weight_version: version,
   flush_cache: flush,
   abort_all_requests: abort,
-  transaction
+  transaction,
+  swap
 }, { ...strict, title: 'ShardUpdateRequest' })
 
 export function toShardUpdate (body: Static<typeof ShardUpdateBody>): ShardUpdate {

@@ -1,14 +1,16 @@
 import { Type } from 'typebox'
+import type { SwapMode } from '../../contract/weight-update.ts'
 import type { WriteReport } from '../../contract/weight-source.ts'
 import type { UpdateFields } from '../../updates/run-update.ts'
-import { nullable, transactionField } from '../schemas.ts'
+import { nullable, swapField, transactionField } from '../schemas.ts'
 
 /** Fields in the body of every weight update, in SGLang's names. */
 export const updateFields = {
   weight_version: nullable(Type.String(), 'The label of the new weights.'),
   flush_cache: Type.Optional(Type.Boolean({ description: 'Drop the prefix cache (default true).' })),
   abort_all_requests: Type.Optional(Type.Boolean({ description: 'End running requests instead of waiting for them.' })),
-  transaction: transactionField
+  transaction: transactionField,
+  swap: swapField
 }
 
 /** Field of updates that bring a whole checkpoint. */
@@ -24,6 +26,7 @@ export interface UpdateFieldsBody {
   flush_cache?: boolean | undefined
   abort_all_requests?: boolean | undefined
   transaction?: string | null | undefined
+  swap?: SwapMode | null | undefined
 }
 
 export function toUpdateFields (body: UpdateFieldsBody): UpdateFields {
@@ -32,7 +35,8 @@ export function toUpdateFields (body: UpdateFieldsBody): UpdateFields {
     flushCache: body.flush_cache,
     abortAllRequests: body.abort_all_requests,
     allowMissing: body.allow_missing,
-    transaction: body.transaction
+    transaction: body.transaction,
+    swap: body.swap
   }
 }
 
