@@ -74,6 +74,7 @@ export class AdapterStore implements Adapters {
       core,
       table,
       dtype,
+      liveSet: () => weights.ledger.set,
       besideSteps: async run => await weights.runBesideSteps(run),
       betweenSteps: async (run, ms) => await weights.runBetweenSteps(run, ms)
     })

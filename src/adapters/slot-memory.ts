@@ -4,7 +4,7 @@ import { slotRank } from '../model/adapter-slots.ts'
 import type { ModelTable, Rect, TensorEntry } from '../model/architecture.ts'
 import type { AnnouncedTensor, StoredSource, WeightSource } from '../contract/weight-source.ts'
 import type { GateClosure } from '../contract/gate.ts'
-import type { NativeAddon } from '../native/addon.ts'
+import type { Access, NativeAddon } from '../native/addon.ts'
 import { bytesOf } from '../native/dtypes.ts'
 import type { HeldDType } from '../native/dtypes.ts'
 import { checksumsOf } from '../weights/checksum.ts'
@@ -25,14 +25,13 @@ export interface SlotImage {
   bytes: number
 }
 
-/** Slots are written and read while steps run, which do not use them. */
-const BESIDE = { beside: true }
-
 export interface SlotMemoryOptions {
   addon: NativeAddon
   core: number
   table: ModelTable
   dtype: HeldDType
+  /** The set of weights in use: slots are the same in each set, and this one has memory. */
+  liveSet: () => number
   /** Runs while steps go on; the weights' memory is not released meanwhile. Throws ENGINE_ASLEEP if it is. */
   besideSteps: <T>(run: () => Promise<T>) => Promise<T>
   /** Runs between two steps, while no weights are written. */
@@ -54,6 +53,10 @@ export class SlotMemory {
   constructor (options: SlotMemoryOptions) {
     this.#options = options
     this.#filled = Array.from({ length: options.table.adapters!.slots }, () => new Map<string, number>())
+  }
+
+  get #beside (): Access {
+    return { set: this.#options.liveSet(), beside: true }
   }
 
   /**
@@ -86,7 +89,7 @@ export class SlotMemory {
     let bytes = 0
     await besideSteps(async () => {
       for (const { rank, param, dstRow, dstCol, rows, cols } of modules.flatMap(module => imageRects(slot, module))) {
-        const part = await addon.read(core, rank, param, dstRow, dstCol, rows, cols, BESIDE)
+        const part = await addon.read(core, rank, param, dstRow, dstCol, rows, cols, this.#beside)
         parts.push({ rank, param, rows, cols, bytes: part })
         bytes += part.length
       }
@@ -117,7 +120,8 @@ export class SlotMemory {
         // Several ranks may hold the same part.
         if (parts.has(region)) continue
         const { rank, param, dstRow, dstCol, rows, cols } = rect
-        parts.set(region, { rect, bytes: await addon.read(core, rank, param, dstRow, dstCol, rows, cols, BESIDE) })
+        const bytes = await addon.read(core, rank, param, dstRow, dstCol, rows, cols, this.#beside)
+        parts.set(region, { rect, bytes })
       }
       const [first] = parts.values()
       if (parts.size === 1) return first!.bytes
@@ -235,7 +239,7 @@ export class SlotMemory {
       ]
     })
     const { tensors } = await this.#options.besideSteps(
-      async () => await checksumsOf(this.#options, plans, { access: BESIDE })
+      async () => await checksumsOf(this.#options, plans, { access: this.#beside })
     )
     return new Map(tensors.map(({ name, checksum }) => [name, checksum]))
   }
@@ -245,7 +249,7 @@ export class SlotMemory {
     const { addon, core, besideSteps } = this.#options
     const plan = layOut({ ...source, tensors: tensors.map(({ tensor }) => tensor) }, tensors.map(matched))
     const { bytes, error } = await besideSteps(
-      async () => await writeJob({ addon, core, access: BESIDE }, plan.job, plan.tensors.length)
+      async () => await writeJob({ addon, core, access: this.#beside }, plan.job, plan.tensors.length)
     )
     if (error !== undefined) throw readError(source, plan.tensors[error.tensor]?.name ?? '?', error.message)
     return bytes
@@ -256,13 +260,13 @@ export class SlotMemory {
     tensors: readonly Placed[],
     deadlineMs: number
   ): Promise<Written> {
-    const { addon, core, betweenSteps } = this.#options
+    const { addon, core, liveSet, betweenSteps } = this.#options
     const plan = { ...layOut(source, tensors.map(matched)), count: 0, names: new Set<string>(), ignored: [] }
     await source.stream.ready()
     const { bytes, error, shutAt, openedAt } = await betweenSteps(
       async () => {
         const shutAt = performance.now()
-        const outcome = await scatterStream({ addon, core }, plan, source.stream)
+        const outcome = await scatterStream({ addon, core, access: { set: liveSet() } }, plan, source.stream)
         return { ...outcome, shutAt, openedAt: performance.now() }
       },
       deadlineMs

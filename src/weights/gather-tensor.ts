@@ -16,13 +16,13 @@ export async function gatherTensor (
   const rows = Math.min(plan.rows, maxRows)
   const values = new Float32Array(rows * plan.cols)
   const seen = new Set<string>()
+  const access = { set: store.ledger.set }
   for (const rect of plan.rects) {
     const count = Math.min(rect.rows, rows - rect.srcRow)
     const region = `${rect.srcRow},${rect.srcCol}`
     if (count <= 0 || seen.has(region)) continue
     seen.add(region)
     const { rank, param, dstRow, dstCol, cols } = rect
-    const access = { set: store.ledger.set }
     const bytes = await store.addon.read(store.core, rank, param, dstRow, dstCol, count, cols, access)
     place(decode(bytes, plan.dtype), rect, count, plan.cols, values)
   }

@@ -4,6 +4,7 @@ import type { Access, NativeAddon } from '../native/addon.ts'
 import { bytesOf } from '../native/dtypes.ts'
 import { RECT_FIELDS } from '../native/write-layout.ts'
 import { packRects } from './plan.ts'
+import type { Readers } from './readers.ts'
 import type { WeightLedger } from './weight-state.ts'
 
 /** Copies between the sets take about this many bytes each: other operations beside steps run between two of them. */
@@ -17,6 +18,7 @@ export interface ShadowOptions {
   core: number
   table: ModelTable
   ledger: WeightLedger
+  readers: Readers
   /** Its size. */
   bytes: number
   /** Memory that is available now. */
@@ -34,6 +36,8 @@ export class ShadowSet {
   readonly #heldAt = new Map<string, number>()
   #state: ShadowState = 'idle'
   #opening: Promise<void> | undefined
+  /** Resolves when nothing reads it any more that began while it was in use. */
+  #read: Promise<void> = Promise.resolve()
 
   constructor (options: ShadowOptions) {
     this.#options = options
@@ -55,8 +59,11 @@ export class ShadowSet {
     return this.#options.ledger.names.reduce((sum, name) => sum + (this.#isBehind(name) ? 1 : 0), 0)
   }
 
-  /** Takes memory for it, if that was released. Throws NO_MEMORY. */
+  /**
+   * Waits for reads that began before it left use, and takes memory for it, if that was released. Throws NO_MEMORY.
+   */
   async open (): Promise<void> {
+    await this.#read
     if (this.#state !== 'absent') return
     this.#opening ??= this.#restore().finally(() => {
       this.#opening = undefined
@@ -97,7 +104,9 @@ export class ShadowSet {
    * was in use becomes this one. It holds the same, except what was received, which has no epoch here.
    */
   swap (received: ReadonlySet<string>): void {
-    this.#options.ledger.markSwapped(this.set, received)
+    const { ledger, readers } = this.#options
+    ledger.markSwapped(this.set, received)
+    this.#read = readers.valuesRead()
   }
 
   /** The update has ended. What it brought without a swap will be overwritten. */
@@ -109,6 +118,7 @@ export class ShadowSet {
   async release (): Promise<number> {
     if (this.#state === 'absent') return 0
     const { addon, core } = this.#options
+    await this.#read
     this.#state = 'absent'
     this.#heldAt.clear()
     return await addon.dropSet(core, this.set)

@@ -117,6 +117,7 @@ export class WeightStore {
         core: this.core,
         table: this.table,
         ledger: this.ledger,
+        readers: this.readers,
         bytes: this.addon.coreInfo(this.core).spareBytes,
         availableBytes: this.#memory.availableBytes
       })
@@ -227,12 +228,12 @@ export class WeightStore {
 
   async readTensor (name: string, maxRows?: number): Promise<{ shape: number[], values: Float32Array }> {
     if (this.ledger.isReleased('weights')) throw asleep('read')
-    return await this.readers.read(async () => await gatherTensor(this, name, maxRows))
+    return await this.readers.readValues(async () => await gatherTensor(this, name, maxRows))
   }
 
   async checksums (): Promise<{ tensors: TensorChecksum[], ranks: TensorChecksum[][] }> {
     if (this.ledger.isReleased('weights')) throw asleep('read')
-    return await this.readers.read(async () => await checksums(this))
+    return await this.readers.readValues(async () => await checksums(this))
   }
 
   /** Waits for its turn among the updates; see RolloutEngine. */

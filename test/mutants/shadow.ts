@@ -34,6 +34,14 @@ export const shadow: readonly Mutant[] = [
     tests: TESTS
   },
   {
+    why: 'an update writes a set that a read from before the swap still reads',
+    file: 'src/weights/shadow-set.ts',
+    before: `    await this.#read
+    if (this.#state`,
+    after: '    if (this.#state',
+    tests: TESTS
+  },
+  {
     why: 'an aborted transaction tears the weights in use, which it has not written',
     file: 'src/weights/transaction.ts',
     before: 'if (written.size > 0 && !isWhole && !isShadowed) {',

@@ -169,3 +169,40 @@ t.test('a failure at any copy leaves the weights in use, their label and their e
   t.ok(errors.get('CHECKPOINT_FORMAT')! > part.length, 'the write failed at each of its tensors')
   t.same(await wrong(setUp, name => part.includes(name) ? 9 : held(name)), [], 'the repeated update is whole')
 })
+
+t.test('a read that goes on through a swap keeps its set from the next update', async t => {
+  let release = (): void => {}
+  let isHeld = false
+  const writes: (number | undefined)[] = []
+  const slow: typeof addon = {
+    ...addon,
+    write: async (core, job, access) => {
+      if (isHeld) writes.push(access?.set)
+      return await addon.write(core, job, access)
+    },
+    checksum: async (...rest) => {
+      if (isHeld) {
+        await new Promise<void>(resolve => {
+          release = resolve
+        })
+      }
+      return await addon.checksum(...rest)
+    }
+  }
+  const { store, table, close } = storeOf(slow, tinyArchitecture('Qwen3ForCausalLM'), 2, 'bfloat16', { shadow: true })
+  t.teardown(close)
+  const names = missingNames(table, new Set())
+  await put({ store, table }, names, 1)
+  isHeld = true
+  const reading = store.checksums()
+  await put({ store, table }, names, 2)
+  const next = put({ store, table }, names, 3)
+  for (let turn = 0; turn < 50; turn++) await new Promise(resolve => setImmediate(resolve))
+  t.same(writes, [0], 'the set that is read is not written yet')
+  release()
+  const { tensors } = await reading
+  await next
+  t.ok(tensors.every(({ name, checksum }) => checksum === codedChecksum(table, name, 1)), 'all of one version')
+  t.same(writes, [0, 1])
+  t.equal(store.weightVersion, 'v3')
+})
