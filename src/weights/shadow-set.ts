@@ -78,12 +78,12 @@ export class ShadowSet {
   }
 
   /**
-   * Copies the tensors that are behind from the set in use, except those of `received`, which are newer. Torn ones stay
-   * behind. After a failure some have been copied; the set in use is unchanged in any case.
+   * Copies the tensors that are behind from the set in use, except those of `received`, which are newer. Torn ones
+   * are copied as they are. After a failure some have been copied; the set in use is unchanged in any case.
    */
   async catchUp (names: Iterable<string>, received: ReadonlySet<string>): Promise<void> {
     const { addon, core, table, ledger } = this.#options
-    const wanted = [...names].filter(name => this.#isBehind(name) && !received.has(name) && !ledger.isTorn(name))
+    const wanted = [...names].filter(name => this.#isBehind(name) && !received.has(name))
     const before = this.#state
     this.#state = 'catching_up'
     try {
@@ -125,7 +125,9 @@ export class ShadowSet {
   }
 
   #isBehind (name: string): boolean {
-    return this.#heldAt.get(name) !== this.#options.ledger.writtenAt(name)
+    const { ledger } = this.#options
+    // Bytes of a torn tensor have no epoch.
+    return ledger.isTorn(name) || this.#heldAt.get(name) !== ledger.writtenAt(name)
   }
 
   async #restore (): Promise<void> {

@@ -144,6 +144,23 @@ t.test('any sequence of updates, in place, into the shadow, given up and torn, l
   )
 })
 
+t.test('a tensor that is torn in use does not come back with the values that the other set has', async t => {
+  const setUp = await shadowed(t)
+  const { store, table, names } = setUp
+  await put(setUp, names, 2)
+  await put(setUp, names, 2)
+  await store.scramble(7n)
+  const part = everyThird(names, 0)
+  const update = await store.update({ swap: 'demand' })
+  await update.write(memorySource(table, part, 3))
+  await update.commit({ allowTorn: true })
+  t.same(await wrong(setUp, () => 2), names, 'nobody has sent the others')
+  t.match(store.state, { state: 'torn' })
+  await put(setUp, names.filter(name => !part.includes(name)), 3)
+  t.same(await wrong(setUp, () => 3), [])
+  t.match(store.state, { state: 'current' })
+})
+
 t.test('a failure at any copy leaves the weights in use, their label and their epoch as they were', async t => {
   const setUp = await shadowed(t)
   const { store, names, gates } = setUp
