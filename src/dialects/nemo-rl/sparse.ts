@@ -172,6 +172,16 @@ export class SparseRefit {
         )
       )
     }
+    const { engine } = this.#context
+    if (engine.weightSets !== undefined && engine.transactions.current?.scope === true) {
+      // Changes are relative to the weights in use, and those of an open scope are in the second set.
+      throw this.#broken(
+        new RefitError(
+          'UNSUPPORTED',
+          'sparse changes inside a scope of updates need an engine without --shadow-weights: end the scope first'
+        )
+      )
+    }
     const payloads = [...this.#payloads.values()]
     const base = this.#epoch
     try {
