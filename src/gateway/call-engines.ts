@@ -224,7 +224,9 @@ async function rememberAdapter (
   if (adapter !== undefined) adapters.record(adapter, request, outcomes)
   else {
     const name = outcomes.map(adapterIn).find(own => own !== undefined)
-    if (name !== undefined) adapters.loaded(name, announcedBy === undefined ? request : null, outcomes)
+    // Engines that have only a part of it do not hold it.
+    const holders = outcomes.filter(outcome => adapterIn(outcome) === name)
+    if (name !== undefined) adapters.loaded(name, announcedBy === undefined ? request : null, holders)
   }
   const old = outcomes.map(unloadedIn).find(own => own !== undefined)
   if (old !== undefined) await adapters.replaced(old, outcomes.filter(outcome => unloadedIn(outcome) === old))

@@ -127,6 +127,11 @@ export class WeightGroups {
     return true
   }
 
+  /** Whether a group is the one of its name, and can be used. */
+  has (group: WeightGroup): boolean {
+    return this.#groups.get(group.spec.name) === group && !group.isDead
+  }
+
   /** Throws NOT_FOUND if there is no group of this name, and its failure if it failed. */
   get (name: string): WeightGroup {
     const group = this.#groups.get(name)

@@ -1,6 +1,8 @@
 import type { AdapterReport } from '../contract/adapters.ts'
 import type { StoredSource } from '../contract/weight-source.ts'
+import { RefitError } from '../errors.ts'
 import { announcedTensors, requireWeights } from '../sources/distributed/announced.ts'
+import type { ReceivedTensors } from '../sources/distributed/distributed.ts'
 import { measureTensors } from '../sources/measure-tensors.ts'
 import {
   FROM_TENSORS,
@@ -24,7 +26,8 @@ export interface AdapterPart {
 interface Begun {
   name: string
   config: string
-  parts: StoredSource[]
+  parts: ReceivedTensors[]
+  missing: readonly string[]
 }
 
 /**
@@ -43,7 +46,8 @@ export class AdapterParts {
 
   /**
    * Receives one part, and loads the adapter with the last one. A part of another adapter drops those of the one
-   * before. The tensors of a refused part are received and dropped first, and the adapter's other parts with them.
+   * before, which has failed then. So does a part after the end of a group that sent one: its trainer has begun again.
+   * The tensors of a refused part are received and dropped first, and the adapter's other parts with them.
    */
   async add (adapter: GroupAdapter): Promise<AdapterPart> {
     const own = this.#turn.then(async () => await this.#add(adapter))
@@ -67,12 +71,12 @@ export class AdapterParts {
       })
     )
     if (missing.length > 0) {
-      this.#begun = begun
+      this.#begun = { ...begun, missing }
       return { report: null, missing }
     }
     const report = await loadAdapterFromSource(this.#host, { name }, {
       config,
-      open: async () => joined(begun.parts),
+      open: async () => joined(begun.parts.map(({ source }) => source)),
       path: FROM_TENSORS
     })
     return { report, missing }
@@ -82,9 +86,24 @@ export class AdapterParts {
   #begunBy ({ name, config, names }: GroupAdapter): Begun {
     const text = JSON.stringify(config)
     const known = this.#begun
-    if (known === null || known.name !== name || known.config !== text) return { name, config: text, parts: [] }
+    const isSame = known?.name === name && known.config === text && known.parts.every(part => part.isCurrent())
+    if (!isSame) {
+      if (known !== null) this.#fail(known)
+      return { name, config: text, parts: [], missing: [] }
+    }
     const sent = new Set(names)
-    return { ...known, parts: known.parts.filter(({ tensors }) => !tensors.some(({ name }) => sent.has(name))) }
+    return { ...known, parts: known.parts.filter(({ source }) => !source.tensors.some(({ name }) => sent.has(name))) }
+  }
+
+  /** For an adapter whose other parts do not come any more. */
+  #fail ({ name, missing }: Begun): void {
+    const error = new RefitError(
+      'WEIGHTS_INCOMPLETE',
+      `${missing.length} modules of LoRA adapter ${JSON.stringify(name)} have not come, among them ${missing[0]}; ` +
+        'the parts that had come are dropped'
+    )
+    this.#host.updates.begin({ adapter: name }).fail(error)
+    this.#host.metrics.observeFailedAdapter()
   }
 
   async #missing ({ parts }: Begun, adapter: GroupAdapter): Promise<readonly string[]> {
@@ -93,7 +112,7 @@ export class AdapterParts {
       const adapters = requireAdapters(this.#host.engine)
       const own = measureTensors(names, dtypes, shapes)
       requireWeights(own)
-      const tensors = [...parts.flatMap(({ tensors }) => tensors), ...announcedTensors(own, own.map(() => 0))]
+      const tensors = [...parts.flatMap(({ source }) => source.tensors), ...announcedTensors(own, own.map(() => 0))]
       return adapters.missingOf?.(config, tensors) ?? []
     } catch (error) {
       this.#host.updates.begin({ adapter: name }).fail(error)

@@ -121,15 +121,19 @@ function toBfloat16 ({ name, shape, data }: SentTensor): SentTensor {
 async function arealServer (t: Test) {
   // Small enough for several pieces.
   const server = await groupServer(t, { enableLora: true, bucketBytes: 20_000 })
-  const stages = [await server.joined({ name: 'stage-0' }), await server.joined({ name: 'stage-1' })] as const
+  const stages = [await server.joined({ name: 'stage-0' }), await server.joined({ name: 'stage-1' })]
   const get = async (path: string): Promise<any> => await (await fetch(server.url + path)).json()
   return {
     server,
-    stages,
+    /** A trainer of a stage that begins again. */
+    restart: async (stage: 0 | 1) => {
+      await server.post('/destroy_weights_update_group', { group_name: `stage-${stage}` })
+      stages[stage] = await server.joined({ name: `stage-${stage}` })
+    },
     adapter: async (version: number) => await adapterOf(t.testdir(), version, true),
     /** Announces tensors of a version, and sends them through a stage's group. */
     send: async (version: number, tensors: readonly SentTensor[], config: any, stage: 0 | 1 = 0, fields = {}) => {
-      const meta = stages[stage].update(tensors, {
+      const meta = stages[stage]!.update(tensors, {
         lora_name: `p-v${version}`,
         lora_int_id: 1,
         lora_target_modules: config.target_modules,
@@ -141,15 +145,15 @@ async function arealServer (t: Test) {
       })
       const announced = await server.post('/areal_set_update_weight_meta_lora', meta)
       t.match(announced, { status: 200, body: { success: true } })
-      const sent = stages[stage].send(tensors)
+      const sent = stages[stage]!.send(tensors)
       const reply = await server.post('/areal_update_weights_lora_xccl', meta)
       await sent
       return reply
     },
     /** The digest of the same tensors, loaded by one request. */
     digestOf: async (tensors: readonly SentTensor[], config: object): Promise<string> => {
-      const sent = stages[0].send(tensors)
-      const body = stages[0].update(tensors, { lora_name: 'whole', config_dict: config, upsert: true })
+      const sent = stages[0]!.send(tensors)
+      const body = stages[0]!.update(tensors, { lora_name: 'whole', config_dict: config, upsert: true })
       const reply = await server.post('/load_lora_adapter_from_distributed', body)
       await sent
       await server.post('/unload_lora_adapter', { lora_name: 'whole' })
@@ -226,5 +230,26 @@ t.test('parts are replaced by themselves, and dropped with a refused part or for
   t.same(await names(), ['p-v1'], 'parts of other versions and other scales are no parts of it')
   t.equal((await send(2, rest, config, 1, { lora_alpha: config.lora_alpha + 1 })).status, 200)
   t.same(await names(), ['p-v2'])
+  t.match((await updates()).filter(({ adapter }) => adapter === 'p-v3'), [{
+    outcome: 'refused',
+    error: { code: 'WEIGHTS_INCOMPLETE', message: /modules of LoRA adapter "p-v3" have not come, among them model\./ }
+  }])
   t.match(await send(3, [], config), { status: 400, body: { message: /the adapter has no tensors/ } })
+})
+
+t.test('a part from before the restart of its trainer is no part of the adapter that the new one sends', async t => {
+  const { adapter, restart, send, digestOf, names } = await arealServer(t)
+  const { tensors, config } = await adapter(1)
+  const other = await adapter(2)
+  const [first, rest] = [tensors.slice(0, 4), tensors.slice(4)]
+  for (const stage of [1, 0] as const) {
+    const version = 5 + stage
+    t.match((await send(version, other.tensors.slice(4), config, stage)).body.message, /are still to come/)
+    await restart(stage)
+    t.match((await send(version, first, config)).body.message, /are still to come/, 'stage 1 has died')
+    t.notOk((await names()).includes(`p-v${version}`))
+    const whole = await digestOf(tensors, config)
+    t.equal((await send(version, rest, config, 1)).body.adapter?.digest, whole)
+    t.same(await names(), [`p-v${version}`])
+  }
 })

@@ -42,6 +42,13 @@ export interface DistributedSource extends StreamedSource {
   withdraw: () => void
 }
 
+/** Tensors in host memory. */
+export interface ReceivedTensors {
+  source: StoredSource
+  /** The group that sent them is still the one of its name, and has not failed. */
+  isCurrent: () => boolean
+}
+
 interface Announced {
   group: WeightGroup
   tensors: MeasuredTensor[]
@@ -84,21 +91,31 @@ export class DistributedReceiver {
     }
   }
 
-  /** Receives the tensors of a request into host memory. Throws as `open`, or the group's failure. */
-  async receive (request: DistributedRequest): Promise<StoredSource> {
+  /** Receives the tensors of a request into host memory. Throws as `open`, NO_MEMORY, or the group's failure. */
+  async receive (request: DistributedRequest): Promise<ReceivedTensors> {
     const { group, tensors, stream, at } = await this.#open(request)
-    const buffer = new Uint8Array(Math.max(0, ...tensors.map(({ bytes }, index) => at[index]! + bytes)))
+    const length = Math.max(0, ...tensors.map(({ bytes }, index) => at[index]! + bytes))
+    let buffer: Uint8Array
+    try {
+      buffer = new Uint8Array(length)
+    } catch {
+      await stream.close()
+      throw new RefitError('NO_MEMORY', `no host memory for ${length} bytes of tensors that wait for others`)
+    }
     await receiveStream(group, stream, (bytes, begin) => {
       // A piece ends with a gap.
       buffer.set(bytes.subarray(0, buffer.length - begin), begin)
     })
     return {
-      kind: 'stored',
-      transport: DISTRIBUTED,
-      tensors: announcedTensors(tensors, at),
-      sources: [{ buffer }],
-      verify: async () => {},
-      close: async () => {}
+      isCurrent: () => this.#groups.has(group),
+      source: {
+        kind: 'stored',
+        transport: DISTRIBUTED,
+        tensors: announcedTensors(tensors, at),
+        sources: [{ buffer }],
+        verify: async () => {},
+        close: async () => {}
+      }
     }
   }
 
