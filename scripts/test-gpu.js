@@ -25,7 +25,15 @@ const PROGRAMS = join('build', 'cuda', 'programs')
 const LIMIT_S = 300
 const SANITIZER_LIMIT_S = 420
 /** Tests that compare the free memory of a GPU before and after, or whose ranks spin for each other on one GPU. */
-const ALONE = new Set(['all_reduce_test', 'arena_test', 'device_test', 'group_test', 'ipc_test', 'nccl_test'])
+const ALONE = new Set([
+  'all_reduce_test',
+  'arena_test',
+  'device_sets_test',
+  'device_test',
+  'group_test',
+  'ipc_test',
+  'nccl_test'
+])
 /** Programs for racecheck. It reports false races in kernels of cuBLASLt, so these use none. */
 const OWN_KERNELS = { ...process.env, REFIT_CUBLASLT: 'off' }
 /** Programs that mostly run NCCL, which the sanitizer does not know. */

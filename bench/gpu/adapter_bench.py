@@ -13,7 +13,6 @@ import io
 import json
 import pathlib
 import statistics
-import subprocess
 import sys
 import time
 from multiprocessing.reduction import ForkingPickler
@@ -29,6 +28,7 @@ import models  # noqa: E402
 from reference import prompts  # noqa: E402
 from report import attempt, keep, read_options, row  # noqa: E402
 from server import Refused, Server  # noqa: E402
+from streams import Stream, spread  # noqa: E402
 
 RANK, RUNNING = 32, 64
 # All requests fit into the KV cache; a retraction would be seen as a gap.
@@ -93,43 +93,6 @@ def throughput(options, folder, place, config):
             base / ms,
             goal,
         )
-
-
-# A process of its own: other threads of this one would hold it up between two events.
-STREAM = """
-import http.client, json, sys, time
-
-port, body = json.load(sys.stdin)
-connection = http.client.HTTPConnection("127.0.0.1", port)
-connection.request("POST", "/generate", json.dumps(body), {"content-type": "application/json"})
-last, found = None, []
-for line in connection.getresponse():
-    if line.startswith(b"data: {"):
-        now = time.perf_counter()
-        if last is not None:
-            found.append(1000 * (now - last))
-        last = now
-print(json.dumps(found))
-"""
-
-
-class Stream:
-    """One streamed request; the times between its events, in milliseconds."""
-
-    def __init__(self, server, prompt, count, adapter):
-        body = dict(
-            input_ids=prompt,
-            stream=True,
-            sampling_params=dict(max_new_tokens=count, temperature=0, ignore_eos=True),
-            lora_path=adapter,
-        )
-        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.process = subprocess.Popen([sys.executable, "-S", "-c", STREAM], **pipes)
-        json.dump([server.port, body], self.process.stdin)
-        self.process.stdin.close()
-
-    def gaps(self):
-        return json.loads(self.process.stdout.read())
 
 
 def replace(options, folder, place, config):
@@ -214,7 +177,7 @@ def replace(options, folder, place, config):
                     )
 
                 others = pool.submit(crowd)
-                gaps = pool.submit(Stream(server, batch[0], GAP_TOKENS, None).gaps)
+                gaps = pool.submit(Stream(server, batch[0], GAP_TOKENS).gaps)
                 time.sleep(2)
                 taken = [work() for _ in range(100)]
                 others.result()
@@ -237,11 +200,6 @@ def phases(server):
     return ", ".join(f"{name} {statistics.median(ms[name] for ms in loads):.2f}" for name in loads[0])
 
 
-def spread(gaps):
-    at = sorted(gaps)
-    return ", ".join(f"p{100 * part:g} {at[int(part * (len(at) - 1))]:.2f}" for part in (0.5, 0.9, 0.99, 0.999))
-
-
 def pool_of_gaps(server, batch):
     """The gaps of one of 64 streams without replacements."""
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
@@ -250,7 +208,7 @@ def pool_of_gaps(server, batch):
         others = pool.submit(
             server.post, "/generate", dict(input_ids=batch[1:], sampling_params=sampling, lora_path=names), 600
         )
-        found = Stream(server, batch[0], 300, None).gaps()
+        found = Stream(server, batch[0], 300).gaps()
         others.result()
     return found[20:]
 

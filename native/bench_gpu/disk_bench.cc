@@ -94,7 +94,7 @@ int main(int argc, char** argv) {
         params.addresses.push_back(reinterpret_cast<bf16*>(memory.back()->data()));
       }
     }
-    auto store = std::make_unique<GpuStore>(params, threads);
+    auto store = std::make_unique<GpuStore>(std::vector{params}, threads);
     const GpuMemory staging(0, GpuStore::kRingBytes);
     const auto ring = std::make_unique<PinnedRing>(16, GpuStore::kRingBytes / 16);
     cudaStream_t stream;

@@ -114,7 +114,8 @@ class Engine {
     const cuda::ForwardSizes sizes = cuda::forward_sizes(config_);
     memory_.kv = noise(static_cast<int64_t>(sizes.kv / 2));
     memory_.scratch = add(sizes.scratch), memory_.peer = add(sizes.peer);
-    for (const Param& p : config_.params) memory_.params.push_back(reinterpret_cast<const cuda::bf16*>(values(p)));
+    memory_.params.emplace_back();
+    for (const Param& p : config_.params) memory_.params[0].push_back(reinterpret_cast<const cuda::bf16*>(values(p)));
     cuda::check(cudaDeviceSynchronize(), "weights");
     ranks_.push_back(std::make_unique<cuda::Rank>(0, 0));
     forward_ = make(config_);

@@ -90,6 +90,12 @@ void parse_cuda(const Napi::Object& object, CoreConfig& config) {
   if (const Napi::Value graphs = object.Get("graphs"); !graphs.IsUndefined()) {
     config.graphs = to_boolean(graphs, "config.graphs");
   }
+  if (const Napi::Value rate = object.Get("shadowRate"); !rate.IsUndefined()) {
+    config.shadow_rate = to_number(rate, "config.shadowRate");
+    if (!(config.shadow_rate >= 0)) {
+      throw Napi::RangeError::New(object.Env(), "config.shadowRate: expected 0 or more, got " + describe(rate));
+    }
+  }
   const auto limit = [&](const char* name) {
     return object.Get(name).IsUndefined() ? 0 : integer(object, path, name, 1, kMaxInt);
   };
@@ -136,7 +142,7 @@ CoreConfig parse_config(const Napi::Value& value) {
     config.adapter_rank = integer(slots, "config.adapters.", "rank", 1, 4096);
   }
   if (const Napi::Value sets = object.Get("sets"); !sets.IsUndefined()) {
-    config.sets = static_cast<int>(to_integer(sets, "config.sets", 1, device == "cuda" ? 1 : kMostSets));
+    config.sets = static_cast<int>(to_integer(sets, "config.sets", 1, kMostSets));
   }
   if (device == "cuda") parse_cuda(object, config);
   return config;

@@ -72,6 +72,7 @@ Napi::Value cuda_memory_needs(const Napi::CallbackInfo& info) {
   const CudaMemoryPlan plan = with_error_code(env, [&] { return refit::cuda_memory_plan(config); });
   Napi::Object out = Napi::Object::New(env);
   out.Set("weightBytes", static_cast<double>(plan.weight_bytes));
+  out.Set("spareBytes", static_cast<double>(plan.spare_bytes));
   out.Set("kvBytes", static_cast<double>(plan.kv_bytes));
   out.Set("scratchBytes", static_cast<double>(plan.scratch_bytes));
   out.Set("fixedBytes", static_cast<double>(plan.fixed_bytes));

@@ -97,9 +97,9 @@ class Device {
   // Backs the tags with memory again: kept weights have their bytes, other contents are undefined. Throws
   // std::bad_alloc; a tag without enough memory stays released. Returns true if the weights have their bytes.
   virtual bool resume_memory(uint32_t tags) = 0;
-  // Closes the segments that writes keep open under the name, on every rank. Returns the number of mappings. Called by
-  // the writer thread, as `write` is.
-  virtual uint64_t close_mappings(const std::string&) { return 0; }
+  // Closes the segments that writes with this access keep open under the name, on every rank. Returns the number of
+  // mappings. Called as `write` is.
+  virtual uint64_t close_mappings(const std::string&, Access) { return 0; }
   // Copies bytes [offset, offset + bytes) of a segment to host memory when its events are done. Opens and closes the
   // segment. Called by the writer thread, as `write` is. Throws std::runtime_error with advice.
   virtual void fetch(const Segment&, uint64_t, uint64_t, int /* timeout_ms */, uint8_t*) {

@@ -91,7 +91,7 @@ class EchoDevice : public Device {
     std::iota(out, out + bytes,
               static_cast<uint8_t>(offset + segment.handle.size() + static_cast<uint64_t>(timeout_ms)));
   }
-  uint64_t close_mappings(const std::string& name) override { return (uint64_t{1} << 40) + name.size(); }
+  uint64_t close_mappings(const std::string& name, Access) override { return (uint64_t{1} << 40) + name.size(); }
 
  private:
   const CoreConfig config_;

@@ -230,7 +230,7 @@ class StandIn : public Device {
     if ((tags & kTagWeights) != 0) released_ = false;
     return kept;
   }
-  uint64_t close_mappings(const std::string& name) override {
+  uint64_t close_mappings(const std::string& name, Access) override {
     const std::lock_guard lock(shared_);
     return mappings_.close(name);
   }
@@ -247,14 +247,15 @@ class StandIn : public Device {
     cuda::GroupHost host;
     host.ranks = ranks_;
     host.open = [](int rank) { return std::make_unique<test::LoopGpu>(rank, loop_gpus()); };
-    host.params = [this](int rank) {
+    host.params = [this](int rank, int set) {
       if (released_) throw std::runtime_error("the memory of the weights is released; resume it first");
       std::vector<cuda::GroupSpan> spans;
       for (size_t id = 0; id < config_.params.size(); id++) {
         const Param& param = config_.params[id];
         const uint64_t row_bytes = static_cast<uint64_t>(param.cols) * size_of(param.dtype);
-        spans.push_back({const_cast<void*>(address(rank, static_cast<int>(id), 0)),
-                         static_cast<uint64_t>(param.rows) * row_bytes, row_bytes, param.dtype});
+        const uint64_t rows = is_weight(param) ? static_cast<uint64_t>(param.rows) : 0;
+        const int home = is_weight(param) ? static_cast<int>(id) : 0;
+        spans.push_back({const_cast<void*>(address(rank, home, set)), rows * row_bytes, row_bytes, param.dtype});
       }
       return spans;
     };

@@ -190,6 +190,7 @@ function engineOptions (config: Config, log: Log): EngineOptions {
     disableOverlapSchedule: config.disableOverlapSchedule,
     enableWeightsCpuBackup: config.enableWeightsCpuBackup,
     shadowWeights: config.shadowWeights,
+    shadowRate: config.shadowRate,
     enableReturnRoutedExperts: config.enableReturnRoutedExperts,
     ...adapterOptions(config),
     watchdogMs: config.watchdogTimeout * 1000,

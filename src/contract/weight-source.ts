@@ -134,6 +134,12 @@ export interface WeightPatch {
   readonly baseEpoch?: number
 }
 
+/** Milliseconds of the end of an update that went into the second set of weights. */
+export interface SwapTimes {
+  copy: number
+  swap: number
+}
+
 /** Result of one write. Times are in milliseconds; bytes are counted at the source. */
 export interface WriteReport {
   /** The transport's name. */
@@ -147,10 +153,20 @@ export interface WriteReport {
   missingCount: number
   /** Names that the source contains and the model does not use (tied head, rotary buffers). */
   ignored: string[]
-  /** `decode`: time to decode a payload, before `total` begins. */
   /** Start of `total`, by `performance.now()`; absent for the reports of several writes and of other engines. */
   startedAt?: number
-  ms: { decode?: number, plan: number, gate: number, write: number, verify: number, total: number }
+  /**
+   * `decode`: time to decode a payload, before `total` begins. After `total`, with a second set of weights: `copy` of
+   * the tensors that the update did not bring, and `swap` of the sets, which includes the step under way.
+   */
+  ms: {
+    decode?: number
+    plan: number
+    gate: number
+    write: number
+    verify: number
+    total: number
+  } & Partial<SwapTimes>
   /** bytes / write time, in 1e9 bytes per second. */
   gbPerSecond: number
   /** For patches: elements whose bits differ from before. */

@@ -1,3 +1,4 @@
+import type { Access } from '../native/addon.ts'
 import type { NativeSource, WriteJob } from '../native/write-job.ts'
 
 /** Bytes of a source that arrive while they are written, front to back, in pieces of bounded size. */
@@ -8,10 +9,11 @@ export interface WeightStream {
    */
   ready: () => Promise<void>
   /**
-   * Passes the planned write, as a job with the stream's bytes as its only source. Called once, before the first
-   * `next`, while nothing is generated. Bytes may then be received straight into the weights. Throws if they cannot.
+   * Passes the planned write, as a job with the stream's bytes as its only source, and the weights that it goes to.
+   * Called once, before the first `next`, while nothing is generated unless the write runs beside steps. Bytes may then
+   * be received straight into these weights. Throws if they cannot.
    */
-  prepare?: (job: WriteJob) => void
+  prepare?: (job: WriteJob, access: Access) => void
   /** Bytes have begun to arrive in the weights themselves, so weights may have changed even if the write fails. */
   readonly touched?: boolean
   /**

@@ -1,5 +1,5 @@
 import type { GateClosure } from './gate.ts'
-import type { WeightSource, WriteReport } from './weight-source.ts'
+import type { SwapTimes, WeightSource, WriteReport } from './weight-source.ts'
 
 /**
  * How the bytes of an update reach the weights. `auto`: into the second set of weights, which changes places with the
@@ -49,6 +49,8 @@ export interface UpdateOptions {
 export interface WeightUpdate {
   /** Absent before its first write, and on engines in other processes. In a transaction: the transaction's. */
   readonly closure?: GateClosure | undefined
+  /** After its commit, if that has swapped the sets of weights; absent on engines in other processes. */
+  readonly swapped?: SwapTimes | undefined
   /**
    * Checks all of the source, then writes all of it. Throws before the first byte, or after it: then WEIGHTS_TORN in
    * place, else the error of the source.

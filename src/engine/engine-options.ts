@@ -61,9 +61,14 @@ export interface EngineOptions {
   enableWeightsCpuBackup?: boolean
   /**
    * Holds a second set of weights, which updates write while steps go on; then the sets change places between two
-   * steps. Default false. CONFIG on GPUs, and if both do not fit into memory.
+   * steps. Default false. CONFIG if both do not fit into memory.
    */
   shadowWeights?: boolean
+  /**
+   * Most gigabytes per second that an update writes into the second set on each GPU, so that steps keep their pace;
+   * 0: as fast as it goes. Default 100.
+   */
+  shadowRate?: number
   /**
    * Records the experts of every token, for requests that return them; default false. CONFIG for a model without
    * experts.

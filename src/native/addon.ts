@@ -157,10 +157,10 @@ export interface NativeAddon extends NativeGroups, NativeDeltas, NativeHandles, 
    */
   resume: (handle: number, tags: number) => Promise<boolean>
   /**
-   * Main thread, gate shut. Closes the segments that writes kept open under the name, on every rank. Resolves to the
-   * number of mappings closed.
+   * Main thread. Closes the segments that writes with this access (beside steps or not) kept open under the name, on
+   * every rank. Resolves to the number of mappings closed.
    */
-  closeMappings: (handle: number, name: string) => Promise<number>
+  closeMappings: (handle: number, name: string, access?: Access) => Promise<number>
   /**
    * Any thread. Takes references from the count (int32) at the start of a shared-memory file of torch, never below 0.
    * Returns the count that is left, or -1 if there was none to take. Throws if the file is shorter than its header.

@@ -26,6 +26,8 @@ export interface CoreConfig {
   watchdogSeconds?: number
   /** CUDA: decode steps are launched as graphs; default true. */
   graphs?: boolean
+  /** CUDA: bytes per second that a write beside steps moves at most on each GPU; default 0, no limit. */
+  shadowRate?: number
   /**
    * CUDA: limits of one step (new tokens, default 8192, and sequences) and of one sequence (tokens, default what the
    * pages hold). They size the activations; a step beyond them is refused.
@@ -47,7 +49,7 @@ export interface CoreConfig {
   /** KV pages and tokens per page. */
   pages: number
   pageSize: number
-  /** Sets of weights: 1 (default), or 2 on the CPU. A step and an operation on weights name theirs. */
+  /** Sets of weights: 1 (default) or 2. A step and an operation on weights name theirs. */
   sets?: number
   /** Steps return the experts of each token (`StepResult.experts`); default false. */
   recordExperts?: boolean

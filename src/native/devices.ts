@@ -52,6 +52,8 @@ export interface CudaGpus {
 /** Memory that a core with this configuration needs on each of its GPUs, in bytes. */
 export interface CudaMemoryNeeds {
   weightBytes: number
+  /** The second set of weights. */
+  spareBytes: number
   kvBytes: number
   /** Activations, logits and workspace. */
   scratchBytes: number

@@ -136,11 +136,17 @@ export interface NativeGroups {
    */
   groupPlaces: (group: GroupHandle, parts: Float64Array, tensors: Float64Array, rects: Float64Array) => Float64Array
   /**
-   * Main thread, gate shut. NCCL only. As groupReceive, but straight into the weights: `parts` have the offsets that
-   * groupPlaces returned. No write of these weights may be under way. After a failure any byte of the parts may be
-   * torn.
+   * Main thread. NCCL only. As groupReceive, but straight into a set of weights (default 0): `parts` have the offsets
+   * that groupPlaces returned. No step and no write of these weights may be under way. After a failure any byte of the
+   * parts may be torn.
    */
-  groupReceiveInPlace: (group: GroupHandle, parts: Float64Array, root: number, deadlineMs: number) => Promise<void>
+  groupReceiveInPlace: (
+    group: GroupHandle,
+    parts: Float64Array,
+    root: number,
+    deadlineMs: number,
+    set?: number
+  ) => Promise<void>
   /**
    * Main thread. Bytes of a slot as this process's first rank has them (at most 1 GiB): for metadata that a trainer
    * sends ahead of its tensors. Not while bytes are being received.

@@ -1,4 +1,5 @@
 import type { StreamPiece, WeightStream } from '../contract/weight-stream.ts'
+import type { Access } from '../native/addon.ts'
 import type { WriteJob } from '../native/write-job.ts'
 import type { Places } from './direct-places.ts'
 import type { Reception, Target } from './reception.ts'
@@ -32,6 +33,8 @@ export class BroadcastStream implements WeightStream {
   readonly #names: (piece: Piece) => string
   readonly #runBytes: number
   #places: Places = []
+  /** The weights that it goes to. */
+  #access: Access = {}
   #started = 0
   #touched = false
   /** Running receives in order; at most two, of which the second goes into a slot. */
@@ -71,7 +74,8 @@ export class BroadcastStream implements WeightStream {
     if (!this.#group.needsGate) await this.#receive()?.arrive()
   }
 
-  prepare (job: WriteJob): void {
+  prepare (job: WriteJob, access: Access): void {
+    this.#access = access
     // A receive that needs no gate has staged the first piece by now.
     if (this.#started === 0 && this.#pieces.length > 0) this.#places = this.#group.places(this.#pieces, job)
   }
@@ -103,7 +107,8 @@ export class BroadcastStream implements WeightStream {
     return { begin, length, source: 'slot' in into ? { staged: { group: this.#group.handle, slot: into.slot } } : null }
   }
 
-  async drop (hurry: boolean): Promise<void> {
+  /** `isBeside`: the gate is open. */
+  async drop (hurry: boolean, isBeside = this.#isBeside): Promise<void> {
     if (this.hasEnded) return
     this.#isRefused = true
     this.#changed()
@@ -113,7 +118,7 @@ export class BroadcastStream implements WeightStream {
       }, HURRY_MS)
       : undefined
     try {
-      await (this.#dropping ??= this.#drop())
+      await (this.#dropping ??= this.#drop(isBeside))
     } finally {
       clearTimeout(timer)
     }
@@ -146,24 +151,31 @@ export class BroadcastStream implements WeightStream {
     if (this.hasEnded) return
     if (this.#group.needsGate) {
       await this.#group.runBetweenSteps(async () => {
-        await this.drop(false)
+        await this.drop(false, false)
       })
     } else await this.drop(false)
   }
 
-  /** Waits until every earlier request has arrived or is refused. With the gate shut, it drops the refused ones. */
-  async #turn (gateIsShut: boolean): Promise<void> {
+  get #isBeside (): boolean {
+    return this.#access.beside === true
+  }
+
+  /**
+   * Waits until every earlier request has arrived or is refused. If `mayDrop` (the gate is shut, or the write runs
+   * beside steps), it drops the refused ones.
+   */
+  async #turn (mayDrop: boolean, isBeside = this.#isBeside): Promise<void> {
     for (;;) {
       const ahead = this.#group.ahead(this)
       const live = ahead.find(stream => !stream.#isRefused)
       if (live !== undefined) await Promise.race([live.ended, live.#change])
-      else if (ahead.length === 0 || (this.#group.needsGate && !gateIsShut)) return
-      else await ahead[0]!.drop(false)
+      else if (ahead.length === 0 || (this.#group.needsGate && !mayDrop)) return
+      else await ahead[0]!.drop(false, isBeside)
     }
   }
 
   /** Begins to receive the next piece; undefined after the last one. */
-  #receive (): Incoming | undefined {
+  #receive (isBeside = this.#isBeside): Incoming | undefined {
     if (this.#started === this.#pieces.length) return undefined
     const index = this.#started
     const end = this.#started = this.#runEnd(index)
@@ -174,6 +186,7 @@ export class BroadcastStream implements WeightStream {
     const { begun, arrive } = this.#group.receive({
       piece,
       into,
+      isBeside,
       of: this.#names(piece),
       at: `piece ${index + 1}${end > index + 1 ? ` to ${end}` : ''} of ${this.#pieces.length}`,
       nameOf
@@ -192,14 +205,14 @@ export class BroadcastStream implements WeightStream {
     return incoming
   }
 
-  async #drop (): Promise<void> {
+  async #drop (isBeside: boolean): Promise<void> {
     const isLate = this.#group.failure !== null
     const count = this.#pieces.length - this.#given
     try {
-      await this.#turn(true)
+      await this.#turn(true, isBeside)
       await this.#group.ready()
       for (;;) {
-        const incoming = this.#incoming[0] ?? this.#receive()
+        const incoming = this.#incoming[0] ?? this.#receive(isBeside)
         if (incoming === undefined) break
         await incoming.arrive()
         this.#remove(incoming)
@@ -243,6 +256,7 @@ export class BroadcastStream implements WeightStream {
       const places = Float64Array.from(this.#places.slice(index, end).flatMap(own => [...own!]))
       return {
         places,
+        set: this.#access.set ?? 0,
         began: () => {
           this.#touched = true
         }

@@ -20,6 +20,7 @@ export interface GroupLink {
   places?: (parts: Float64Array, job: WriteJob) => Float64Array
   /** The gate must be shut if `needsGate`. Does nothing if it is connected. */
   connect: (timeoutMs: number) => Promise<void>
+  readonly isConnected: boolean
 }
 
 /** Values that earlier groups of a name left in a store. A trainer that reuses its store still has them there. */

@@ -36,6 +36,7 @@ export class NcclLink implements GroupLink {
   readonly #options: NcclLinkOptions
   #id: Uint8Array | undefined
   #connecting: Promise<void> | undefined
+  #isConnected = false
 
   /** Opens the library without using a GPU. */
   constructor (native: NativeGroups, core: number, options: NcclLinkOptions) {
@@ -76,5 +77,10 @@ export class NcclLink implements GroupLink {
   async connect (timeoutMs: number): Promise<void> {
     this.#connecting ??= this.#native.ncclConnect(this.handle, this.#id!, timeoutMs)
     await this.#connecting
+    this.#isConnected = true
+  }
+
+  get isConnected (): boolean {
+    return this.#isConnected
   }
 }

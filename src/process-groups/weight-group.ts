@@ -12,18 +12,13 @@ import type { GroupLink } from './link.ts'
 import { BroadcastStream } from './broadcast-stream.ts'
 import { bytesIn } from './pieces.ts'
 import type { Piece } from './pieces.ts'
-import type { ReceiveRequest, Reception } from './reception.ts'
+import { grown } from './reception.ts'
+import type { ReceiveRequest, Reception, Room } from './reception.ts'
 import { StoreWatch } from './store-watch.ts'
 import type { GroupCounts, GroupStore, WeightGroupOptions } from './weight-group-options.ts'
 
 export type GroupState = 'joining' | 'joined' | 'connected' | 'failed' | 'ended'
 
-/** Bytes that slots grow by. */
-const GRAIN = 1 << 20
-/**
- * Bytes. A larger slot gets a second one only for requests of several pieces, so a model-sized bucket is staged once.
- */
-const ALONE = 1 << 30
 /**
  * A trainer that has sent everything may leave before we have received it, so a running receive continues for this
  * long.
@@ -196,10 +191,10 @@ export class WeightGroup {
   }
 
   /**
-   * Begins to receive a piece; the gate must be shut if `needsGate`. If `isAhead`, a second piece may begin into the
-   * other slot before the first has arrived.
+   * Begins to receive a piece; the gate must be shut if `needsGate`, unless `isBeside`. If `isAhead`, a second piece
+   * may begin into the other slot before the first has arrived.
    */
-  receive ({ piece, messages, into, of, at, nameOf }: ReceiveRequest): Reception {
+  receive ({ piece, messages, into, isBeside = false, of, at, nameOf }: ReceiveRequest): Reception {
     const { native } = this.#options.host
     const isAhead = 'slot' in into && this.isAhead && messages === undefined
     const receiving = async (call: (timeoutMs: number) => Promise<void>): Promise<void> => {
@@ -223,15 +218,14 @@ export class WeightGroup {
           timeoutMs
         )
       }
-      const coming = native.groupReceiveInPlace(this.handle, into.places, root, timeoutMs)
+      const coming = native.groupReceiveInPlace(this.handle, into.places, root, timeoutMs, into.set)
       into.began()
       await coming
     }
     const before = this.#begun
     const begun = this.#begun = (async () => {
       await before.catch(() => {})
-      await this.#connect()
-      if ('slot' in into) await this.#makeRoom(into.room)
+      await this.#settleIn('slot' in into ? into.room : { bytes: 0, slots: 0 }, isBeside)
       await receiving(begin)
     })()
     // The caller may never await it, and a rejection must not end the process.
@@ -248,18 +242,24 @@ export class WeightGroup {
     return { begun, arrive }
   }
 
-  async #makeRoom (room: { bytes: number, slots: number }): Promise<void> {
-    const { native } = this.#options.host
-    if (room.bytes > this.#staged.bytes || room.slots > this.#staged.slots) {
-      const kept = this.#staged.bytes > ALONE ? 0 : this.#staged.bytes
-      // Broadcasts without bytes need a slot too.
-      const bytes = Math.max(kept, Math.ceil(room.bytes / GRAIN) * GRAIN, GRAIN)
-      const slots = bytes > ALONE ? room.slots : 2
-      await this.#phase(`allocating ${slots} staging buffers of ${bytes} bytes`, async () => {
-        await native.stageGroup(this.handle, bytes, slots)
-      })
-      this.#staged = { bytes, slots }
+  /** Connects, and allocates staging buffers. Both may wait for a GPU that no step may use meanwhile. */
+  async #settleIn (room: Room, isBeside: boolean): Promise<void> {
+    const run = async (): Promise<void> => {
+      await this.#connect()
+      await this.#makeRoom(room)
     }
+    const isSettled = this.#link!.isConnected && grown(this.#staged, room) === null
+    await (isBeside && this.needsGate && !isSettled ? this.runBetweenSteps(run) : run())
+  }
+
+  async #makeRoom (room: Room): Promise<void> {
+    const wanted = grown(this.#staged, room)
+    if (wanted === null) return
+    const { bytes, slots } = wanted
+    await this.#phase(`allocating ${slots} staging buffers of ${bytes} bytes`, async () => {
+      await this.#options.host.native.stageGroup(this.handle, bytes, slots)
+    })
+    this.#staged = wanted
   }
 
   /** The received bytes of a slot, from our first rank's memory. */

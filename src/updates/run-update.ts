@@ -166,8 +166,8 @@ export async function writeSource (
       // A form that is written as it arrives may name the label after its file.
       const { flushCache = true, version, allowTorn = true } = options()
       await update.commit({ flushCache, allowTorn, ...version == null ? {} : { version } })
-      record.mark('commit')
-      return report
+      record.committed(update.swapped)
+      return { ...report, ms: { ...report.ms, ...update.swapped } }
     } catch (error) {
       await update.abort(errorMessage(error))
       throw withPrefix(failurePrefix, error)

@@ -6,10 +6,23 @@ import type { Sender } from './sender.ts'
  * The phases of an update, in their order. `announce`: the source is opened, and its payload decoded. `wait`: until
  * earlier updates have ended. `plan`: names, shapes and rectangles are checked. `gate`: until the scheduler is stopped
  * between two steps, and bytes of a stream have begun to come. `scatter`: bytes are written. `verify`: the source is
- * checked for changes. `commit`: label and caches. `close`: references go back to the sender. `failed`: the step that
- * ended with the error.
+ * checked for changes. `copy`, with a second set of weights: tensors that the update did not bring are copied from the
+ * set in use. `swap`: the sets change places, after the step under way. `commit`: label and caches. `close`: references
+ * go back to the sender. `failed`: the step that ended with the error.
  */
-export const PHASES = ['announce', 'wait', 'plan', 'gate', 'scatter', 'verify', 'commit', 'close', 'failed'] as const
+export const PHASES = [
+  'announce',
+  'wait',
+  'plan',
+  'gate',
+  'scatter',
+  'verify',
+  'copy',
+  'swap',
+  'commit',
+  'close',
+  'failed'
+] as const
 
 export type Phase = typeof PHASES[number]
 

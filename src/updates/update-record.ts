@@ -1,6 +1,6 @@
 import type { AdapterReport } from '../contract/adapters.ts'
 import type { GateClosure } from '../contract/gate.ts'
-import type { WriteReport } from '../contract/weight-source.ts'
+import type { SwapTimes, WriteReport } from '../contract/weight-source.ts'
 import { errorMessage, RefitError } from '../errors.ts'
 import { MAX_SPANS } from './update-entry.ts'
 import type { Phase, UpdateEntry } from './update-entry.ts'
@@ -61,6 +61,15 @@ export class UpdateRecord {
     entry.tensors += tensors
     entry.transport = source
     entry.transaction ??= transaction ?? null
+  }
+
+  /** The update was committed; `swapped` if that has swapped the sets of weights. */
+  committed (swapped: SwapTimes | undefined): void {
+    if (swapped !== undefined) {
+      this.#spans(this.#at, { copy: swapped.copy, swap: swapped.swap })
+      this.#at += swapped.copy + swapped.swap
+    }
+    this.mark('commit')
   }
 
   /** An adapter was written. */

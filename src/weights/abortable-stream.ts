@@ -7,8 +7,8 @@ export function abortableStream (stream: WeightStream, signal: AbortSignal): Wei
     ready: async () => {
       await orAborted(stream.ready(), signal)
     },
-    prepare: job => {
-      stream.prepare?.(job)
+    prepare: (job, access) => {
+      stream.prepare?.(job, access)
     },
     get touched () {
       return stream.touched === true

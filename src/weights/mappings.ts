@@ -8,8 +8,8 @@ interface PendingClose {
 }
 
 /**
- * GPU memory of other processes that writes map. A mapping that is kept is closed while the gate is shut, by the next
- * holder of the gate.
+ * GPU memory of other processes that writes map. A mapping that is kept is closed by the next update, while the gate is
+ * shut if that update shuts it: the close may wait for the GPU.
  */
 export class Mappings {
   readonly counts: MappingCounts = { opened: 0, closed: 0 }
@@ -47,12 +47,12 @@ export class Mappings {
     await awaitClose.done
   }
 
-  /** Gate shut. Never throws: a failure rejects the calls that wait for the name. */
+  /** Never throws: a failure rejects the calls that wait for the name. */
   async closePending (addon: NativeAddon, core: number): Promise<void> {
     for (const [name, { resolve, reject }] of [...this.#pending]) {
       this.#pending.delete(name)
       try {
-        this.counts.closed += await addon.closeMappings(core, name)
+        for (const beside of [false, true]) this.counts.closed += await addon.closeMappings(core, name, { beside })
         resolve()
       } catch (error) {
         reject(error)

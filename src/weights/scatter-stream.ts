@@ -19,7 +19,7 @@ export async function scatterStream (
   let touched = false
   let error: ScatterOutcome['error']
   try {
-    stream.prepare?.(plan.job)
+    stream.prepare?.(plan.job, to.access ?? {})
     for (;;) {
       const piece = await stream.next()
       if (piece === undefined) break

@@ -10,7 +10,7 @@ import { scatterPlaced } from './scatter-placed.ts'
 import { scatterStream } from './scatter-stream.ts'
 import { scatter } from './scatter.ts'
 import type { Progress, ScatterOutcome } from './scatter.ts'
-import type { WeightSource, WriteReport } from '../contract/weight-source.ts'
+import type { SwapTimes, WeightSource, WriteReport } from '../contract/weight-source.ts'
 import { missingTensors, partOfModel } from './transaction-messages.ts'
 import type { ShadowSet } from './shadow-set.ts'
 import type { WeightStore } from './weight-store.ts'
@@ -47,6 +47,7 @@ export class Update implements WeightUpdate {
   readonly #lost = new Set<string>()
   #gate: Gate | undefined
   #closure: GateClosure | undefined
+  #swapped: SwapTimes | undefined
   #shutting: Promise<Gate> | undefined
   #writing = 0
   /** A commit is under way. */
@@ -63,6 +64,11 @@ export class Update implements WeightUpdate {
   /** See WeightUpdate. */
   get closure (): GateClosure | undefined {
     return this.#closure
+  }
+
+  /** See WeightUpdate. */
+  get swapped (): SwapTimes | undefined {
+    return this.#swapped
   }
 
   /** Tensors of the model that were written whole. */
@@ -100,6 +106,7 @@ export class Update implements WeightUpdate {
     const flushCache = options.flushCache ?? isWritten
     // A label without a write still comes between two steps, because all tokens of one step carry the same label.
     const isChange = isWritten || flushCache || options.version !== undefined
+    const began = performance.now()
     try {
       if (options.requireAll === true) this.#requireAll()
       if (this.#torn.length > 0 && options.allowTorn !== true) throw new RefitError('WEIGHTS_TORN', ledger.tornReason!)
@@ -110,9 +117,11 @@ export class Update implements WeightUpdate {
       throw error
     }
     // From here on nothing waits until the scheduler has its message.
+    const copied = performance.now()
     if (isWritten) shadow?.swap(this.#written)
     if (options.version !== undefined) ledger.label(options.version)
     await this.#end(flushCache, isChange)
+    if (shadow !== null && isWritten) this.#swapped = { copy: copied - began, swap: performance.now() - copied }
   }
 
   async abort (reason: string): Promise<void> {
@@ -204,11 +213,9 @@ export class Update implements WeightUpdate {
   /** Makes the parameters ready for a write. `isPatch`: the write reads them first. */
   async #open (names: ReadonlySet<string>, isPatch: boolean): Promise<void> {
     const { store, shadow } = this.#context
-    if (shadow === null) {
-      await this.#shut()
-      return await store.mappings.closePending(store.addon, store.core)
-    }
-    await shadow.open()
+    await (shadow === null ? this.#shut() : shadow.open())
+    await store.mappings.closePending(store.addon, store.core)
+    if (shadow === null) return
     if (isPatch) await shadow.catchUp(names, this.#written)
   }
 

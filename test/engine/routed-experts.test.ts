@@ -135,7 +135,8 @@ t.test('memory for experts is sized next to the KV cache, and unfit models and m
     peerAccess: [],
     libraries: []
   })
-  const cuda = { cudaMemoryNeeds: () => ({ weightBytes: 1, kvBytes: 1, scratchBytes: 1, fixedBytes: 1 }) }
+  const needs = { weightBytes: 1, spareBytes: 0, kvBytes: 1, scratchBytes: 1, fixedBytes: 1 }
+  const cuda = { cudaMemoryNeeds: () => needs }
   t.match(
     await sizeCore(MOE, table, { device: 'cuda', enableReturnRoutedExperts: true, maxTotalTokens: 1024 }, cuda, found),
     { core: { recordExperts: true }, experts: layout }

@@ -13,7 +13,7 @@ import { tinyArchitecture } from '../helpers/tiny-config.ts'
 const ARCH = tinyArchitecture('Qwen3ForCausalLM')
 /** 2 layers, K and V, one KV head of 32 in bf16 on each of two ranks, 16 tokens. */
 const PAGE = 2 * 2 * 1 * 32 * 2 * 16
-const MEMORY = { weightBytes: 5e6, kvBytes: PAGE, scratchBytes: 2e6, fixedBytes: 1e6 }
+const MEMORY = { weightBytes: 5e6, spareBytes: 0, kvBytes: PAGE, scratchBytes: 2e6, fixedBytes: 1e6 }
 
 const gpu = (ordinal: number, freeBytes: number): CudaGpu => ({
   ordinal,

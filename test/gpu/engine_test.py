@@ -19,6 +19,7 @@ for name in [
     "numerics",
     "routed",
     "updates",
+    "shadow",
     "adapters",
     "robust",
     "no_peers",

@@ -27,6 +27,9 @@ def node():
 # The program, as it is published; or joined into few files (scripts/join-modules.js), which starts in half of the time.
 PROGRAM = ROOT / os.environ.get("REFIT_PROGRAM", "bin/refit.js")
 
+# For all servers: REFIT_TEST_FLAGS=--shadow-weights runs the tests of updates over a second set of weights.
+FLAGS = os.environ.get("REFIT_TEST_FLAGS", "").split()
+
 # Below the system's range for outgoing connections, which could take a port before the server listens on it.
 PORTS = range(*map(int, os.environ.get("REFIT_TEST_PORTS", "20000 32000").split()))
 
@@ -78,6 +81,7 @@ class Server:
             "--port",
             str(self.port),
             *map(str, flags),
+            *FLAGS,
         ]
         self.started = time.monotonic()
         self.process = subprocess.Popen(

@@ -13,7 +13,7 @@ t.test('nccl: pieces that go straight into the weights need no slot, and the oth
   fake.send(6)
   await stream.ready()
   await fake.shut(async () => {
-    stream.prepare(JOB)
+    stream.prepare(JOB, {})
     t.notOk(stream.touched)
     const sources: unknown[] = []
     for (let piece = await stream.next(); piece !== undefined; piece = await stream.next()) sources.push(piece.source)
@@ -37,7 +37,7 @@ t.test('nccl: direct pieces are not staged, and refused ones are received into s
   const taken = announce([100, 200], 50)
   fake.send(2)
   await fake.shut(async () => {
-    taken.prepare(JOB)
+    taken.prepare(JOB, {})
     for (let piece = await taken.next(); piece !== undefined;) piece = await taken.next()
   })
   await taken.close()
@@ -46,7 +46,7 @@ t.test('nccl: direct pieces are not staged, and refused ones are received into s
   const broken = announce([100, 200, 300], 50)
   fake.placeOf = begin => begin === 0 ? -1 : begin
   await fake.shut(async () => {
-    broken.prepare(JOB)
+    broken.prepare(JOB, {})
     fake.send(1)
     t.match(await broken.next(), { source: { staged: { slot: 0 } } })
     fake.send(2)
@@ -72,7 +72,7 @@ t.test('nccl: the places of a repeated plan are looked up once, and again if its
     fake.send(sizes.length)
     await stream.ready()
     await fake.shut(async () => {
-      stream.prepare({ ...JOB, tensors: Float64Array.of(tensors) })
+      stream.prepare({ ...JOB, tensors: Float64Array.of(tensors) }, {})
       while (await stream.next() !== undefined) { /* to its end */ }
     })
     await stream.close()
@@ -93,7 +93,7 @@ t.test('nccl: pieces that go straight into the weights are received in longer ru
   fake.send(sizes.length)
   const found: Array<[begin: number, length: number]> = []
   await fake.shut(async () => {
-    stream.prepare(JOB)
+    stream.prepare(JOB, {})
     for (let piece = await stream.next(); piece !== undefined; piece = await stream.next()) {
       found.push([
         piece.begin,
@@ -118,7 +118,7 @@ t.test('nccl: a broadcast straight into the weights counts as touching them once
   fake.placeOf = begin => begin
   const stream = announce([100], 50)
   await fake.shut(async () => {
-    stream.prepare(JOB)
+    stream.prepare(JOB, {})
     fake.fault = nativeError('GROUP_BROKEN', 'rank 0 ended')
     await t.rejects(stream.next(), { code: 'GROUP_BROKEN' })
   })
@@ -127,7 +127,7 @@ t.test('nccl: a broadcast straight into the weights counts as touching them once
   other.placeOf = begin => begin
   const early = announceOther([100], 50)
   await other.shut(async () => {
-    early.prepare(JOB)
+    early.prepare(JOB, {})
     group.abandon('it is enough')
     await t.rejects(early.next(), { code: 'GROUP_BROKEN' })
   })
@@ -142,7 +142,7 @@ t.test('over gloo, and with --staged-broadcasts, every broadcast is staged', asy
     fake.send(2)
     await stream.ready()
     await fake.shut(async () => {
-      stream.prepare(JOB)
+      stream.prepare(JOB, {})
       for (let piece = await stream.next(); piece !== undefined;) piece = await stream.next()
     })
     await stream.close()

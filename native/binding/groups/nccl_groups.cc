@@ -46,8 +46,8 @@ class CoreGroup : public NcclGroup {
     check_write(job, core_->config().ranks, core_->config().params);
     return group_->places(parts, tensors, rects);
   }
-  void receive_in_place(const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) override {
-    group_->receive_in_place(parts, root, deadline);
+  void receive_in_place(const std::vector<GroupPart>& parts, int set, int root, GroupDeadline deadline) override {
+    group_->receive_in_place(parts, set, root, deadline);
   }
   std::vector<uint8_t> read(int slot, uint64_t offset, uint64_t bytes, GroupDeadline deadline) override {
     return group_->read(slot, offset, bytes, deadline);
@@ -169,8 +169,9 @@ Napi::Value group_receive_in_place(const Napi::CallbackInfo& info) {
   std::vector<GroupPart> parts = parse_parts(info[1]);
   const int root = to_rank(info[2], "root");
   const GroupDeadline deadline = deadline_of(info[3]);
-  return submit_to_group(info.Env(), entry, [&group, parts = std::move(parts), root, deadline] {
-    group.receive_in_place(parts, root, deadline);
+  const int set = info[4].IsUndefined() ? 0 : to_integer(info[4], "set", 0, kMostSets - 1);
+  return submit_to_group(info.Env(), entry, [&group, parts = std::move(parts), set, root, deadline] {
+    group.receive_in_place(parts, set, root, deadline);
   });
 }
 

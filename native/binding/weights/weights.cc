@@ -120,7 +120,7 @@ class ResumeTask : public Task {
 class CloseMappingsTask : public Task {
  public:
   explicit CloseMappingsTask(std::string name) : name_(std::move(name)) {}
-  void run(Device& device, const std::atomic<bool>&) override { closed_ = device.close_mappings(name_); }
+  void run(Device& device, const std::atomic<bool>&) override { closed_ = device.close_mappings(name_, access); }
   Napi::Value result(Napi::Env env, const Held&) override {
     return Napi::Number::New(env, static_cast<double>(closed_));
   }
@@ -227,6 +227,7 @@ Napi::Value resume(const Napi::CallbackInfo& info) {
 Napi::Value close_mappings(const Napi::CallbackInfo& info) {
   const auto core = core_of(info);
   auto task = std::make_shared<CloseMappingsTask>(to_string(info[1], "name"));
+  task->access = to_access(info[2], core->config());
   return EnvState::of(info.Env()).submit(info.Env(), core, std::move(task), {});
 }
 

@@ -31,7 +31,9 @@ struct CudaGpus {
 
 // Bytes that one GPU needs.
 struct CudaMemoryPlan {
-  uint64_t weight_bytes = 0, kv_bytes = 0, scratch_bytes = 0, fixed_bytes = 0;
+  uint64_t weight_bytes = 0;  // of one set, with the slots of adapters
+  uint64_t spare_bytes = 0;   // of the other set, if there is one
+  uint64_t kv_bytes = 0, scratch_bytes = 0, fixed_bytes = 0;
 };
 
 }  // namespace refit

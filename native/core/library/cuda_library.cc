@@ -78,8 +78,8 @@ class LibraryDevice : public Device {
     taken.finish(failure);
     return out;
   }
-  const void* address(int rank, int param, int /* set */) const override {
-    return table_.address(*device_, rank, param);
+  const void* address(int rank, int param, int set) const override {
+    return table_.address(*device_, rank, param, set);
   }
   void begin(const StepBatch& batch) override {
     Failure failure;
@@ -115,9 +115,26 @@ class LibraryDevice : public Device {
     taken.finish(failure);
     return out;
   }
-  void scramble(uint64_t seed, int) override {
+  void scramble(uint64_t seed, int set) override {
     Failure failure;
-    table_.scramble(*device_, seed, failure);
+    table_.scramble(*device_, seed, set, failure);
+    raise(failure);
+  }
+  void copy_weights(const std::vector<Rect>& rects, int from, int to) override {
+    Failure failure;
+    table_.copy_weights(*device_, rects, from, to, failure);
+    raise(failure);
+  }
+  uint64_t drop_set(int set) override {
+    uint64_t bytes = 0;
+    Failure failure;
+    table_.drop_set(*device_, set, bytes, failure);
+    raise(failure);
+    return bytes;
+  }
+  void restore_set(int set) override {
+    Failure failure;
+    table_.restore_set(*device_, set, failure);
     raise(failure);
   }
   uint64_t release_memory(uint32_t tags, bool keep_weights) override {
@@ -134,10 +151,10 @@ class LibraryDevice : public Device {
     raise(failure);
     return kept;
   }
-  uint64_t close_mappings(const std::string& name) override {
+  uint64_t close_mappings(const std::string& name, Access access) override {
     uint64_t closed = 0;
     Failure failure;
-    table_.close_mappings(*device_, name, closed, failure);
+    table_.close_mappings(*device_, name, access, closed, failure);
     raise(failure);
     return closed;
   }

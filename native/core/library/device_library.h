@@ -16,7 +16,7 @@
 namespace refit {
 
 // Increase this with every change of this file that keeps all sizes.
-constexpr uint32_t kDeviceLibraryVersion = 12;
+constexpr uint32_t kDeviceLibraryVersion = 13;
 constexpr const char* kDeviceLibraryEntry = "refit_device_library";
 
 struct DeviceLibrary {
@@ -31,7 +31,7 @@ struct DeviceLibrary {
   Device* (*open)(const CoreConfig& config, Failure& failure) noexcept;
   void (*close)(Device* device) noexcept;
   void (*info)(const Device& device, Sink<DeviceInfo> sink, Failure& failure) noexcept;
-  const void* (*address)(const Device& device, int rank, int param) noexcept;
+  const void* (*address)(const Device& device, int rank, int param, int set) noexcept;
   void (*begin)(Device& device, const StepBatch& batch, Failure& failure) noexcept;
   void (*collect)(Device& device, Sink<StepResult> sink, Failure& failure) noexcept;
   void (*write)(Device& device, const WriteJob& job, Access access, Sink<WriteOutcome> sink, Failure& failure) noexcept;
@@ -39,10 +39,14 @@ struct DeviceLibrary {
                Access access, Failure& failure) noexcept;
   void (*checksum)(Device& device, const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols,
                    Access access, Sink<std::vector<uint64_t>> sink, Failure& failure) noexcept;
-  void (*scramble)(Device& device, uint64_t seed, Failure& failure) noexcept;
+  void (*scramble)(Device& device, uint64_t seed, int set, Failure& failure) noexcept;
+  void (*copy_weights)(Device& device, const std::vector<Rect>& rects, int from, int to, Failure& failure) noexcept;
+  void (*drop_set)(Device& device, int set, uint64_t& bytes, Failure& failure) noexcept;
+  void (*restore_set)(Device& device, int set, Failure& failure) noexcept;
   void (*release_memory)(Device& device, uint32_t tags, bool keep_weights, uint64_t& bytes, Failure& failure) noexcept;
   void (*resume_memory)(Device& device, uint32_t tags, bool& weights_kept, Failure& failure) noexcept;
-  void (*close_mappings)(Device& device, const std::string& name, uint64_t& closed, Failure& failure) noexcept;
+  void (*close_mappings)(Device& device, const std::string& name, Access access, uint64_t& closed,
+                         Failure& failure) noexcept;
   void (*fetch)(Device& device, const Segment& segment, uint64_t offset, uint64_t bytes, int timeout_ms, uint8_t* out,
                 Failure& failure) noexcept;
   NcclGroupTable groups;

@@ -62,7 +62,9 @@ inline void info(const Device& device, Sink<DeviceInfo> sink, Failure& failure) 
   guarded(failure, [&] { sink.take(sink.context, device.info()); });
 }
 
-inline const void* address(const Device& device, int rank, int param) noexcept { return device.address(rank, param); }
+inline const void* address(const Device& device, int rank, int param, int set) noexcept {
+  return device.address(rank, param, set);
+}
 
 inline void begin(Device& device, const StepBatch& batch, Failure& failure) noexcept {
   guarded(failure, [&] { device.begin(batch); });
@@ -91,8 +93,20 @@ inline void checksum(Device& device, const std::vector<Rect>& rects, const std::
   guarded(failure, [&] { sink.take(sink.context, device.checksum(rects, tensor_cols, access)); });
 }
 
-inline void scramble(Device& device, uint64_t seed, Failure& failure) noexcept {
-  guarded(failure, [&] { device.scramble(seed); });
+inline void scramble(Device& device, uint64_t seed, int set, Failure& failure) noexcept {
+  guarded(failure, [&] { device.scramble(seed, set); });
+}
+
+inline void copy_weights(Device& device, const std::vector<Rect>& rects, int from, int to, Failure& failure) noexcept {
+  guarded(failure, [&] { device.copy_weights(rects, from, to); });
+}
+
+inline void drop_set(Device& device, int set, uint64_t& bytes, Failure& failure) noexcept {
+  guarded(failure, [&] { bytes = device.drop_set(set); });
+}
+
+inline void restore_set(Device& device, int set, Failure& failure) noexcept {
+  guarded(failure, [&] { device.restore_set(set); });
 }
 
 inline void release_memory(Device& device, uint32_t tags, bool keep_weights, uint64_t& bytes,
@@ -104,8 +118,9 @@ inline void resume_memory(Device& device, uint32_t tags, bool& weights_kept, Fai
   guarded(failure, [&] { weights_kept = device.resume_memory(tags); });
 }
 
-inline void close_mappings(Device& device, const std::string& name, uint64_t& closed, Failure& failure) noexcept {
-  guarded(failure, [&] { closed = device.close_mappings(name); });
+inline void close_mappings(Device& device, const std::string& name, Access access, uint64_t& closed,
+                           Failure& failure) noexcept {
+  guarded(failure, [&] { closed = device.close_mappings(name, access); });
 }
 
 inline void fetch(Device& device, const Segment& segment, uint64_t offset, uint64_t bytes, int timeout_ms, uint8_t* out,
@@ -156,9 +171,9 @@ inline void group_places(const NcclGroup& group, const std::vector<GroupPart>& p
   guarded(failure, [&] { sink.take(sink.context, group.places(parts, tensors, rects)); });
 }
 
-inline void group_receive_in_place(NcclGroup& group, const std::vector<GroupPart>& parts, int root,
+inline void group_receive_in_place(NcclGroup& group, const std::vector<GroupPart>& parts, int set, int root,
                                    GroupDeadline deadline, Failure& failure) noexcept {
-  guarded(failure, [&] { group.receive_in_place(parts, root, deadline); });
+  guarded(failure, [&] { group.receive_in_place(parts, set, root, deadline); });
 }
 
 inline void group_read(NcclGroup& group, int slot, uint64_t offset, uint8_t* to, uint64_t bytes, GroupDeadline deadline,
@@ -174,9 +189,9 @@ inline void group_send(NcclGroup& group, const uint8_t* data, uint64_t bytes, Gr
   guarded(failure, [&] { group.send(data, bytes, deadline); });
 }
 
-inline void group_params(NcclGroup& group, Device& device, const CoreConfig& config, int rank, int root,
+inline void group_params(NcclGroup& group, Device& device, const CoreConfig& config, int rank, int set, int root,
                          GroupDeadline deadline, Failure& failure) noexcept {
-  guarded(failure, [&] { group.params(device, config, rank, 0, root, deadline); });
+  guarded(failure, [&] { group.params(device, config, rank, set, root, deadline); });
 }
 
 inline void group_barrier(NcclGroup& group, GroupDeadline deadline, Failure& failure) noexcept {
@@ -210,6 +225,9 @@ constexpr DeviceLibrary make(decltype(DeviceLibrary::gpus) gpus, decltype(Device
           read,
           checksum,
           scramble,
+          copy_weights,
+          drop_set,
+          restore_set,
           release_memory,
           resume_memory,
           close_mappings,

@@ -20,7 +20,7 @@ Run run_of(const Tensor& tensor, const Rect& rect, const ParamPlace& param) {
   run.end = tensor.at(rect.src_row + rect.rows - 1, rect.src_col + rect.cols - 1) + element;
   const bool in_order = (rect.cols == 1 || tensor.col_bytes == element) &&
                         (rect.rows == 1 || (tensor.row_bytes == width && param.row_bytes == width));
-  if (tensor.dtype == param.dtype && in_order) {
+  if (param.bytes > 0 && tensor.dtype == param.dtype && in_order) {
     run.to = param.offset + static_cast<uint64_t>(rect.dst_row) * param.row_bytes +
              static_cast<uint64_t>(rect.dst_col) * element;
   }

@@ -14,7 +14,7 @@ namespace refit {
 struct ParamPlace {
   uint64_t offset = 0;     // of its first element, from the start of the rank's weights
   uint64_t row_bytes = 0;  // rows follow each other without gaps
-  uint64_t bytes = 0;
+  uint64_t bytes = 0;      // 0: nothing is received there
   DType dtype = DType::kBFloat16;
 };
 

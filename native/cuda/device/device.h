@@ -28,14 +28,18 @@ class CudaDevice : public Device {
   std::vector<uint64_t> checksum(const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols,
                                  Access access) override;
   void scramble(uint64_t seed, int set) override;
+  void copy_weights(const std::vector<Rect>& rects, int from, int to) override;
+  uint64_t drop_set(int set) override;
+  void restore_set(int set) override;
   uint64_t release_memory(uint32_t tags, bool keep_weights) override;
   bool resume_memory(uint32_t tags) override;
-  uint64_t close_mappings(const std::string& name) override;
+  uint64_t close_mappings(const std::string& name, Access access) override;
   void fetch(const Segment& segment, uint64_t offset, uint64_t bytes, int timeout_ms, uint8_t* out) override;
   std::unique_ptr<NcclGroup> nccl_group(const NcclGroupOptions& options) override;
 
+  struct State;  // device_state.h
+
  private:
-  struct State;
   std::shared_ptr<State> state_;
   Watchdog& watchdog(Access access) { return access.beside ? *beside_watchdog_ : *watchdog_; }
 

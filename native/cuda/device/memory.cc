@@ -22,7 +22,7 @@ constexpr uint64_t kNcclBytes = uint64_t{1} << 30;
 // Size of one copy between GPU and host. Each copy begins a new deadline of the watchdog.
 constexpr size_t kCopyBytes = size_t{64} << 20;
 
-uint64_t param_bytes(const Param& param) {
+uint64_t bytes_of(const Param& param) {
   uint64_t elements = 0, bytes = 0;
   if (param.rows < 0 || param.cols < 0 ||
       __builtin_mul_overflow(static_cast<uint64_t>(param.rows), static_cast<uint64_t>(param.cols), &elements) ||
@@ -43,6 +43,21 @@ bool exchanges_by_nccl(const CoreConfig& config) {
   }
 }
 
+// Rows that no checkpoint writes must be zero, as in a newly loaded engine.
+void clear(const Arena& weights, Rank& rank) {
+  rank.doing("clear weights");
+  if (weights.bytes() == 0) return;
+  check(cudaMemsetAsync(weights.data(), 0, weights.bytes(), rank.stream), "clear weights");
+}
+
+void copy(uint8_t* to, const uint8_t* from, size_t bytes, cudaMemcpyKind kind, const char* what, Rank& rank) {
+  for (size_t at = 0; at < bytes; at += kCopyBytes) {
+    rank.doing(what);
+    check(cudaMemcpyAsync(to + at, from + at, std::min(kCopyBytes, bytes - at), kind, rank.stream), what);
+    check(cudaStreamSynchronize(rank.stream), what);
+  }
+}
+
 }  // namespace
 
 std::string gigabytes(uint64_t bytes) {
@@ -51,9 +66,11 @@ std::string gigabytes(uint64_t bytes) {
   return text;
 }
 
-uint64_t weight_bytes(const CoreConfig& config) {
-  uint64_t bytes = 0;
-  for (const Param& param : config.params) bytes += Arena::padded(param_bytes(param));
+ParamBytes param_bytes(const CoreConfig& config) {
+  ParamBytes bytes;
+  for (const Param& param : config.params) {
+    (is_weight(param) ? bytes.weights : bytes.adapters) += Arena::padded(bytes_of(param));
+  }
   return bytes;
 }
 
@@ -72,13 +89,19 @@ CudaMemoryPlan plan_memory(const CoreConfig& config) {
     throw std::invalid_argument("bad configuration: " + std::to_string(config.ranks) + " ranks, expected 1 to " +
                                 std::to_string(kMaxRanks));
   }
+  if (config.sets < 1 || config.sets > kMostSets) {
+    throw std::invalid_argument("bad configuration: " + std::to_string(config.sets) +
+                                " sets of weights, expected 1 to " + std::to_string(kMostSets));
+  }
   if (config.pages < 1 || config.page_size < 1) {
     throw std::invalid_argument("bad configuration: " + std::to_string(config.pages) + " KV pages of " +
                                 std::to_string(config.page_size) + " tokens, expected 1 or more of each");
   }
   const ForwardSizes sizes = forward_sizes(config);
   CudaMemoryPlan plan;
-  plan.weight_bytes = Arena::footprint(weight_bytes(config));
+  const ParamBytes params = param_bytes(config);
+  plan.weight_bytes = Arena::footprint(params.weights) + Arena::footprint(params.adapters);
+  plan.spare_bytes = Arena::footprint(params.weights) * static_cast<uint64_t>(config.sets - 1);
   plan.kv_bytes = Arena::footprint(sizes.kv);
   plan.scratch_bytes = Arena::footprint(sizes.scratch);
   plan.fixed_bytes = Arena::footprint(sizes.peer) + kContextBytes + (exchanges_by_nccl(config) ? kNcclBytes : 0);
@@ -86,71 +109,108 @@ CudaMemoryPlan plan_memory(const CoreConfig& config) {
 }
 
 RankMemory::RankMemory(const CoreConfig& config, const ForwardSizes& sizes, Rank& rank, const std::vector<int>& peers) {
+  const ParamBytes bytes = param_bytes(config);
   rank.doing("allocate memory");
-  weights_ = Arena(rank.device, weight_bytes(config), peers);
+  adapters_ = Arena(rank.device, bytes.adapters, peers);
+  for (int set = 0; set < config.sets; set++) {
+    rank.doing("allocate memory");
+    Arena& weights = weights_.emplace_back(rank.device, bytes.weights, peers);
+    std::vector<bf16*>& params = params_.emplace_back();
+    for (const Param& param : config.params) {
+      const bool is_shared = set > 0 && !is_weight(param);
+      Arena& home = is_weight(param) ? weights : adapters_;
+      params.push_back(is_shared ? params_[0][params.size()] : static_cast<bf16*>(home.carve(bytes_of(param))));
+    }
+  }
   rank.doing("allocate memory");
   kv_ = Arena(rank.device, sizes.kv, peers);
   scratch_ = Arena(rank.device, sizes.scratch, peers);
   peer_ = Arena(rank.device, sizes.peer, peers);
-  for (const Param& param : config.params) params_.push_back(static_cast<bf16*>(weights_.carve(param_bytes(param))));
-  rank.doing("clear weights");
-  if (weights_.bytes() > 0) check(cudaMemsetAsync(weights_.data(), 0, weights_.bytes(), rank.stream), "clear weights");
+  for (const Arena* arena : arenas(kTagWeights)) clear(*arena, rank);
   if (peer_.bytes() > 0) check(cudaMemsetAsync(peer_.data(), 0, peer_.bytes(), rank.stream), "clear exchange buffers");
   check(cudaStreamSynchronize(rank.stream), "clear weights");
 }
 
 ForwardMemory RankMemory::forward() const {
   ForwardMemory memory;
-  memory.params.assign(params_.begin(), params_.end());
+  for (const std::vector<bf16*>& params : params_) memory.params.emplace_back(params.begin(), params.end());
   memory.kv = kv_.data();
   memory.scratch = scratch_.data();
   memory.peer = peer_.data();
   return memory;
 }
 
+std::vector<Arena*> RankMemory::arenas(MemoryTag tag) {
+  if (tag != kTagWeights) return {tag == kTagKvCache ? &kv_ : &scratch_};
+  std::vector<Arena*> out;
+  for (size_t set = 0; set < weights_.size(); set++) {
+    if (!dropped_[set]) out.push_back(&weights_[set]);
+  }
+  if (adapters_.bytes() > 0) out.push_back(&adapters_);
+  return out;
+}
+
+bool RankMemory::releasable() const {
+  return std::all_of(weights_.begin(), weights_.end(), [](const Arena& arena) { return arena.releasable(); }) &&
+         adapters_.releasable() && kv_.releasable() && scratch_.releasable();
+}
+
 void RankMemory::keep_weights(Rank& rank) {
-  const size_t bytes = weights_.bytes();
+  const std::vector<Arena*> all = arenas(kTagWeights);
+  uint64_t bytes = 0;
+  for (const Arena* arena : all) bytes += arena->bytes();
   // Ranks that release at the same time may see the same free memory; then the system's allocation decides.
   if (const uint64_t left = available_host_bytes(); bytes > left) {
     throw NoMemory("the weights of rank " + std::to_string(rank.index) + " need " + gigabytes(bytes) +
                    " of host memory to be kept in, " + gigabytes(left) +
                    " are available: free host memory, or release the weights without keeping them");
   }
-  refit::Arena copy(bytes);
-  for (size_t at = 0; at < bytes; at += kCopyBytes) {
-    rank.doing("copy weights to the host");
-    check(cudaMemcpyAsync(copy.data() + at, weights_.data() + at, std::min(kCopyBytes, bytes - at),
-                          cudaMemcpyDeviceToHost, rank.stream),
-          "copy weights to the host");
-    check(cudaStreamSynchronize(rank.stream), "copy weights to the host");
+  std::vector<refit::Arena> copies;
+  for (const Arena* arena : all) {
+    copies.emplace_back(arena->bytes());
+    copy(copies.back().data(), arena->data(), arena->bytes(), cudaMemcpyDeviceToHost, "copy weights to the host", rank);
   }
-  kept_ = std::move(copy);
+  kept_ = std::move(copies);
 }
-
-Arena& RankMemory::arena(MemoryTag tag) { return tag == kTagWeights ? weights_ : tag == kTagKvCache ? kv_ : scratch_; }
 
 uint64_t RankMemory::release(MemoryTag tag, Rank& rank) {
   rank.doing("release memory");
-  return arena(tag).release();
+  uint64_t bytes = 0;
+  for (Arena* arena : arenas(tag)) bytes += arena->release();
+  return bytes;
 }
 
 void RankMemory::resume(MemoryTag tag, Rank& rank) {
   rank.doing("resume memory");
-  arena(tag).resume();
-  if (tag != kTagWeights || weights_.bytes() == 0) return;
-  if (!kept()) {
-    // Rows that no checkpoint writes must be zero, as in a newly loaded engine.
-    check(cudaMemsetAsync(weights_.data(), 0, weights_.bytes(), rank.stream), "clear weights");
-    check(cudaStreamSynchronize(rank.stream), "clear weights");
-    return;
+  const std::vector<Arena*> all = arenas(tag);
+  // The caller releases the tag again if one of them finds no memory.
+  for (Arena* arena : all) arena->resume();
+  if (tag != kTagWeights) return;
+  for (size_t i = 0; i < all.size(); i++) {
+    if (kept()) {
+      copy(all[i]->data(), kept_[i].data(), all[i]->bytes(), cudaMemcpyHostToDevice, "copy weights back", rank);
+    } else {
+      clear(*all[i], rank);
+    }
   }
-  for (size_t at = 0; at < weights_.bytes(); at += kCopyBytes) {
-    rank.doing("copy weights back");
-    check(cudaMemcpyAsync(weights_.data() + at, kept_.data() + at, std::min(kCopyBytes, weights_.bytes() - at),
-                          cudaMemcpyHostToDevice, rank.stream),
-          "copy weights back");
-    check(cudaStreamSynchronize(rank.stream), "copy weights back");
-  }
+  check(cudaStreamSynchronize(rank.stream), "clear weights");
+}
+
+uint64_t RankMemory::drop(int set, Rank& rank) {
+  if (dropped_[set]) return 0;
+  rank.doing("release a set of weights");
+  dropped_[set] = true;  // first: after a failure in the middle it counts as dropped
+  return weights_[static_cast<size_t>(set)].release();
+}
+
+void RankMemory::restore(int set, Rank& rank) {
+  if (!dropped_[set]) return;
+  rank.doing("resume a set of weights");
+  Arena& arena = weights_[static_cast<size_t>(set)];
+  arena.resume();
+  clear(arena, rank);
+  check(cudaStreamSynchronize(rank.stream), "clear weights");
+  dropped_[set] = false;
 }
 
 }  // namespace refit::cuda

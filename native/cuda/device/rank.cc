@@ -15,8 +15,11 @@ constexpr std::chrono::milliseconds kNext{2}, kDone{30};
 
 }  // namespace
 
-Rank::Rank(int index, int device, std::shared_ptr<Health> health)
-    : index(index), device(device), health_(health ? std::move(health) : std::make_shared<Health>()) {
+Rank::Rank(int index, int device, std::shared_ptr<Health> health, Priority priority)
+    : index(index),
+      device(device),
+      priority_(priority),
+      health_(health ? std::move(health) : std::make_shared<Health>()) {
   activity_ = health_->add("rank " + std::to_string(index) + " (GPU " + std::to_string(device) + ")");
   thread_ = quiet_thread("refit-rank-" + std::to_string(index), [this] { loop(); });
   try {
@@ -45,9 +48,12 @@ void Rank::start() {
   check(cudaGetDeviceProperties(&prop, device), "cudaGetDeviceProperties");
   activity_->rename("rank " + std::to_string(index) + " (" + uuid_text(prop.uuid) + ", GPU " + std::to_string(device) +
                     ")");
+  int least = 0, greatest = 0;
+  check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
+  const int level = priority_ == Priority::kSteps ? greatest : least;
   // Non-blocking: no order between these streams and the legacy stream.
-  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
-  check(cudaStreamCreateWithFlags(&copy, cudaStreamNonBlocking), "cudaStreamCreate");
+  check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, level), "cudaStreamCreate");
+  check(cudaStreamCreateWithPriority(&copy, cudaStreamNonBlocking, level), "cudaStreamCreate");
   progress_ = std::make_unique<Progress>(index, stream);
   activity_->set_where([this] { return progress_->where(); });
 }

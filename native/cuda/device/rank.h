@@ -21,9 +21,12 @@ namespace refit::cuda {
 
 class Rank {
  public:
+  // For the streams: blocks of steps' kernels go first when a multiprocessor has room.
+  enum class Priority { kSteps, kBesideSteps };
+
   // Starts the thread, makes the GPU current on it and creates the streams. Throws CudaError. `health` (optional)
   // records failures and what the thread is doing.
-  Rank(int index, int device, std::shared_ptr<Health> health = nullptr);
+  Rank(int index, int device, std::shared_ptr<Health> health = nullptr, Priority priority = Priority::kSteps);
   ~Rank();
   Rank(const Rank&) = delete;
   Rank& operator=(const Rank&) = delete;
@@ -61,6 +64,7 @@ class Rank {
   // Throws the exception in flight: itself, or as DeviceLost.
   [[noreturn]] void fail();
 
+  const Priority priority_;
   std::shared_ptr<Health> health_;
   std::shared_ptr<Activity> activity_;
   std::unique_ptr<Progress> progress_;

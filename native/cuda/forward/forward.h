@@ -30,7 +30,7 @@ ForwardSizes forward_sizes(const CoreConfig& config);
 
 // Memory of one rank. If ranks exchange without NCCL, all their GPUs can read and write scratch and peer memory.
 struct ForwardMemory {
-  std::vector<const bf16*> params;  // by parameter id of CoreConfig
+  std::vector<std::vector<const bf16*>> params;  // by set, then by parameter id of CoreConfig
   void* kv = nullptr;
   void* scratch = nullptr;
   void* peer = nullptr;

@@ -22,8 +22,8 @@ RankForward::RankForward(const CoreConfig& config, const Layout& layout, const F
       own_(own),
       exchange_(std::move(exchange)),
       gemm_(own_.gemm, own_.gemm_bytes),
-      adapters_(layout, params_, own_.shrunk, rank.stream),
-      graphs_(rank, config.graphs) {
+      adapters_(layout, params_.front(), own_.shrunk, rank.stream),
+      graphs_(rank, config.graphs, config.sets) {
   if (exchange_) gemm_.require_loaded();
   for (const LayerParams& layer : layout.layers) {
     if (layer.sparse()) moe_.try_emplace(layer.inter, moe_shape(layout, layer.inter), gemm_, own_.moe, own_.moe_bytes);
@@ -88,8 +88,10 @@ bool RankForward::wants_graph(const PreparedStep& step) const {
 
 void RankForward::make_graph(const PreparedStep& step) {
   const StepView view = this->view(step);
-  if (exchange_) exchange_->begin_step(view.epoch);
-  graphs_.make(step.room, [&] { layers(view, step); });
+  graphs_.make(step.room, [&](int set) {
+    if (exchange_) exchange_->begin_step(view.epoch);
+    layers(view, step, set);
+  });
 }
 
 void RankForward::run(const PreparedStep& step) {
@@ -102,11 +104,12 @@ void RankForward::run(const PreparedStep& step) {
                       cudaMemcpyHostToDevice, stream),
       "copy in");
   if (may_use_graphs(step)) {
-    graphs_.run(step.room, [&] { layers(view, step); });
+    graphs_.run(step.room, step.set, [&](int set) { layers(view, step, set); });
     if (exchange_) exchange_->launched(sums(layout_));
   } else {
-    layers(view, step);
+    layers(view, step, step.set);
   }
+  set_ = step.set;
   head(view, step);
   if (rank_.index == 0 && step.results.bytes() > 0) {
     rank_.begin_op("copy out");
@@ -118,7 +121,8 @@ void RankForward::run(const PreparedStep& step) {
   check(cudaStreamSynchronize(stream), "the step");
 }
 
-void RankForward::layers(const StepView& view, const PreparedStep& step) {
+void RankForward::layers(const StepView& view, const PreparedStep& step, int set) {
+  set_ = set;
   adapters_.begin(view.adapters, step.room.tokens);
   embed_tokens(view, step.room.tokens);
   for (int layer = 0; layer < layout_.recipe.layers; ++layer) {

@@ -54,7 +54,8 @@ class RankForward {
     return step.room.decode && (!exchange_ || exchange_->in_graphs());
   }
   StepView view(const PreparedStep& step) const;
-  void layers(const StepView& view, const PreparedStep& step);
+  // Computes with the weights of `set`, as the functions below do from then on.
+  void layers(const StepView& view, const PreparedStep& step, int set);
   void embed_tokens(const StepView& view, int count);
   void attend(const StepView& view, int layer, int count);
   void mlp(const StepView& view, int layer, const PreparedStep& step);
@@ -79,13 +80,14 @@ class RankForward {
   Product down(int layer, int count) const;
   Product lm_head(int count) const;
 
-  const bf16* param(int id) const { return id < 0 ? nullptr : params_[id]; }
+  const bf16* param(int id) const { return id < 0 ? nullptr : params_[static_cast<size_t>(set_)][id]; }
   KvLayer kv_layer(int layer) const;
 
   const Layout& layout_;
   const ForwardShape& shape_;
   Rank& rank_;
-  const std::vector<const bf16*> params_;
+  const std::vector<std::vector<const bf16*>> params_;  // by set
+  int set_ = 0;                                         // of weights, for the next launch
   bf16* const kv_;
   const int pages_, page_size_;
   const RankBuffers own_;

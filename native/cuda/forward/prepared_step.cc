@@ -13,7 +13,8 @@ PreparedStep::PreparedStep(const StepBatch& batch, AttentionPlan attention, cons
       results(batch, layout.recorded, layout.recipe.vocab),
       traits(sample_traits(batch, layout.recipe.vocab)),
       tokens(static_cast<int>(batch.tokens.size())),
-      rows(batch.rows()) {
+      rows(batch.rows()),
+      set(batch.set) {
   for (int32_t t = 0; t < tokens; ++t) {
     if (is_fed(batch.tokens[t])) fed_.push_back({t, fed_row(batch.tokens[t])});
   }

@@ -31,6 +31,7 @@ struct PreparedStep {
   const ResultBlock results;
   const SampleTraits traits;
   const int tokens, rows;
+  const int set;       // of weights
   uint64_t epoch = 0;  // of collectives, before the step
   uint8_t* host_block = nullptr;
   uint8_t* host_results = nullptr;  // pinned; rank 0 fills it

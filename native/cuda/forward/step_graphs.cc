@@ -39,7 +39,8 @@ class Capture {
 
 }  // namespace
 
-StepGraphs::StepGraphs(Rank& rank, bool enabled) : rank_(rank), enabled_(enabled && !rank.progress().launches_each()) {}
+StepGraphs::StepGraphs(Rank& rank, bool enabled, int sets)
+    : rank_(rank), enabled_(enabled && !rank.progress().launches_each()), sets_(sets) {}
 
 std::list<StepGraphs::Entry>::iterator StepGraphs::find(const StepRoom& room) {
   return std::find_if(entries_.begin(), entries_.end(), [&](const Entry& e) { return e.room == room; });
@@ -47,40 +48,46 @@ std::list<StepGraphs::Entry>::iterator StepGraphs::find(const StepRoom& room) {
 
 bool StepGraphs::wants(const StepRoom& room) const {
   return std::any_of(entries_.begin(), entries_.end(),
-                     [&](const Entry& e) { return e.room == room && e.graph == nullptr; });
+                     [&](const Entry& e) { return e.room == room && e.graphs.empty(); });
 }
 
-void StepGraphs::make(const StepRoom& room, const std::function<void()>& launch) {
+void StepGraphs::make(const StepRoom& room, const std::function<void(int)>& launch) {
   const auto entry = find(room);
-  if (entry == entries_.end() || entry->graph != nullptr) return;
-  entry->graph = capture(launch);
-  if (entry->graph != nullptr) return;
-  clear();
-  enabled_ = false;
+  if (entry == entries_.end() || !entry->graphs.empty()) return;
+  for (int set = 0; set < sets_; set++) {
+    const cudaGraphExec_t graph = capture(set, launch);
+    if (graph != nullptr) {
+      entry->graphs.push_back(graph);
+      continue;
+    }
+    clear();
+    enabled_ = false;
+    return;
+  }
 }
 
-void StepGraphs::run(const StepRoom& room, const std::function<void()>& launch) {
+void StepGraphs::run(const StepRoom& room, int set, const std::function<void(int)>& launch) {
   const auto entry = find(room);
   if (entry == entries_.end()) {
-    launch();
-    if (enabled_) entries_.push_front({room, nullptr});
+    launch(set);
+    if (enabled_) entries_.push_front({room, {}});
     if (entries_.size() <= kMost) return;
-    if (entries_.back().graph != nullptr) cudaGraphExecDestroy(entries_.back().graph);
+    destroy(entries_.back());
     entries_.pop_back();
     return;
   }
   entries_.splice(entries_.begin(), entries_, entry);
-  if (entry->graph == nullptr) return launch();
+  if (entry->graphs.empty()) return launch(set);
   rank_.begin_op("the layers of a decode step, as a graph");
-  check(cudaGraphLaunch(entry->graph, rank_.stream), "launch a graph");
+  check(cudaGraphLaunch(entry->graphs[static_cast<size_t>(set)], rank_.stream), "launch a graph");
 }
 
-cudaGraphExec_t StepGraphs::capture(const std::function<void()>& launch) {
+cudaGraphExec_t StepGraphs::capture(int set, const std::function<void(int)>& launch) {
   rank_.doing("capture a decode step");
   Graph graph;
   {
     Capture capture(rank_, graph);
-    launch();
+    launch(set);
     capture.end();
   }
   cudaGraphExec_t exec = nullptr;
@@ -96,14 +103,17 @@ cudaGraphExec_t StepGraphs::capture(const std::function<void()>& launch) {
 }
 
 size_t StepGraphs::size() const {
-  return static_cast<size_t>(
-      std::count_if(entries_.begin(), entries_.end(), [](const Entry& e) { return e.graph != nullptr; }));
+  size_t count = 0;
+  for (const Entry& entry : entries_) count += entry.graphs.size();
+  return count;
+}
+
+void StepGraphs::destroy(Entry& entry) {
+  for (const cudaGraphExec_t graph : entry.graphs) cudaGraphExecDestroy(graph);
 }
 
 void StepGraphs::clear() {
-  for (const Entry& entry : entries_) {
-    if (entry.graph != nullptr) cudaGraphExecDestroy(entry.graph);
-  }
+  for (Entry& entry : entries_) destroy(entry);
   entries_.clear();
 }
 

@@ -269,11 +269,11 @@ void GpuGroup::send(const uint8_t* data, uint64_t bytes, GroupDeadline deadline)
   });
 }
 
-void GpuGroup::params(Device&, const CoreConfig&, int rank, int /* set */, int root, GroupDeadline deadline) {
-  params(rank, root, deadline);
+void GpuGroup::params(Device&, const CoreConfig&, int rank, int set, int root, GroupDeadline deadline) {
+  params(rank, set, root, deadline);
 }
 
-void GpuGroup::params(int rank, int root, GroupDeadline deadline) {
+void GpuGroup::params(int rank, int set, int root, GroupDeadline deadline) {
   require_idle("parameters");
   State& s = *state_;
   if (local_ranks() != 1 || s.tensor_ranks[0] != rank) {
@@ -283,7 +283,8 @@ void GpuGroup::params(int rank, int root, GroupDeadline deadline) {
   if (root < 0 || root >= options_.size) {
     throw std::invalid_argument(describe() + ": root " + std::to_string(root) + " is no rank of the group");
   }
-  const std::vector<GroupSpan> spans = s.host.params(rank);
+  std::vector<GroupSpan> spans = s.host.params(rank, set);
+  std::erase_if(spans, [](const GroupSpan& span) { return span.bytes == 0; });
   const GroupWait wait{deadline, &s.cancel};
   on_channels("parameters", deadline,
               [spans, root, wait](GroupChannel& channel) { channel.broadcast(spans, root, wait); });

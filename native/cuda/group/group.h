@@ -31,11 +31,11 @@ class GpuGroup : public NcclGroup {
   void arrive(GroupDeadline deadline) override;
   std::vector<uint64_t> places(const std::vector<GroupPart>& parts, const std::vector<Tensor>& tensors,
                                const std::vector<Rect>& rects) const override;
-  void receive_in_place(const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) override;
+  void receive_in_place(const std::vector<GroupPart>& parts, int set, int root, GroupDeadline deadline) override;
   std::vector<uint8_t> read(int slot, uint64_t offset, uint64_t bytes, GroupDeadline deadline) override;
   void send(const uint8_t* data, uint64_t bytes, GroupDeadline deadline) override;
   void params(Device& device, const CoreConfig& config, int rank, int set, int root, GroupDeadline deadline) override;
-  void params(int rank, int root, GroupDeadline deadline);
+  void params(int rank, int set, int root, GroupDeadline deadline);
   void barrier(GroupDeadline deadline) override;
   void abort(const std::string& reason) noexcept override;
   void end() noexcept override;

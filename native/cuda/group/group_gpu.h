@@ -62,8 +62,9 @@ struct GroupHost {
   int ranks = 0;  // number of tensor-parallel ranks
   // Creates a GroupGpu for the rank; not on the GPU's thread.
   std::function<std::unique_ptr<GroupGpu>(int rank)> open;
-  // The memory of the rank's parameters, in order; throws std::runtime_error while it is released.
-  std::function<std::vector<GroupSpan>(int rank)> params;
+  // The memory of the rank's parameters in a set of weights, in order; 0 bytes for slots of adapters, which no
+  // broadcast reaches. Throws std::runtime_error while it is released.
+  std::function<std::vector<GroupSpan>(int rank, int set)> params;
   // A GPU is lost, or a thread is stuck in it: the process must end.
   std::function<void(const std::string& message)> lose;
 };

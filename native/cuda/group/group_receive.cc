@@ -72,10 +72,10 @@ std::vector<uint64_t> GpuGroup::places(const std::vector<GroupPart>& parts, cons
   return places_in(state_->host, parts, tensors, rects);
 }
 
-void GpuGroup::receive_in_place(const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) {
+void GpuGroup::receive_in_place(const std::vector<GroupPart>& parts, int set, int root, GroupDeadline deadline) {
   require_idle("receiving");
   require_root(root);
-  const auto spans = spans_in(state_->host, state_->tensor_ranks, parts);
+  const auto spans = spans_in(state_->host, state_->tensor_ranks, parts, set);
   const GroupWait wait{deadline, &state_->cancel};
   on_channels("receiving", deadline, [spans, root, first = options_.first_rank, wait](GroupChannel& channel) {
     channel.broadcast(spans[static_cast<size_t>(channel.rank() - first)], root, wait);

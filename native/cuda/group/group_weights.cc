@@ -46,14 +46,14 @@ std::vector<GroupSpan> spans_of(RankWeights weights, const std::vector<GroupPart
 std::vector<uint64_t> places_in(const GroupHost& host, const std::vector<GroupPart>& parts,
                                 const std::vector<Tensor>& tensors, const std::vector<Rect>& rects) {
   std::vector<std::vector<ParamPlace>> params;
-  for (int rank = 0; rank < host.ranks; rank++) params.push_back(weights_of(host.params(rank)).params);
+  for (int rank = 0; rank < host.ranks; rank++) params.push_back(weights_of(host.params(rank, 0)).params);
   return find_places(parts, tensors, rects, params);
 }
 
 std::vector<std::vector<GroupSpan>> spans_in(const GroupHost& host, const std::vector<int>& ranks,
-                                             const std::vector<GroupPart>& parts) {
+                                             const std::vector<GroupPart>& parts, int set) {
   std::vector<std::vector<GroupSpan>> spans;
-  for (const int rank : ranks) spans.push_back(spans_of(weights_of(host.params(rank)), parts));
+  for (const int rank : ranks) spans.push_back(spans_of(weights_of(host.params(rank, set)), parts));
   return spans;
 }
 

@@ -117,6 +117,7 @@ bool WriteRun::enqueue(Rank& rank, size_t batch) {
     }
   }
   for (const int t : tensors) dirty_[t].store(true, std::memory_order_relaxed);
+  paces_[static_cast<size_t>(rank.index)].wait(ring_.slot_bytes());
   const SplitCopies split = split_runs(copies, kEngineBytes);
   for (const ByteRun& run : split.runs) {
     check(cudaMemcpyAsync(run.dst, run.src, run.bytes, cudaMemcpyHostToDevice, rank.copy), "weights: a copy");

@@ -33,8 +33,14 @@ RankWriter::~RankWriter() {
 }
 
 WriteRun::WriteRun(const GpuParams& params, const WriteJob& job, PinnedRing& ring,
-                   std::vector<std::unique_ptr<RankWriter>>& writers, ipc::Mappings& mappings)
-    : params_(params), job_(job), ring_(ring), writers_(writers), direct_(writers.size()), retired_(writers.size()) {
+                   std::vector<std::unique_ptr<RankWriter>>& writers, std::vector<Pace>& paces, ipc::Mappings& mappings)
+    : params_(params),
+      job_(job),
+      ring_(ring),
+      writers_(writers),
+      paces_(paces),
+      direct_(writers.size()),
+      retired_(writers.size()) {
   left_ = std::make_unique<std::atomic<int64_t>[]>(job.tensors.size());
   dirty_ = std::make_unique<std::atomic<bool>[]>(job.tensors.size());
   plan_direct();
@@ -288,9 +294,12 @@ bool WriteRun::may_copy(int tensor) {
 
 // copies[i] belongs to tensors[i].
 void WriteRun::scatter(Rank& rank, const std::vector<Copy2d>& copies, const std::vector<int>& tensors, bool from_host) {
-  rank.doing("weights: scatter");
   for (const int t : tensors) dirty_[t].store(true, std::memory_order_relaxed);
-  writers_[static_cast<size_t>(rank.index)]->scatter.run(copies, rank.stream, from_host);
+  Scatter& scatter = writers_[static_cast<size_t>(rank.index)]->scatter;
+  paced(copies, paces_[static_cast<size_t>(rank.index)], [&](const std::vector<Copy2d>& slice) {
+    rank.doing("weights: scatter");
+    scatter.run(slice, rank.stream, from_host);
+  });
   for (const int t : tensors) left_[t].fetch_sub(1, std::memory_order_relaxed);
 }
 

@@ -10,6 +10,7 @@
 #include "core/pool.h"
 #include "cuda/device/pinned_ring.h"
 #include "cuda/scatter/scatter.h"
+#include "cuda/weights/pace.h"
 #include "cuda/weights/write.h"
 #include "cuda/weights/write_batches.h"
 #include "transport/ipc/ipc_session.h"
@@ -32,7 +33,7 @@ class WriteRun {
  public:
   // Plans everything; throws std::bad_alloc. Nothing has been written then.
   WriteRun(const GpuParams& params, const WriteJob& job, PinnedRing& ring,
-           std::vector<std::unique_ptr<RankWriter>>& writers, ipc::Mappings& mappings);
+           std::vector<std::unique_ptr<RankWriter>>& writers, std::vector<Pace>& paces, ipc::Mappings& mappings);
 
   // Throws DeviceLost if a GPU is lost.
   void run(Pool& pool);
@@ -65,6 +66,7 @@ class WriteRun {
   const WriteJob& job_;
   PinnedRing& ring_;
   std::vector<std::unique_ptr<RankWriter>>& writers_;
+  std::vector<Pace>& paces_;  // each rank's
   BatchPlan batches_;
   std::vector<std::vector<Direct>> direct_;              // of each rank
   std::unique_ptr<std::atomic<int64_t>[]> left_;         // of each tensor: pieces that no writer has taken yet

@@ -46,7 +46,7 @@ CoreConfig config_of(const TestModel& model, int ranks) {
 }
 
 // The model's shards, written as an update writes them.
-void write_model(Device& device, const TestModel& model, const CoreConfig& config) {
+void write_model(Device& device, const TestModel& model, const CoreConfig& config, Access access = {}) {
   std::vector<std::vector<uint16_t>> bits;
   WriteJob job;
   for (int rank = 0; rank < config.ranks; rank++) {
@@ -60,19 +60,19 @@ void write_model(Device& device, const TestModel& model, const CoreConfig& confi
     }
   }
   for (const auto& b : bits) job.sources.push_back({-1, reinterpret_cast<const uint8_t*>(b.data()), b.size() * 2});
-  const WriteOutcome outcome = device.write(job);
+  const WriteOutcome outcome = device.write(job, access);
   CHECKF(outcome.error.empty(), "write: %s", outcome.error.c_str());
   for (const uint8_t state : outcome.states) CHECK(state == static_cast<uint8_t>(TensorState::kWritten));
 }
 
-std::vector<uint8_t> all_bytes(Device& device, const CoreConfig& config) {
+std::vector<uint8_t> all_bytes(Device& device, const CoreConfig& config, Access access = {}) {
   std::vector<uint8_t> bytes;
   for (int rank = 0; rank < config.ranks; rank++) {
     for (size_t p = 0; p < config.params.size(); p++) {
       const Param& param = config.params[p];
       const size_t at = bytes.size();
       bytes.resize(at + static_cast<size_t>(param.rows * param.cols) * 2);
-      device.read(rank, static_cast<int>(p), 0, 0, param.rows, param.cols, bytes.data() + at);
+      device.read(rank, static_cast<int>(p), 0, 0, param.rows, param.cols, bytes.data() + at, access);
     }
   }
   return bytes;

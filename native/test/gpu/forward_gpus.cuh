@@ -68,10 +68,11 @@ class Region {
 class Gpus {
  public:
   Gpus(const TestModel& model, const std::vector<int>& gpus, const cuda::NcclApi* nccl = nullptr,
-       const SlotAdapters* adapters = nullptr, int pages = kPages, bool graphs = true) {
+       const SlotAdapters* adapters = nullptr, int pages = kPages, bool graphs = true, int sets = 1) {
     const int count = static_cast<int>(gpus.size());
     CoreConfig config = model.config(count, 1, "", pages, kPageSize);
     config.max_step_tokens = kMaxTokens, config.max_context = kMaxContext, config.graphs = graphs;
+    config.sets = sets;
     if (adapters != nullptr) adapters->extend(config);
     const cuda::ForwardSizes sizes = cuda::forward_sizes(config);
     std::vector<cuda::ForwardMemory> memory(count);
@@ -80,11 +81,14 @@ class Gpus {
       memory[r].kv = add(sizes.kv)->data(), memory[r].peer = add(sizes.peer)->data();
       scratch_.push_back(add(sizes.scratch));
       memory[r].scratch = scratch_.back()->data();
-      for (const Param& p : config.params) {
-        const bool adapter = !is_weight(p);
-        const std::vector<float> values =
-            adapter ? adapters->values(p.name, r, count) : model.shard(p.name, r, count).x;
-        memory[r].params.push_back(upload(values, p.dtype));
+      memory[r].params.resize(static_cast<size_t>(config.sets));
+      for (auto& params : memory[r].params) {
+        for (const Param& p : config.params) {
+          const bool adapter = !is_weight(p);
+          const std::vector<float> values =
+              adapter ? adapters->values(p.name, r, count) : model.shard(p.name, r, count).x;
+          params.push_back(upload(values, p.dtype));
+        }
       }
       check(cudaDeviceSynchronize(), "upload");
       ranks_.push_back(std::make_unique<cuda::Rank>(r, gpus[r]));
@@ -94,7 +98,7 @@ class Gpus {
     } else {
       cuda::on_all(ranks_, [&](cuda::Rank& rank) { cuda::enable_peers(rank, gpus); });
     }
-    params_ = memory[0].params;
+    for (int r = 0; r < count; ++r) params_.push_back(memory[r].params);
     forward_ = std::make_unique<cuda::Forward>(config, ranks_, memory, comms_);
   }
   ~Gpus() {
@@ -105,7 +109,7 @@ class Gpus {
   Gpus& operator=(const Gpus&) = delete;
 
   // slots: the adapter of each sequence; empty: as the batch has it.
-  StepResult step(const BatchBuilder& b, bool poison = true, const std::vector<int32_t>& slots = {}) {
+  StepResult step(const BatchBuilder& b, bool poison = true, const std::vector<int32_t>& slots = {}, int set = 0) {
     for (size_t r = 0; poison && r < ranks_.size(); ++r) {
       // Nothing in scratch may outlive a step.
       check(cudaSetDevice(ranks_[r]->device), "cudaSetDevice");
@@ -114,15 +118,17 @@ class Gpus {
     }
     StepBatch batch = b.view();
     if (!slots.empty()) batch.adapters = slots;
+    batch.set = set;
     StepResult result;
     forward_->step(batch, result);
     return result;
   }
-  // Writes a parameter of rank 0 in place.
-  void write(size_t param, const std::vector<float>& values) {
+  // Writes a parameter of one rank in place.
+  void write(size_t param, const std::vector<float>& values, int set = 0, size_t rank = 0) {
     std::vector<uint16_t> bits;
     for (const float value : values) bits.push_back(float_to_bf16(value));
-    check(cudaMemcpy(const_cast<cuda::bf16*>(params_[param]), bits.data(), bits.size() * 2, cudaMemcpyHostToDevice),
+    check(cudaMemcpy(const_cast<cuda::bf16*>(params_[rank][static_cast<size_t>(set)][param]), bits.data(),
+                     bits.size() * 2, cudaMemcpyHostToDevice),
           "write");
     check(cudaDeviceSynchronize(), "write");
   }
@@ -152,7 +158,7 @@ class Gpus {
 
   std::vector<std::unique_ptr<Region>> regions_;
   std::vector<Region*> scratch_;
-  std::vector<const cuda::bf16*> params_;  // of rank 0
+  std::vector<std::vector<std::vector<const cuda::bf16*>>> params_;  // by rank and set
   std::vector<std::unique_ptr<cuda::Rank>> ranks_;
   std::vector<std::unique_ptr<cuda::NcclComm>> comms_;
   std::unique_ptr<cuda::Forward> forward_;

@@ -127,23 +127,67 @@ void test_variant(const Variant& v, const std::vector<int>& gpus, unsigned seed)
               ranks > 1 && gpus[0] != gpus[1] ? " on GPUs of their own" : "", most);
 }
 
+// Two sets of weights that change places: each step equals that of an engine whose only set was written in place.
+void test_sets(const Variant& v, const std::vector<int>& gpus, unsigned seed) {
+  std::mt19937 rng(seed);
+  const auto ranks = static_cast<int>(gpus.size());
+  const TestModel models[] = {{v, DType::kBFloat16, seed}, {v, DType::kBFloat16, seed + 1}};
+  const CoreConfig config = models[0].config(ranks, 1, "", kPages, kPageSize);
+  Gpus plain(models[0], gpus, nullptr, nullptr, kPages, false),
+      both(models[0], gpus, nullptr, nullptr, kPages, true, 2);
+  const auto write = [&](Gpus& to, int model, int set) {
+    for (int r = 0; r < ranks; ++r) {
+      for (size_t p = 0; p < config.params.size(); ++p)
+        to.write(p, models[model].shard(config.params[p].name, r, ranks).x, set, static_cast<size_t>(r));
+    }
+  };
+  write(both, 1, 1);
+  std::vector<Chat> chats(9);
+  int32_t page = 0;
+  for (Chat& chat : chats) {
+    chat.tokens.push_back(static_cast<int32_t>(rng() % v.vocab));
+    for (int p = 0; p < 4; ++p) chat.pages.push_back(page++);
+  }
+  std::vector<size_t> all(chats.size());
+  std::iota(all.begin(), all.end(), 0u);
+  int set = 0;
+  for (int step = 0; step < 40; ++step) {
+    // A swap at once, after one step, after several; also before the first graph and with a size that is new.
+    const std::string where = std::string(v.name) + ", sets, step " + std::to_string(step);
+    if (step == 1 || step == 2 || (step > 6 && rng() % 3 == 0)) {
+      set ^= 1;
+      write(plain, set, 0);
+    }
+    const std::vector<size_t> which(all.begin(), all.begin() + (step % 5 == 4 ? 9 : 3));
+    const BatchBuilder b = decode(chats, which, v.vocab, static_cast<unsigned>(step) * 100u);
+    const StepResult expected = plain.step(b), got = both.step(b, true, {}, set);
+    CHECKF(same(expected, got), "%s: set %d has other bits", where.c_str(), set);
+    for (size_t i = 0; i < which.size(); ++i) chats[which[i]].tokens.push_back(got.tokens[i]);
+  }
+  const size_t graphs = both.forward().graphs();
+  CHECKF(graphs >= 4 * static_cast<size_t>(ranks) && graphs % (2 * static_cast<size_t>(ranks)) == 0, "%s: %zu graphs",
+         v.name, graphs);
+  both.check_guards(v.name);
+  std::printf("%-26s %d ranks: two sets by turns; %zu graphs\n", v.name, ranks, graphs);
+}
+
 // StepGraphs alone: which launches it makes, how many graphs it keeps, and failures in a capture.
 void test_graphs_alone() {
   cuda::Rank rank(0, 0);
   uint8_t* bytes = nullptr;
   check(cudaMalloc(reinterpret_cast<void**>(&bytes), 4096), "cudaMalloc");
   auto task = rank.run([&] {
-    cuda::StepGraphs graphs(rank, true);
+    cuda::StepGraphs graphs(rank, true, 1);
     int launched = 0;
     const auto run = [&](int tokens) {
       check(cudaMemsetAsync(bytes, 0xee, 4096, rank.stream), "memset");
-      const auto launch = [&] {
+      const auto launch = [&](int /* set */) {
         ++launched;
         check(cudaMemsetAsync(bytes + tokens, tokens, 1, rank.stream), "memset");
       };
       const cuda::StepRoom room{tokens, tokens, 0, 0, true};
       if (graphs.wants(room)) graphs.make(room, launch);
-      graphs.run(room, launch);
+      graphs.run(room, 0, launch);
       std::vector<uint8_t> host(4096);
       check(cudaMemcpyAsync(host.data(), bytes, 4096, cudaMemcpyDeviceToHost, rank.stream), "copy");
       check(cudaStreamSynchronize(rank.stream), "synchronize");
@@ -164,7 +208,7 @@ void test_graphs_alone() {
     run(7);
     bool thrown = false;
     try {
-      graphs.make({7, 7, 0, 0, true}, [] { throw std::runtime_error("a launch fails"); });
+      graphs.make({7, 7, 0, 0, true}, [](int) { throw std::runtime_error("a launch fails"); });
     } catch (const std::runtime_error&) {
       thrown = true;
     }
@@ -191,7 +235,11 @@ int main(int argc, char** argv) {
   check(cudaGetDeviceCount(&gpus), "cudaGetDeviceCount");
   for (const Variant& v : kVariants) {
     test_variant(v, {0}, seed);
-    if (v.heads % 2 == 0 && v.kv_heads > 1) test_variant(v, {0, 0}, seed);
+    test_sets(v, {0}, seed);
+    if (v.heads % 2 == 0 && v.kv_heads > 1) {
+      test_variant(v, {0, 0}, seed);
+      test_sets(v, {0, 0}, seed);
+    }
     if (gpus > 1 && all_reach({0, 1})) test_variant(v, {0, 1}, seed);
   }
   return finish("step_graphs_test");

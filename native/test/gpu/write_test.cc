@@ -216,7 +216,8 @@ void small_rings_do_not_stall(uint64_t seed) {
     Pool openers(1);
     GpuIpc shared(world.ranks);
     ipc::Mappings mappings(shared, openers);
-    WriteRun run(world.params, f.job, *ring, writers, mappings);
+    std::vector<Pace> paces(world.ranks.size(), Pace(0));
+    WriteRun run(world.params, f.job, *ring, writers, paces, mappings);
     run.run(world.pool);
     const WriteOutcome outcome = run.outcome();
     CHECKF(outcome.error.empty(), "%s", outcome.error.c_str());

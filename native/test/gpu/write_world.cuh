@@ -184,7 +184,7 @@ struct World {
           })
           .get();
     }
-    store = std::make_unique<GpuStore>(params, 3);
+    store = std::make_unique<GpuStore>(std::vector{params}, 3);
   }
   ~World() {
     store.reset();

@@ -258,6 +258,7 @@ void GlooGroup::params(Device& device, const CoreConfig& config, int rank, int s
   std::vector<gloo::Piece> pieces;
   for (size_t param = 0; param < config.params.size(); param++) {
     const Param& shape = config.params[param];
+    if (!is_weight(shape)) continue;  // each engine has its own adapters in its slots
     pieces.push_back({static_cast<uint8_t*>(const_cast<void*>(device.address(rank, static_cast<int>(param), set))),
                       static_cast<uint64_t>(shape.rows) * static_cast<uint64_t>(shape.cols) * size_of(shape.dtype)});
   }

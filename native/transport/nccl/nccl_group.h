@@ -46,10 +46,10 @@ class NcclGroup : public Group {
   // or `end`: that takes them off the GPUs.
   virtual void begin(int slot, const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) = 0;
   virtual void arrive(GroupDeadline deadline) = 0;
-  // Like `receive`, but into the weights of each rank: the parts' offsets are those of `places`. No step and no write
-  // of the same weights may run meanwhile, and concurrent reads see a mix of old and new bytes. After a failure any
-  // byte of the parts may be old, new or neither.
-  virtual void receive_in_place(const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) = 0;
+  // Like `receive`, but into a set of weights of each rank: the parts' offsets are those of `places`. No step and no
+  // write of the same weights may run meanwhile, and concurrent reads see a mix of old and new bytes. After a failure
+  // any byte of the parts may be old, new or neither.
+  virtual void receive_in_place(const std::vector<GroupPart>& parts, int set, int root, GroupDeadline deadline) = 0;
 };
 
 }  // namespace refit

@@ -102,9 +102,9 @@ class LibraryGroup : public NcclGroup {
     raise(failure);
   }
 
-  void receive_in_place(const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) override {
+  void receive_in_place(const std::vector<GroupPart>& parts, int set, int root, GroupDeadline deadline) override {
     Failure failure;
-    table_.receive_in_place(*group_, parts, root, deadline, failure);
+    table_.receive_in_place(*group_, parts, set, root, deadline, failure);
     raise(failure);
   }
 
@@ -125,11 +125,10 @@ class LibraryGroup : public NcclGroup {
     raise(failure);
   }
 
-  void params(Device& device, const CoreConfig& config, int rank, int /* set */, int root,
-              GroupDeadline deadline) override {
+  void params(Device& device, const CoreConfig& config, int rank, int set, int root, GroupDeadline deadline) override {
     if (&device != &addon_device_) throw std::invalid_argument(describe() + " is of another core");
     Failure failure;
-    table_.params(*group_, device_, config, rank, root, deadline, failure);
+    table_.params(*group_, device_, config, rank, set, root, deadline, failure);
     raise(failure);
   }
 

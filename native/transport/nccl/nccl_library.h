@@ -27,14 +27,14 @@ struct NcclGroupTable {
   void (*arrive)(NcclGroup& group, GroupDeadline deadline, Failure& failure) noexcept;
   void (*places)(const NcclGroup& group, const std::vector<GroupPart>& parts, const std::vector<Tensor>& tensors,
                  const std::vector<Rect>& rects, Sink<std::vector<uint64_t>> sink, Failure& failure) noexcept;
-  void (*receive_in_place)(NcclGroup& group, const std::vector<GroupPart>& parts, int root, GroupDeadline deadline,
-                           Failure& failure) noexcept;
+  void (*receive_in_place)(NcclGroup& group, const std::vector<GroupPart>& parts, int set, int root,
+                           GroupDeadline deadline, Failure& failure) noexcept;
   void (*read)(NcclGroup& group, int slot, uint64_t offset, uint8_t* to, uint64_t bytes, GroupDeadline deadline,
                Failure& failure) noexcept;
   void (*send)(NcclGroup& group, const uint8_t* data, uint64_t bytes, GroupDeadline deadline,
                Failure& failure) noexcept;
-  void (*params)(NcclGroup& group, Device& device, const CoreConfig& config, int rank, int root, GroupDeadline deadline,
-                 Failure& failure) noexcept;
+  void (*params)(NcclGroup& group, Device& device, const CoreConfig& config, int rank, int set, int root,
+                 GroupDeadline deadline, Failure& failure) noexcept;
   void (*barrier)(NcclGroup& group, GroupDeadline deadline, Failure& failure) noexcept;
   void (*abort)(NcclGroup& group, const std::string& reason) noexcept;
   void (*end)(NcclGroup& group) noexcept;

@@ -233,7 +233,18 @@ export const ENGINE_OPTIONS = {
     default: false,
     group: 'engine',
     help: 'Holds a second set of weights. Updates write it while generation goes on, and then the sets change places ' +
-      'between two steps; an update that fails changes nothing. Takes the memory of the weights twice. CPU only.'
+      'between two steps; an update that fails changes nothing. Takes the memory of the weights twice.'
+  },
+  shadowRate: {
+    type: 'number',
+    default: 100,
+    min: 0,
+    max: 10000,
+    group: 'engine',
+    value: 'GB/S',
+    help: 'Gigabytes per second that an update writes at most into the second set of weights on each GPU ' +
+      '(--shadow-weights), so that generation keeps its pace; 0: as fast as it goes. Bytes that NCCL receives ' +
+      "straight into the weights come at their sender's rate."
   },
   enableReturnRoutedExperts: {
     type: 'boolean',

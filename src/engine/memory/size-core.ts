@@ -41,6 +41,8 @@ const DEFAULTS = {
   cuda: { maxRunningRequests: 512, maxBatchTokens: 4096, ampleBytes: 100e9, ampleBatchTokens: 8192 }
 }
 const PAGE_SIZE = 16
+/** Default of --shadow-rate. */
+const SHADOW_RATE = 100
 /** The rank's own watchdog fires first, because its message has more details. */
 const RANK_WATCHDOG_SHARE = 0.9
 
@@ -112,13 +114,6 @@ async function planCuda (
   first: number,
   probe: () => Promise<CudaGpus>
 ): Promise<CoreSize> {
-  if (options.shadowWeights === true) {
-    throw new RefitError(
-      'CONFIG',
-      '--shadow-weights: not yet on NVIDIA GPUs; leave it out (updates are written in place), or use --device cpu',
-      { param: 'shadow-weights' }
-    )
-  }
   if (options.dtype === 'float32') {
     throw new RefitError(
       'CONFIG',
@@ -148,10 +143,11 @@ async function planCuda (
     maxStepSequences: maxRunningRequests,
     maxContext: wanted,
     ...options.disableCudaGraph === true ? { graphs: false } : {},
+    ...options.shadowWeights === true ? { sets: 2, shadowRate: (options.shadowRate ?? SHADOW_RATE) * 1e9 } : {},
     ...options.watchdogMs === undefined ? {} : { watchdogSeconds: options.watchdogMs / 1000 * RANK_WATCHDOG_SHARE }
   }
   const { gpu, freeBytes } = fullest(gpus)
-  const pagesBeside = ({ weightBytes, scratchBytes, fixedBytes }: CudaMemoryNeeds): number =>
+  const pagesBeside = ({ weightBytes, spareBytes, scratchBytes, fixedBytes }: CudaMemoryNeeds): number =>
     kvPages({
       ...budget(options, MEM_FRACTION.cuda),
       pageBytes: kvBytesPerToken(arch, table.ranks, bytesOf('bfloat16')) / table.ranks * pageSize,
@@ -160,6 +156,7 @@ async function planCuda (
       availableBytes: freeBytes,
       where: `free memory of GPU ${gpu.ordinal} (${gpu.name})`,
       weightBytes,
+      spareBytes,
       otherBytes: scratchBytes + fixedBytes
     })
   // Buffers grow with the longest sequence that the pages hold. The number of pages that fit next to the buffers of one

@@ -83,7 +83,7 @@ void test_receive(int ranks, int size, unsigned seed) {
   CHECK_THROWS(group->receive(0, {{0, 1}}, 1, in(5)), std::invalid_argument);
   CHECK_THROWS(group->receive(0, {{0, 1}}, size, in(5)), std::invalid_argument);
   CHECK_THROWS(group->send(nullptr, kSlot + 1, in(5)), std::invalid_argument);
-  if (ranks > 1) CHECK_THROWS(group->params(0, 0, in(5)), std::invalid_argument);
+  if (ranks > 1) CHECK_THROWS(group->params(0, 0, 0, in(5)), std::invalid_argument);
 }
 
 void test_exchange() {
@@ -165,8 +165,8 @@ void test_params() {
         auto group = (side == 0 ? sender : receiver).group(options);
         group->connect(id.data(), in(20));
         if (rank == side) sleep_ms(30);
-        CHECK_THROWS(group->params(1 - rank, 0, in(5)), std::invalid_argument);
-        group->params(rank, 0, in(20));
+        CHECK_THROWS(group->params(1 - rank, 0, 0, in(5)), std::invalid_argument);
+        group->params(rank, 0, 0, in(20));
         group->stage(10);
         CHECK_THROWS(group->staged(0), std::invalid_argument);
         group->barrier(in(20));
@@ -191,7 +191,7 @@ void test_in_place(int ranks) {
     GroupHost host;
     host.ranks = ranks;
     host.open = [](int rank) { return std::make_unique<LoopGpu>(rank, gpus); };
-    host.params = [&](int rank) {
+    host.params = [&](int rank, int /* set */) {
       if (released) throw std::runtime_error("released");
       std::vector<GroupSpan> out;
       for (size_t i = 0; i < kParams; i++) {
@@ -224,7 +224,7 @@ void test_in_place(int ranks) {
   CHECK_THROWS(group->places({{0, kParam}}, tensors, rects), std::runtime_error);
   released = false;
 
-  CHECK_THROWS(group->receive_in_place({{0, 1}}, 0, in(5)), std::invalid_argument);  // not connected
+  CHECK_THROWS(group->receive_in_place({{0, 1}}, 0, 0, in(5)), std::invalid_argument);  // not connected
   const auto id = nccl_group_id(library);
   Trainer trainer(id, ranks + 1, 0);
   connect(*group, trainer, id);
@@ -233,15 +233,15 @@ void test_in_place(int ranks) {
   const std::vector<GroupPart> wrong{
       {4 * kParam, kParam + 1}, {3 * kParam - 1, 2}, {3 * kParam, 1}, {UINT64_MAX, 2}, {4 * kParam + kGap, 1}};
   for (const GroupPart& part : wrong) {
-    CHECK_THROWS(group->receive_in_place({{0, 1}, part}, 0, in(5)), std::invalid_argument);
+    CHECK_THROWS(group->receive_in_place({{0, 1}, part}, 0, 0, in(5)), std::invalid_argument);
   }
-  CHECK_THROWS(group->receive_in_place({{0, 1}}, 1, in(5)), std::invalid_argument);
+  CHECK_THROWS(group->receive_in_place({{0, 1}}, 0, 1, in(5)), std::invalid_argument);
   const std::vector<uint8_t> first = coded(1, 3 * kParam), last = coded(2, kParam);
   std::thread sending([&] {
     trainer.broadcast(first);
     trainer.broadcast(last);
   });
-  group->receive_in_place({{0, 3 * kParam}, {5, 0}, {3 * kParam + kGap, kParam}}, 0, in(20));
+  group->receive_in_place({{0, 3 * kParam}, {5, 0}, {3 * kParam + kGap, kParam}}, 0, 0, in(20));
   sending.join();
   trainer.stream_wait();
   std::vector<uint8_t> expected = first;
@@ -254,7 +254,7 @@ void test_in_place(int ranks) {
   trainer.broadcast(again);
   expect(failure_of(
              [&] {
-               group->receive_in_place({{0, kParam}, {kParam, kParam}}, 0, in(0.4));
+               group->receive_in_place({{0, kParam}, {kParam, kParam}}, 0, 0, in(0.4));
              },
              GroupErrorKind::kTimeout),
          {"receiving", "broadcast 2 of 2: not done after"});
@@ -262,7 +262,12 @@ void test_in_place(int ranks) {
     CHECK(std::memcmp(rank.data(), again.data(), kParam) == 0);
     CHECK(std::memcmp(rank.data() + kParam, first.data() + kParam, 2 * kParam) == 0);
   }
-  expect(failure_of([&] { group->receive_in_place({{0, 1}}, 0, in(5)); }, GroupErrorKind::kBroken), {"failed before"});
+  expect(failure_of(
+             [&] {
+               group->receive_in_place({{0, 1}}, 0, 0, in(5));
+             },
+             GroupErrorKind::kBroken),
+         {"failed before"});
   trainer.comm->abort();
 }
 

@@ -52,7 +52,7 @@ struct Engine {
     }
     addresses = params.addresses;
     shapes_ = params.shapes;
-    store = std::make_unique<GpuStore>(std::move(params), 2);
+    store = std::make_unique<GpuStore>(std::vector{std::move(params)}, 2);
   }
   ~Engine() {
     store.reset();
@@ -71,7 +71,7 @@ struct Engine {
     GroupHost host;
     host.ranks = static_cast<int>(gpus.size());
     host.open = [this](int rank) { return open_group_gpu(rank, gpus[static_cast<size_t>(rank)]); };
-    host.params = [this](int rank) {
+    host.params = [this](int rank, int /* set */) {
       std::vector<GroupSpan> spans;
       for (size_t id = 0; id < shapes_.size(); id++) {
         const auto row_bytes = static_cast<uint64_t>(shapes_[id].cols) * sizeof(bf16);

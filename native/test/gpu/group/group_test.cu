@@ -122,7 +122,7 @@ void test_in_place(const std::vector<int>& gpus, unsigned seed) {
     parts[i].offset = places[i];
   }
   trainer.send(command('B', seed), sizes);
-  group->receive_in_place(parts, 0, in(kPatience));
+  group->receive_in_place(parts, 0, 0, in(kPatience));
   trainer.reply();
   for (size_t rank = 0; rank < gpus.size(); rank++) {
     check(cudaSetDevice(gpus[rank]), "cudaSetDevice");

@@ -52,7 +52,7 @@ struct Engine {
     GroupHost host;
     host.ranks = static_cast<int>(params.size());
     host.open = [](int rank) { return std::make_unique<LoopGpu>(rank, gpus); };
-    host.params = [this](int rank) {
+    host.params = [this](int rank, int /* set */) {
       std::vector<GroupSpan> out;
       for (auto& param : params[static_cast<size_t>(rank)]) out.push_back({param.data(), param.size(), param.size()});
       return out;

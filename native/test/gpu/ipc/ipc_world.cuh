@@ -58,7 +58,7 @@ struct World {
         params.addresses.push_back(reinterpret_cast<bf16*>(static_cast<uint8_t*>(blocks[r]) + p * each));
       }
     }
-    store = std::make_unique<GpuStore>(params, 8);
+    store = std::make_unique<GpuStore>(std::vector{params}, 8);
   }
   ~World() {
     store.reset();

@@ -1,0 +1,213 @@
+// Two sets of weights on a CUDA device: writes beside steps, copies between the sets, memory that one of them gives
+// back, and steps with either. Arguments: [seed].
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+
+#include "core/memory_error.h"
+#include "cuda/device/device.h"
+#include "cuda/device/memory.h"
+#include "test/check.h"
+#include "test/forward_reference.h"
+
+using namespace refit;
+using namespace refit::test;
+using cuda::CudaDevice;
+
+namespace {
+
+constexpr int kPages = 64, kPageSize = 16;
+constexpr uint32_t kAll = kTagWeights | kTagKvCache | kTagCudaGraph;
+const Variant kDense{"qwen3", 128, 3, 4, 2, 64, 256, 321, false, false, true, true};
+const Variant kSparse{"qwen3 moe", 64, 2, 4, 2, 32, 96, 120, false, false, true, false, 8, 2, 32, true, {1, 1}};
+
+CoreConfig config_of(const TestModel& model, int ranks, int sets) {
+  CoreConfig config = model.config(ranks, 2, "", kPages, kPageSize);
+  config.device = "cuda";
+  config.gpus.assign(ranks, 0);
+  config.share_gpus = true;
+  config.max_step_tokens = 512, config.max_step_sequences = 16, config.max_context = 512;
+  config.sets = sets;
+  return config;
+}
+
+// The model's shards, written as an update writes them; all parameters as rectangles.
+struct Shards {
+  Shards(const TestModel& model, const CoreConfig& config) {
+    for (int rank = 0; rank < config.ranks; rank++) {
+      for (size_t p = 0; p < config.params.size(); p++) {
+        const Matrix m = model.shard(config.params[p].name, rank, config.ranks);
+        bits.emplace_back();
+        for (const float x : m.x) bits.back().push_back(float_to_bf16(x));
+        const int index = static_cast<int>(job.tensors.size());
+        job.tensors.push_back({index, 0, DType::kBFloat16, m.rows, m.cols, static_cast<uint64_t>(m.cols) * 2, 2});
+        job.rects.push_back({index, rank, static_cast<int>(p), 0, 0, m.rows, m.cols, 0, 0});
+        cols.push_back(m.cols);
+      }
+    }
+    for (const auto& b : bits) job.sources.push_back({-1, reinterpret_cast<const uint8_t*>(b.data()), b.size() * 2});
+  }
+  void write(Device& device, Access access) const {
+    const WriteOutcome outcome = device.write(job, access);
+    CHECKF(outcome.error.empty(), "write: %s", outcome.error.c_str());
+    for (const uint8_t state : outcome.states) CHECK(state == static_cast<uint8_t>(TensorState::kWritten));
+  }
+  std::vector<uint64_t> sums(Device& device, Access access) const { return device.checksum(job.rects, cols, access); }
+
+  std::vector<std::vector<uint16_t>> bits;
+  std::vector<int64_t> cols;
+  WriteJob job;
+};
+
+// A prompt of 100 tokens; every token is scored.
+BatchBuilder prompt(const TestModel& model, unsigned seed) {
+  std::mt19937 rng(seed);
+  std::vector<int32_t> tokens(100), pages{3, 9, 1, 60, 22, 7, 8};
+  for (int32_t& token : tokens) token = static_cast<int32_t>(rng() % model.v.vocab);
+  BatchBuilder batch;
+  batch.sequence(tokens, 0, pages);
+  for (int t = 0; t < 100; t++) batch.row({.token = t, .top = 5, .temperature = 0});
+  return batch;
+}
+
+StepResult run(Device& device, const BatchBuilder& batch, int set) {
+  StepBatch view = batch.view();
+  view.set = set;
+  StepResult result;
+  device.step(view, result);
+  return result;
+}
+
+bool same(const StepResult& a, const StepResult& b) {
+  return a.tokens == b.tokens && a.logprobs == b.logprobs && a.top_logprobs == b.top_logprobs;
+}
+
+template <typename F>
+std::string message_of(F&& fn) {
+  try {
+    fn();
+  } catch (const std::exception& e) {
+    return e.what();
+  }
+  return "(no exception)";
+}
+
+// A step with each set, of two models that one-set devices computed.
+struct Expected {
+  Expected(const TestModel& model, const BatchBuilder& batch, int ranks) {
+    const CoreConfig config = config_of(model, ranks, 1);
+    CudaDevice device(config);
+    const Shards shards(model, config);
+    shards.write(device, {});
+    step = run(device, batch, 0);
+    sums = shards.sums(device, {});
+  }
+  StepResult step;
+  std::vector<uint64_t> sums;
+};
+
+void test_sets(const Variant& variant, int ranks, double rate, unsigned seed) {
+  const std::string name = std::string(variant.name) + ", " + std::to_string(ranks) + " ranks, rate " +
+                           std::to_string(static_cast<int>(rate));
+  const TestModel a(variant, DType::kBFloat16, seed), b(variant, DType::kBFloat16, seed + 1);
+  CoreConfig config = config_of(a, ranks, 2);
+  config.shadow_rate = rate;
+  const BatchBuilder batch = prompt(a, seed);
+  const Expected of_a(a, batch, ranks), of_b(b, batch, ranks);
+  CHECK(!same(of_a.step, of_b.step));
+  CudaDevice device(config);
+  const CudaMemoryPlan plan = cuda::plan_memory(config);
+  CHECK(plan.spare_bytes > 0 && device.info().spare_bytes == plan.spare_bytes * ranks);
+  for (int rank = 0; rank < ranks; rank++) {
+    for (size_t p = 0; p < config.params.size(); p++)
+      CHECK(device.address(rank, static_cast<int>(p), 0) != device.address(rank, static_cast<int>(p), 1));
+  }
+  const Shards shards_a(a, config), shards_b(b, config);
+  const Access live{}, spare{.beside = true, .set = 1}, first{.beside = true, .set = 0};
+  shards_a.write(device, live);
+  const auto is = [&](int set, const Expected& expected, const char* when) {
+    CHECKF(shards_a.sums(device, {.beside = true, .set = set}) == expected.sums, "%s: set %d has other bytes %s",
+           name.c_str(), set, when);
+    CHECKF(same(run(device, batch, set), expected.step), "%s: a step with set %d has other bits %s", name.c_str(), set,
+           when);
+  };
+  shards_b.write(device, spare);
+  is(0, of_a, "after a write of set 1"), is(1, of_b, "after a write of set 1");
+  // Beside steps of the other set, by turns.
+  for (int round = 0; round < 6; round++) {
+    const int set = round % 2;
+    const Access other{.beside = true, .set = 1 - set};
+    std::atomic<bool> done = false;
+    std::thread writer([&] {
+      for (int i = 0; i < 3; i++) {
+        (i == 1 ? shards_b : shards_a).write(device, other);
+        shards_a.sums(device, other);
+      }
+      (set == 0 ? shards_b : shards_a).write(device, other);
+      done = true;
+    });
+    int steps = 0;
+    for (; !done || steps < 3; steps++) {
+      CHECKF(same(run(device, batch, set), (set == 0 ? of_a : of_b).step), "%s: a step beside a write has other bits",
+             name.c_str());
+    }
+    writer.join();
+  }
+  is(0, of_a, "after writes beside steps"), is(1, of_b, "after writes beside steps");
+  // Copies: all, and a rectangle that leaves the rest alone.
+  device.copy_weights(shards_a.job.rects, 0, 1);
+  is(1, of_a, "after a copy");
+  shards_b.write(device, spare);
+  std::vector<Rect> some(shards_a.job.rects.begin(), shards_a.job.rects.begin() + 2);
+  device.copy_weights(some, 0, 1);
+  const auto mixed = shards_a.sums(device, spare);
+  for (size_t i = 0; i < mixed.size(); i++) CHECK(mixed[i] == (i < 2 ? of_a : of_b).sums[i]);
+  shards_b.write(device, spare);
+  // The memory of one set, while steps run.
+  for (int round = 0; round < 3; round++) {
+    const int set = round % 2;
+    const Expected& own = set == 0 ? of_a : of_b;
+    const uint64_t bytes = device.drop_set(1 - set);
+    CHECKF(bytes == plan.spare_bytes * ranks, "%s: %lu bytes", name.c_str(), static_cast<unsigned long>(bytes));
+    CHECK(device.drop_set(1 - set) == 0);
+    const std::string gone = "the memory of weight set " + std::to_string(1 - set) + " is released";
+    CHECK(message_of([&] { run(device, batch, 1 - set); }).find(gone) != std::string::npos);
+    CHECK(message_of([&] { shards_a.sums(device, {.beside = true, .set = 1 - set}); }).find(gone) != std::string::npos);
+    is(set, own, "while the other has no memory");
+    // Sleep without it: only what is there comes back.
+    device.release_memory(kAll, round != 1);
+    CHECK(device.resume_memory(kAll) == (round != 1));
+    if (round == 1) (set == 0 ? shards_a : shards_b).write(device, {.beside = false, .set = set});
+    is(set, own, "after a sleep without the other");
+    CHECK(message_of([&] { run(device, batch, 1 - set); }).find(gone) != std::string::npos);
+    device.restore_set(1 - set);
+    const auto zeros = shards_a.sums(device, {.beside = true, .set = 1 - set});
+    for (const uint64_t sum : zeros) CHECK(sum == 0);
+    device.copy_weights(shards_a.job.rects, set, 1 - set);
+    is(1 - set, own, "after it came back");
+    (set == 0 ? shards_b : shards_a).write(device, {.beside = true, .set = 1 - set});
+  }
+  // Sleep with both.
+  device.release_memory(kAll, true);
+  CHECK(device.resume_memory(kAll));
+  is(0, of_a, "after a sleep"), is(1, of_b, "after a sleep");
+  device.scramble(seed, 1);
+  is(0, of_a, "after noise in set 1");
+  CHECK(!same(run(device, batch, 1), of_b.step));
+  shards_a.write(device, first);
+  is(0, of_a, "after a write beside steps of set 0");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);  // ranks on one GPU must not share a queue
+  const unsigned seed = argc > 1 ? static_cast<unsigned>(std::atoi(argv[1])) : 1;
+  test_sets(kDense, 1, 0, seed);
+  test_sets(kDense, 1, 1e8, seed);  // some 2 MB a set
+  test_sets(kDense, 2, 0, seed);
+  test_sets(kSparse, 2, 0, seed);
+  return finish("device_sets_test");
+}
