@@ -1,5 +1,6 @@
 """Gaps between the tokens of running requests while weights are updated: into a second set of weights that changes
-places with the first between two steps (swap "demand"), in place, and without updates. One server, by turns.
+places with the first between two steps (swap "demand"), in place with a pause around it, and without updates. One
+server, by turns.
 
 usage: swap_bench.py [--updates 100] [--every 1.0] [--running 64] [--rate GB/S] [--model qwen3-8b] [--layers N] [--tp N]
 [--folder DIR] [--out FILE]
@@ -58,7 +59,14 @@ class Run:
             texts = [payloads.serialize(self.named, by_uuid=False)]
             self.client.post(dict(serialized_named_tensors=texts, keep=name, swap=mode, flush_cache=False))
             self.sent.add(mode)
-        ms, reply = self.client.post(dict(kept=name, swap=mode, flush_cache=False))
+        began = time.perf_counter()
+        # In place, an update waits for running requests unless generation is paused.
+        if mode == "in_place":
+            self.server.post("/pause_generation", dict(mode="in_place"))
+        _, reply = self.client.post(dict(kept=name, swap=mode, flush_cache=False))
+        if mode == "in_place":
+            self.server.post("/continue_generation", {})
+        ms = 1000 * (time.perf_counter() - began)
         self.calls[mode].append(ms)
         if mode == "demand":
             self.phases.append(reply["report"]["ms"])

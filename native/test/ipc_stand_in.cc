@@ -49,9 +49,10 @@ using device_table::guarded;
 // One write: this class reads the segments, then the CPU's own write does the rest.
 class SharedWrite {
  public:
-  SharedWrite(Device& cpu, ipc::Mappings& mappings, const WriteJob& job)
+  SharedWrite(Device& cpu, ipc::Mappings& mappings, const WriteJob& job, Access access)
       : cpu_(cpu),
         job_(job),
+        access_(access),
         left_(job.tensors.size()),
         dirty_(job.tensors.size()),
         session_(
@@ -119,7 +120,7 @@ class SharedWrite {
 
   void write(const WriteJob& part) {
     const std::lock_guard lock(writing_);
-    const WriteOutcome wrote = cpu_.write(part);
+    const WriteOutcome wrote = cpu_.write(part, access_);
     std::vector<int> rects(left_.size());
     for (const Rect& rect : part.rects) rects[rect.tensor]++;
     for (size_t t = 0; t < rects.size(); t++) {
@@ -145,6 +146,7 @@ class SharedWrite {
 
   Device& cpu_;
   const WriteJob& job_;
+  const Access access_;
   std::vector<int> left_;       // rectangles of each tensor, under `writing_`
   std::vector<uint8_t> dirty_;  // also under `writing_`
   WriteOutcome out_;
@@ -153,7 +155,7 @@ class SharedWrite {
 };
 
 // Each rank reads its own GPU's slot.
-WriteOutcome write_staged(Device& cpu, const WriteJob& job, int ranks) {
+WriteOutcome write_staged(Device& cpu, const WriteJob& job, int ranks, Access access) {
   WriteOutcome out;
   out.states.assign(job.tensors.size(), static_cast<uint8_t>(TensorState::kWritten));
   std::vector<uint8_t> dirty(job.tensors.size());
@@ -165,7 +167,7 @@ WriteOutcome write_staged(Device& cpu, const WriteJob& job, int ranks) {
       source.rank_data.clear();
     }
     std::erase_if(part.rects, [rank](const Rect& rect) { return rect.rank != rank; });
-    const WriteOutcome wrote = cpu.write(part);
+    const WriteOutcome wrote = cpu.write(part, access);
     for (size_t t = 0; t < wrote.states.size(); t++) {
       if (wrote.states[t] != static_cast<uint8_t>(TensorState::kUntouched)) dirty[t] = 1;
       if (wrote.states[t] != static_cast<uint8_t>(TensorState::kWritten)) out.states[t] = 0;
@@ -201,16 +203,16 @@ class StandIn : public Device {
     out.isa = "stand-in for CUDA: " + out.isa;
     return out;
   }
-  const void* address(int rank, int param, int) const override { return cpu_->address(rank, param); }
+  const void* address(int rank, int param, int set) const override { return cpu_->address(rank, param, set); }
   void begin(const StepBatch& batch) override { cpu_->begin(batch); }
   void collect(StepResult& result) override { cpu_->collect(result); }
   WriteOutcome write(const WriteJob& job, Access access) override {
     for (const Source& source : job.sources) {
-      if (!source.rank_data.empty()) return write_staged(*cpu_, job, ranks_);
+      if (!source.rank_data.empty()) return write_staged(*cpu_, job, ranks_, access);
     }
     if (job.segments.empty()) return cpu_->write(job, access);
     const std::lock_guard lock(shared_);  // an operation beside steps may come meanwhile
-    return SharedWrite(*cpu_, mappings_, job).run(ranks_);
+    return SharedWrite(*cpu_, mappings_, job, access).run(ranks_);
   }
   void read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out,
             Access access) override {
@@ -220,7 +222,10 @@ class StandIn : public Device {
                                  Access access) override {
     return cpu_->checksum(rects, tensor_cols, access);
   }
-  void scramble(uint64_t seed, int) override { cpu_->scramble(seed); }
+  void scramble(uint64_t seed, int set) override { cpu_->scramble(seed, set); }
+  void copy_weights(const std::vector<Rect>& rects, int from, int to) override { cpu_->copy_weights(rects, from, to); }
+  uint64_t drop_set(int set) override { return cpu_->drop_set(set); }
+  void restore_set(int set) override { cpu_->restore_set(set); }
   uint64_t release_memory(uint32_t tags, bool keep_weights) override {
     if ((tags & kTagWeights) != 0) released_ = true;
     return cpu_->release_memory(tags, keep_weights);

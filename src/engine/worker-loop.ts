@@ -163,7 +163,8 @@ export class WorkerLoop {
       case 'swap': {
         scheduler.swap(message, message.abort)
         this.#replies.push({ type: 'reply', call: message.call, done: true })
-        return
+        // The step under way has ended: its tokens do not wait for the next one, nor does the update.
+        return this.#send()
       }
       case 'relabel':
         return scheduler.setVersion(message.version)

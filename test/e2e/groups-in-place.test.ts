@@ -6,6 +6,7 @@ import type { ArchitectureName } from '../../src/model/families.ts'
 import { buildModelTable } from '../../src/model/model-table.ts'
 import { parseModelConfig } from '../../src/model/parse-config.ts'
 import type { ServerOptions } from '../../src/app/server.ts'
+import type { EngineOptions } from '../../src/engine/engine-options.ts'
 import { checkVariant } from '../helpers/cuda-model.ts'
 import { cudaServer, useStandIn } from '../helpers/cuda-tensors.ts'
 import type { CudaServer, Reply } from '../helpers/cuda-tensors.ts'
@@ -74,9 +75,10 @@ async function world (
   t: Test,
   config: Record<string, unknown>,
   tp = 1,
-  options: Partial<ServerOptions> = {}
+  options: Partial<ServerOptions> = {},
+  engine: EngineOptions = {}
 ): Promise<World> {
-  const server = await cudaServer(t, config, { tp }, { ncclPath: loop, groupTimeoutMs: 60_000, ...options })
+  const server = await cudaServer(t, config, { tp, ...engine }, { ncclPath: loop, groupTimeoutMs: 60_000, ...options })
   const trainer = await join(t, server, tp)
   const table = buildModelTable(parseModelConfig(config), tp)
   const elements = (name: string): number => table.tensors.get(name)!.shape.reduce((product, size) => product * size, 1)
@@ -353,4 +355,46 @@ t.test('refused tensors, and tensors for released weights, are received and drop
     body: { torn_count: 0, report: { bytes_in_place: w.bytesOf(names) } }
   })
   await checkVariant(t, w.server, w.table, 2)
+})
+
+t.test('a second set of weights takes broadcasts, staged or straight, while a request runs', async t => {
+  const names = stateDict('Qwen3ForCausalLM', 2)
+  for (const [tp, fields] of [[1, {}], [1, BUCKET], [2, {}]] as const) {
+    const w = await world(t, tinyConfig('Qwen3ForCausalLM', WIDE), tp, {}, { shadowWeights: true })
+    let running = true
+    const generated = (async () => {
+      while (running) {
+        const body = { input_ids: [1, 2], sampling_params: { max_new_tokens: 64, ignore_eos: true } }
+        t.match(await w.server.post('/generate', body), { status: 200 })
+      }
+    })()
+    for (const variant of [1, 2, 1, 3]) {
+      const { status, body } = await w.update(variant, names, { ...fields, swap: 'demand', flush_cache: false })
+      t.match({ status, body }, { status: 200, body: { torn_count: 0, report: { ms: { swap: Number } } } })
+      if (tp === 1) t.equal(body.report.bytes_in_place, w.bytesOf(names))
+      await checkVariant(t, w.server, w.table, variant)
+    }
+    running = false
+    await generated
+    // The first update connects and allocates between two steps; none holds the gate while bytes come.
+    t.strictSame(w.server.engine.weightSets?.live, 0, 'four swaps')
+    const half = names.slice(0, names.length >> 1)
+    t.match(await w.update(2, half, { ...fields, swap: 'demand' }), { status: 200 })
+    t.match(await w.update(2, names.slice(names.length >> 1), { ...fields, swap: 'demand' }), { status: 200 })
+    await checkVariant(t, w.server, w.table, 2)
+  }
+})
+
+t.test('a broadcast into a second set that breaks off changes nothing', async t => {
+  const names = stateDict('Qwen3ForCausalLM', 2)
+  for (const count of [0, 1, 5]) {
+    const w = await world(t, tinyConfig('Qwen3ForCausalLM', WIDE), 1, {}, { shadowWeights: true })
+    t.match(await w.update(1, names, { weight_version: 'one' }), { status: 200 })
+    const post = w.server.post(UPDATE, w.announce(names, { weight_version: 'two' }))
+    await w.send(2, names.slice(0, count))
+    await w.trainer.end()
+    t.match(await post, { status: 502, body: { error: { code: 'GROUP_BROKEN' } } })
+    t.match(w.server.engine, { weights: { state: 'current' }, weightVersion: 'one' })
+    await checkVariant(t, w.server, w.table, 1)
+  }
 })

@@ -153,7 +153,7 @@ t.test('GPUs: a model that they cannot compute is refused with a message, as a w
   })
 })
 
-t.test('a second set of weights is refused with its numbers where it does not fit, and on GPUs', async (t) => {
+t.test('a second set of weights is refused with its numbers where it does not fit', async (t) => {
   const table = buildModelTable(ARCH, 1)
   const cpu = async (bytes: number, options: EngineOptions): Promise<CoreSize> => {
     const params = [{ name: 'huge', rows: Math.ceil(bytes / 2), cols: 1, dtype: 'bfloat16' as const }]
@@ -172,9 +172,21 @@ t.test('a second set of weights is refused with its numbers where it does not fi
     code: 'CONFIG',
     message: /^--mem-fraction: 0.3 of .* of weights, \d+\.\d MB of --shadow-weights \(a page/
   })
-  await t.rejects(sizeCore(ARCH, table, { device: 'cuda', shadowWeights: true }, addon(), found(40e6)), {
+  const spare = {
+    cudaMemoryNeeds: ({ sets = 1 }: CoreConfig) => ({ ...MEMORY, spareBytes: 5e6 * (sets - 1) })
+  }
+  const cuda = { device: 'cuda', memFraction: 0.5 } as const
+  t.match((await sizeCore(ARCH, table, { ...cuda, shadowWeights: true }, spare, found(40e6))).core, {
+    sets: 2,
+    shadowRate: 100e9
+  })
+  t.match((await sizeCore(ARCH, table, { ...cuda, shadowWeights: true, shadowRate: 0 }, spare, found(40e6))).core, {
+    shadowRate: 0
+  })
+  t.notOk((await sizeCore(ARCH, table, cuda, spare, found(20e6))).core.sets)
+  await t.rejects(sizeCore(ARCH, table, { ...cuda, shadowWeights: true }, spare, found(20e6)), {
     code: 'CONFIG',
-    message: /--shadow-weights: not yet on NVIDIA GPUs/
+    message: /^--mem-fraction: 0.5 of .* 5.0 MB of weights, 5.0 MB of --shadow-weights and 3.0 MB of buffers/
   })
 })
 

@@ -249,9 +249,9 @@ t.test('mappings are closed between two steps, without waiting for running reque
   const { store, gates, write } = setup(t, {
     addon: {
       ...addon,
-      closeMappings: async (_core, name) => {
-        closed.push(name)
-        return 2
+      closeMappings: async (_core, name, access) => {
+        closed.push(access?.beside === true ? `${name}, beside steps` : name)
+        return 1
       }
     }
   })
@@ -263,7 +263,7 @@ t.test('mappings are closed between two steps, without waiting for running reque
   const update = await store.update()
   await store.closeMappings('other')
   await update.abort('it only stood there')
-  t.same(closed, ['pool', 'other'])
+  t.same(closed, ['pool', 'pool, beside steps', 'other', 'other, beside steps'])
   t.equal(store.mappings.counts.closed, 4)
   t.equal(gates.shutCount, gates.openCount)
 })
