@@ -125,6 +125,7 @@ Napi::Object init(Napi::Env env, Napi::Object exports) {
   add("groupPlaces", group_places);
   add("groupBegin", group_begin);
   add("groupArrive", group_arrive);
+  add("groupBeginMessages", group_begin_messages);
   add("groupReceiveInPlace", group_receive_in_place);
   add("groupRead", group_read);
   add("groupSend", group_send);

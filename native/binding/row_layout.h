@@ -30,10 +30,11 @@ struct PartRow {
   static constexpr std::array kNames{"offset", "bytes"};
 };
 
-// A message of a rank elsewhere to a rank of this process, and its range of bytes of a staging slot.
+// A message of a rank elsewhere to a rank of this process, and its range of bytes of a staging slot (into 0), or of
+// parameter into - 1.
 struct MessageRow {
-  enum Field : size_t { kMine, kOther, kTag, kOffset, kBytes };
-  static constexpr std::array kNames{"mine", "other", "tag", "offset", "bytes"};
+  enum Field : size_t { kMine, kOther, kTag, kInto, kOffset, kBytes };
+  static constexpr std::array kNames{"mine", "other", "tag", "into", "offset", "bytes"};
 };
 
 // All these names, the dtypes in order, and the numbers of states, memory tags, encodings of positions and rows of a

@@ -6,15 +6,18 @@
 // ends.
 #include "test/nccl_loop.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 using refit::test::LoopControl;
@@ -42,13 +45,19 @@ struct Call {
   bool mismatch = false;
 };
 
+struct Message {
+  std::vector<uint8_t> data;
+  bool taken = false;
+};
+
 struct World {
   std::mutex mutex;
   std::condition_variable changed;
   int size = 0;
   int joined = 0;
   std::vector<bool> there, aborted;
-  std::map<uint64_t, Call> calls;  // by number
+  std::map<uint64_t, Call> calls;                                                // by number
+  std::map<std::pair<int, int>, std::deque<std::shared_ptr<Message>>> messages;  // by sender and receiver, in order
 };
 
 struct Registry {
@@ -107,6 +116,70 @@ void take_part(World& world, int rank, uint64_t number, const Call& mine, const 
   if (mine.kind == 's') std::memcpy(to, call.sums.data(), mine.bytes);
   if (mine.kind == 'b' && to != nullptr) std::memcpy(to, call.data.data(), mine.bytes);
   if (++call.left == world.size) world.calls.erase(number);
+}
+
+// A send or a receive; those of a group run together.
+struct Transfer {
+  bool sends = false;
+  int peer = -1;
+  const uint8_t* from = nullptr;
+  uint8_t* to = nullptr;
+  size_t bytes = 0;
+};
+
+struct Group {
+  int depth = 0;
+  ncclComm* comm = nullptr;
+  void* stream = nullptr;
+  std::vector<Transfer> transfers;
+};
+thread_local Group group;
+
+// Runs on a stream. All transfers progress together; those of a pair of ranks in their order. As in NCCL, a receive of
+// another size than was sent never ends.
+void transfer(World& world, int rank, const std::vector<Transfer>& transfers) {
+  std::unique_lock lock(world.mutex);
+  const auto gone = [&] { return static_cast<bool>(world.aborted[static_cast<size_t>(rank)]); };
+  if (gone()) return;
+  std::vector<std::shared_ptr<Message>> sent;
+  for (const Transfer& one : transfers) {
+    if (!one.sends) continue;
+    sent.push_back(std::make_shared<Message>());
+    sent.back()->data.assign(one.from, one.from + one.bytes);
+    world.messages[{rank, one.peer}].push_back(sent.back());
+  }
+  world.changed.notify_all();
+  for (const Transfer& one : transfers) {
+    if (one.sends) continue;
+    auto& queue = world.messages[{one.peer, rank}];
+    world.changed.wait(lock, [&] { return gone() || (!queue.empty() && queue.front()->data.size() == one.bytes); });
+    if (gone()) return;
+    std::memcpy(one.to, queue.front()->data.data(), one.bytes);
+    queue.front()->taken = true;
+    queue.pop_front();
+    world.changed.notify_all();
+  }
+  world.changed.wait(lock, [&] {
+    return gone() || std::all_of(sent.begin(), sent.end(), [](const auto& one) { return one->taken; });
+  });
+}
+
+int post_group() {
+  Group own;
+  std::swap(own, group);
+  if (own.comm == nullptr) return 0;
+  static_cast<LoopStream*>(own.stream)->post([world = own.comm->world, rank = own.comm->rank, own] {
+    transfer(*world, rank, own.transfers);
+  });
+  return 0;
+}
+
+int add_transfer(ncclComm* comm, void* stream, const Transfer& one) {
+  if (comm == nullptr || stream == nullptr || one.peer < 0 || one.peer >= comm->world->size) return 4;
+  if (group.comm != nullptr && group.comm != comm) return 5;
+  group.comm = comm, group.stream = stream;
+  group.transfers.push_back(one);
+  return group.depth == 0 ? post_group() : 0;
 }
 
 int start(ncclComm* comm, char kind, const void* from, void* to, size_t bytes, int root, void* stream) {
@@ -190,10 +263,21 @@ EXPORT const char* ncclGetErrorString(int result) {
 EXPORT const char* ncclGetLastError(ncclComm*) {
   return loop_control.join_fails == nullptr ? "" : loop_control.join_fails;
 }
-EXPORT int ncclGroupStart() { return 0; }
-EXPORT int ncclGroupEnd() { return 0; }
-EXPORT int ncclSend(const void*, size_t, int, int, ncclComm*, void*) { return 4; }
-EXPORT int ncclRecv(void*, size_t, int, int, ncclComm*, void*) { return 4; }
+EXPORT int ncclGroupStart() {
+  group.depth++;
+  return 0;
+}
+EXPORT int ncclGroupEnd() {
+  if (group.depth == 0) return 5;
+  return --group.depth == 0 ? post_group() : 0;
+}
+EXPORT int ncclSend(const void* data, size_t count, int type, int peer, ncclComm* comm, void* stream) {
+  return add_transfer(comm, stream,
+                      {true, peer, static_cast<const uint8_t*>(data), nullptr, count * size_of_type(type)});
+}
+EXPORT int ncclRecv(void* data, size_t count, int type, int peer, ncclComm* comm, void* stream) {
+  return add_transfer(comm, stream, {false, peer, nullptr, static_cast<uint8_t*>(data), count * size_of_type(type)});
+}
 EXPORT int ncclBroadcast(const void* from, void* to, size_t count, int type, int root, ncclComm* comm, void* stream) {
   return start(comm, 'b', from, to, count * size_of_type(type), root, stream);
 }

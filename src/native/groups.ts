@@ -12,12 +12,13 @@ export const PART = { offset: 0, bytes: 1 } as const
 export const PART_FIELDS = 2
 
 /**
- * A message of torch's send: the rank of this process that it goes to, the rank that sends it, its tag, its offset in
- * the slot and its bytes. A Float64Array holds such rows one after another.
+ * A message of torch's send: the rank of this process that it goes to, the rank that sends it, its tag (gloo), `into`
+ * (0 for the slot, or with NCCL 1 + the index of a parameter of the rank), its offset there and its bytes. A
+ * Float64Array holds such rows one after another.
  */
-export const MESSAGE = { mine: 0, other: 1, tag: 2, offset: 3, bytes: 4 } as const
+export const MESSAGE = { mine: 0, other: 1, tag: 2, into: 3, offset: 4, bytes: 5 } as const
 /** Length of such a row. */
-export const MESSAGE_FIELDS = 5
+export const MESSAGE_FIELDS = 6
 
 /**
  * Bytes that a group has received, as the source of a write: on GPUs the slot of each rank, in host memory one slot for
@@ -128,6 +129,12 @@ export interface NativeGroups {
    * arrived.
    */
   groupArrive: (group: GroupHandle, deadlineMs: number) => Promise<void>
+  /**
+   * Main thread, gate shut. NCCL only. As groupBegin, for messages (MESSAGE_FIELDS) of torch's `batch_isend_irecv`.
+   * All of one call are received together, and those of a pair of ranks in this order. Messages to parameters have the
+   * rules of groupReceiveInPlace, but each rank has places of its own.
+   */
+  groupBeginMessages: (group: GroupHandle, slot: 0 | 1, messages: Float64Array, deadlineMs: number) => Promise<void>
   /**
    * Main thread. NCCL only. Takes the `tensors` and `rects` of a WriteJob with one source; `parts` are stretches of
    * that source. Returns for each part the offset from the start of a rank's weights, in bytes, if all bytes of the

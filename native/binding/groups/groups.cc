@@ -156,6 +156,25 @@ std::vector<GroupPart> parse_parts(const Napi::Value& value) {
   return parts;
 }
 
+std::vector<std::array<int64_t, MessageRow::kNames.size()>> parse_messages(const Napi::Value& value) {
+  constexpr size_t kFields = MessageRow::kNames.size();
+  constexpr std::array<int64_t, kFields> kMost{kMaxRank, kMaxRank, kMaxInt, kMaxInt, kMaxSafe, kMaxSafe};
+  const Napi::Env env = value.Env();
+  const auto numbers = to_span<double>(value, "messages");
+  if (numbers.size() % kFields != 0) {
+    throw Napi::RangeError::New(env, "messages: expected a multiple of " + std::to_string(kFields) + " entries, got " +
+                                         std::to_string(numbers.size()));
+  }
+  std::vector<std::array<int64_t, kFields>> rows(numbers.size() / kFields);
+  for (size_t i = 0; i < rows.size(); i++) {
+    for (size_t field = 0; field < kFields; field++) {
+      rows[i][field] =
+          exact_integer(env, numbers[i * kFields + field], kMost[field], "messages", i, MessageRow::kNames[field]);
+    }
+  }
+  return rows;
+}
+
 Napi::Value gloo_group(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
   const Napi::Object options = to_object(info[0], "options");
@@ -215,23 +234,13 @@ Napi::Value group_receive_messages(const Napi::CallbackInfo& info) {
   const auto entry = group_of(info);
   GlooGroup& group = gloo_of(*entry);
   const int slot = to_slot(info[1]);
-  const auto numbers = to_span<double>(info[2], "messages");
-  constexpr size_t kFields = MessageRow::kNames.size();
-  if (numbers.size() % kFields != 0) {
-    throw Napi::RangeError::New(env, "messages: expected a multiple of " + std::to_string(kFields) + " entries, got " +
-                                         std::to_string(numbers.size()));
-  }
-  std::vector<gloo::Message> messages(numbers.size() / kFields);
-  std::vector<GroupPart> parts(messages.size());
-  for (size_t i = 0; i < messages.size(); i++) {
-    const auto field = [&](MessageRow::Field at, int64_t most) {
-      return exact_integer(env, numbers[i * kFields + at], most, "messages", i, MessageRow::kNames[at]);
-    };
-    messages[i].mine = static_cast<int>(field(MessageRow::kMine, kMaxRank));
-    messages[i].other = static_cast<int>(field(MessageRow::kOther, kMaxRank));
-    messages[i].tag = static_cast<uint32_t>(field(MessageRow::kTag, kMaxInt));
-    parts[i].offset = static_cast<uint64_t>(field(MessageRow::kOffset, kMaxSafe));
-    parts[i].bytes = static_cast<uint64_t>(field(MessageRow::kBytes, kMaxSafe));
+  std::vector<gloo::Message> messages;
+  std::vector<GroupPart> parts;
+  for (const auto& row : parse_messages(info[2])) {
+    if (row[MessageRow::kInto] != 0) throw Napi::RangeError::New(env, "messages: gloo receives into slots alone");
+    messages.push_back({static_cast<int>(row[MessageRow::kMine]), static_cast<int>(row[MessageRow::kOther]),
+                        static_cast<uint32_t>(row[MessageRow::kTag])});
+    parts.push_back({static_cast<uint64_t>(row[MessageRow::kOffset]), static_cast<uint64_t>(row[MessageRow::kBytes])});
   }
   const GroupDeadline deadline = deadline_of(info[3]);
   return submit_to_group(env, entry,

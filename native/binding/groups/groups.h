@@ -1,6 +1,7 @@
 // Process groups (src/native/groups.ts): the registry of handles, the thread that each group waits on, and the
 // functions that all kinds of groups share.
 #pragma once
+#include <array>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -9,6 +10,7 @@
 
 #include "binding/job_thread.h"
 #include "binding/napi_setup.h"
+#include "binding/row_layout.h"
 #include "core/group.h"
 
 namespace refit::binding {
@@ -56,6 +58,8 @@ int to_slot(const Napi::Value& value);
 int to_rank(const Napi::Value& value, const std::string& name);
 // Float64Array of PART_FIELDS per part.
 std::vector<GroupPart> parse_parts(const Napi::Value& value);
+// Float64Array of MESSAGE_FIELDS per message: by MessageRow::Field.
+std::vector<std::array<int64_t, MessageRow::kNames.size()>> parse_messages(const Napi::Value& value);
 
 Napi::Value gloo_group(const Napi::CallbackInfo& info);
 Napi::Value gloo_connect(const Napi::CallbackInfo& info);

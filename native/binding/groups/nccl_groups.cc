@@ -32,6 +32,9 @@ class CoreGroup : public NcclGroup {
     group_->begin(slot, parts, root, deadline);
   }
   void arrive(GroupDeadline deadline) override { group_->arrive(deadline); }
+  void begin_messages(int slot, const std::vector<NcclMessage>& messages, GroupDeadline deadline) override {
+    group_->begin_messages(slot, messages, deadline);
+  }
   // Checks the whole job, as `write` checks the staged part of it: pieces that do not overlap within one call may
   // overlap between two.
   std::vector<uint64_t> places(const std::vector<GroupPart>& parts, const std::vector<Tensor>& tensors,
@@ -161,6 +164,24 @@ Napi::Value group_arrive(const Napi::CallbackInfo& info) {
   NcclGroup& group = nccl_of(*entry);
   const GroupDeadline deadline = deadline_of(info[1]);
   return submit_to_group(info.Env(), entry, [&group, deadline] { group.arrive(deadline); });
+}
+
+Napi::Value group_begin_messages(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  const auto entry = group_of(info);
+  NcclGroup& group = nccl_of(*entry);
+  const int slot = to_slot(info[1]);
+  std::vector<NcclMessage> messages;
+  for (const auto& row : parse_messages(info[2])) {
+    const int into = static_cast<int>(row[MessageRow::kInto]);
+    messages.push_back({static_cast<int>(row[MessageRow::kMine]), static_cast<int>(row[MessageRow::kOther]), into - 1,
+                        static_cast<uint64_t>(row[MessageRow::kOffset]),
+                        static_cast<uint64_t>(row[MessageRow::kBytes])});
+  }
+  const GroupDeadline deadline = deadline_of(info[3]);
+  return submit_to_group(env, entry, [&group, slot, messages = std::move(messages), deadline] {
+    group.begin_messages(slot, messages, deadline);
+  });
 }
 
 Napi::Value group_receive_in_place(const Napi::CallbackInfo& info) {

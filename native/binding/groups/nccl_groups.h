@@ -10,6 +10,7 @@ Napi::Value nccl_unique_id(const Napi::CallbackInfo& info);
 Napi::Value nccl_connect(const Napi::CallbackInfo& info);
 Napi::Value group_begin(const Napi::CallbackInfo& info);
 Napi::Value group_arrive(const Napi::CallbackInfo& info);
+Napi::Value group_begin_messages(const Napi::CallbackInfo& info);
 Napi::Value group_places(const Napi::CallbackInfo& info);
 Napi::Value group_receive_in_place(const Napi::CallbackInfo& info);
 

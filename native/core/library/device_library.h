@@ -78,6 +78,7 @@ constexpr uint64_t device_library_layout() {
                               sizeof(CudaMemoryPlan),
                               sizeof(NcclGroupOptions),
                               sizeof(GroupPart),
+                              sizeof(NcclMessage),
                               sizeof(GroupDeadline),
                               sizeof(std::string),
                               sizeof(std::vector<int>)}) {

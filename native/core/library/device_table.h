@@ -165,6 +165,11 @@ inline void group_arrive(NcclGroup& group, GroupDeadline deadline, Failure& fail
   guarded(failure, [&] { group.arrive(deadline); });
 }
 
+inline void group_begin_messages(NcclGroup& group, int slot, const std::vector<NcclMessage>& messages,
+                                 GroupDeadline deadline, Failure& failure) noexcept {
+  guarded(failure, [&] { group.begin_messages(slot, messages, deadline); });
+}
+
 inline void group_places(const NcclGroup& group, const std::vector<GroupPart>& parts,
                          const std::vector<Tensor>& tensors, const std::vector<Rect>& rects,
                          Sink<std::vector<uint64_t>> sink, Failure& failure) noexcept {
@@ -233,8 +238,8 @@ constexpr DeviceLibrary make(decltype(DeviceLibrary::gpus) gpus, decltype(Device
           close_mappings,
           fetch,
           {unique_id, group_open, group_close, group_describe, group_library, group_connect, group_stage, group_staged,
-           group_begin, group_arrive, group_places, group_receive_in_place, group_read, group_send, group_params,
-           group_barrier, group_abort, group_end}};
+           group_begin, group_arrive, group_begin_messages, group_places, group_receive_in_place, group_read,
+           group_send, group_params, group_barrier, group_abort, group_end}};
 }
 
 }  // namespace refit::device_table

@@ -29,6 +29,7 @@ class GpuGroup : public NcclGroup {
   StagedSlot staged(int slot) const override;
   void begin(int slot, const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) override;
   void arrive(GroupDeadline deadline) override;
+  void begin_messages(int slot, const std::vector<NcclMessage>& messages, GroupDeadline deadline) override;
   std::vector<uint64_t> places(const std::vector<GroupPart>& parts, const std::vector<Tensor>& tensors,
                                const std::vector<Rect>& rects) const override;
   void receive_in_place(const std::vector<GroupPart>& parts, int set, int root, GroupDeadline deadline) override;
@@ -59,6 +60,9 @@ class GpuGroup : public NcclGroup {
   void require_free_slots() const;
   void all_or_none(GroupDeadline deadline, const std::function<void(GroupChannel&)>& fn);
   void require_root(int root) const;
+  void require_slot(int slot) const;
+  // The messages of each channel, with their memory.
+  std::vector<std::vector<GroupMessage>> place(int slot, const std::vector<NcclMessage>& messages) const;
   int local_ranks() const;
 
   const NcclGroupOptions options_;

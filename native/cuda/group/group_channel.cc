@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <set>
 #include <stdexcept>
 #include <thread>
 
@@ -30,6 +31,19 @@ void pause(int turn) {
 // Marks are set after every so many parts; the last mark stands behind all parts.
 size_t stride_of(size_t parts) { return std::max<size_t>(1, (parts + GroupGpu::kMarks - 1) / GroupGpu::kMarks); }
 size_t marks_of(size_t parts) { return std::max<size_t>(1, (parts + stride_of(parts) - 1) / stride_of(parts)); }
+
+// " 3 messages of ranks 0, 2"; NCCL does not report which of them are missing.
+std::string senders_of(const std::vector<GroupMessage>& messages) {
+  std::set<int> ranks;
+  for (const GroupMessage& message : messages) ranks.insert(message.from);
+  std::string text = " " + std::to_string(messages.size()) + (messages.size() == 1 ? " message" : " messages");
+  const char* before = ranks.size() == 1 ? " of rank " : " of ranks ";
+  for (const int rank : ranks) {
+    text += before + std::to_string(rank);
+    before = ", ";
+  }
+  return text;
+}
 
 // Calls that run one at a time use this set; broadcasts that are received ahead take the other sets in turns.
 constexpr int kOneSet = GroupGpu::kMarkSets - 1;
@@ -93,9 +107,25 @@ void GroupChannel::begin(int slot, const std::vector<GroupPart>& parts, int root
   coming_.push_back(flight);
 }
 
+void GroupChannel::begin_messages(const std::vector<GroupMessage>& messages, const GroupWait& wait) {
+  gpu_->doing("receive messages");
+  const Flight flight{"receiving", next_set_, 0, -1, senders_of(messages)};
+  next_set_ = (next_set_ + 1) % kOneSet;
+  guarded([&] {
+    comm_->set_wait(wait.nccl());
+    if (!messages.empty()) {
+      comm_->group([&] {
+        for (const GroupMessage& one : messages) comm_->recv(one.to, one.bytes, kNcclUint8, one.from, gpu_->stream());
+      });
+    }
+    gpu_->mark(flight.set, 0);
+  });
+  coming_.push_back(flight);
+}
+
 void GroupChannel::arrive(const GroupWait& wait) {
-  gpu_->doing("receive a broadcast");
-  if (coming_.empty()) throw std::runtime_error("no broadcast is being received");
+  gpu_->doing("receive from other ranks");
+  if (coming_.empty()) throw std::runtime_error("nothing is being received");
   const Flight flight = coming_.front();
   coming_.pop_front();
   guarded([&] { await(flight, wait); });
@@ -161,6 +191,7 @@ void GroupChannel::await(const Flight& flight, const GroupWait& wait) {
   const auto where = [&] {
     std::string text = flight.what;
     if (flight.root >= 0 && flight.root != rank_) text += " from rank " + std::to_string(flight.root);
+    text += flight.from;
     if (flight.parts > 0) {
       int passed = 0;
       while (passed < last_mark && gpu_->passed(flight.set, passed)) passed++;

@@ -25,6 +25,13 @@ struct GroupWait {
   NcclWait nccl() const { return {seconds(), cancel}; }
 };
 
+// A message of rank `from`, and the memory that it goes to.
+struct GroupMessage {
+  int from = 0;
+  uint8_t* to = nullptr;
+  uint64_t bytes = 0;
+};
+
 // All functions throw NcclError (kNcclInProgress: too late, or cancelled), NoMemory, CudaError. After any of them
 // except NoMemory the communicator is aborted and none of its work is left on the stream.
 class GroupChannel {
@@ -44,7 +51,9 @@ class GroupChannel {
   void stage(uint64_t bytes, int slots);
   // Enqueues broadcasts from `root` into the slot. Two may be pending at a time; each needs its own `arrive`.
   void begin(int slot, const std::vector<GroupPart>& parts, int root, const GroupWait& wait);
-  // Returns when the oldest pending broadcast has arrived.
+  // The same for receives from single ranks, which form one group of NCCL.
+  void begin_messages(const std::vector<GroupMessage>& messages, const GroupWait& wait);
+  // Returns when the oldest pending `begin` or `begin_messages` has arrived.
   void arrive(const GroupWait& wait);
   // Aborts the communicator if any broadcast is still pending.
   void give_up() noexcept;
@@ -66,6 +75,7 @@ class GroupChannel {
     int set = 0;  // set of marks
     size_t parts = 0;
     int root = -1;
+    std::string from{};  // senders of messages
   };
 
   // Runs fn(). If it throws, aborts the communicator and waits for the stream before it rethrows.

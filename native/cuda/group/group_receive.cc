@@ -20,13 +20,17 @@ void GpuGroup::require_root(int root) const {
   }
 }
 
+void GpuGroup::require_slot(int slot) const {
+  const auto& coming = state_->coming;
+  if (std::find(coming.begin(), coming.end(), slot) == coming.end()) return;
+  throw std::invalid_argument(describe() + ": staging slot " + std::to_string(slot) + " is being received into");
+}
+
 void GpuGroup::begin(int slot, const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) {
   require_usable("receiving");
   State& s = *state_;
   require_root(root);
-  if (std::find(s.coming.begin(), s.coming.end(), slot) != s.coming.end()) {
-    throw std::invalid_argument(describe() + ": staging slot " + std::to_string(slot) + " is being received into");
-  }
+  require_slot(slot);
   const uint64_t room = s.room(slot);
   for (size_t i = 0; i < parts.size(); i++) {
     const GroupPart& part = parts[i];
@@ -39,6 +43,57 @@ void GpuGroup::begin(int slot, const std::vector<GroupPart>& parts, int root, Gr
   const GroupWait wait{deadline, &s.cancel};
   s.coming.push_back(slot);
   all_or_none(deadline, [slot, parts, root, wait](GroupChannel& channel) { channel.begin(slot, parts, root, wait); });
+}
+
+std::vector<std::vector<GroupMessage>> GpuGroup::place(int slot, const std::vector<NcclMessage>& messages) const {
+  const State& s = *state_;
+  const auto channels = static_cast<int>(s.channels.size());
+  std::vector<std::vector<GroupMessage>> placed(s.channels.size());
+  std::vector<std::vector<GroupSpan>> params(s.channels.size());
+  for (size_t i = 0; i < messages.size(); i++) {
+    const NcclMessage& one = messages[i];
+    const auto refuse = [&](const std::string& why) {
+      throw std::invalid_argument(describe() + ": message " + std::to_string(i + 1) + " of " +
+                                  std::to_string(messages.size()) + " (" + std::to_string(one.bytes) + " bytes at " +
+                                  std::to_string(one.offset) + ") " + why);
+    };
+    const int channel = one.mine - options_.first_rank;
+    const int sender = one.other - options_.first_rank;
+    if (channel < 0 || channel >= channels) refuse("goes to rank " + std::to_string(one.mine) + ", which is not here");
+    if (one.other < 0 || one.other >= options_.size || (sender >= 0 && sender < channels)) {
+      refuse("comes from rank " + std::to_string(one.other) + ", which is no other rank of the group");
+    }
+    const auto at = static_cast<size_t>(channel);
+    uint8_t* memory = s.channels[at]->slot_data(slot);
+    uint64_t room = s.room(slot);
+    if (one.param >= 0) {
+      if (params[at].empty()) params[at] = s.host.params(s.tensor_ranks[at]);
+      if (static_cast<size_t>(one.param) >= params[at].size()) {
+        refuse("goes to parameter " + std::to_string(one.param) + " of " + std::to_string(params[at].size()));
+      }
+      const GroupSpan& param = params[at][static_cast<size_t>(one.param)];
+      memory = static_cast<uint8_t*>(param.data);
+      room = param.bytes;
+    }
+    if (one.offset > room || one.bytes > room - one.offset) {
+      refuse((one.param >= 0 ? "does not fit into a parameter of " : "does not fit into a staging slot of ") +
+             std::to_string(room));
+    }
+    placed[at].push_back({one.other, memory + one.offset, one.bytes});
+  }
+  return placed;
+}
+
+void GpuGroup::begin_messages(int slot, const std::vector<NcclMessage>& messages, GroupDeadline deadline) {
+  require_usable("receiving");
+  State& s = *state_;
+  require_slot(slot);
+  const auto placed = place(slot, messages);
+  const GroupWait wait{deadline, &s.cancel};
+  s.coming.push_back(slot);
+  all_or_none(deadline, [placed, first = options_.first_rank, wait](GroupChannel& channel) {
+    channel.begin_messages(placed[static_cast<size_t>(channel.rank() - first)], wait);
+  });
 }
 
 void GpuGroup::arrive(GroupDeadline deadline) {

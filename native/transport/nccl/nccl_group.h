@@ -19,6 +19,14 @@ struct NcclGroupOptions {
   std::vector<std::string> peer_gpus{};  // known UUIDs of other ranks' GPUs
 };
 
+// A message of one rank elsewhere to one rank of this process: ncclSend there, ncclRecv here.
+struct NcclMessage {
+  int mine = 0, other = 0;  // ranks in the group
+  int param = -1;           // the parameter that it goes to; -1: into the slot
+  uint64_t offset = 0;      // in the slot, or in the parameter
+  uint64_t bytes = 0;
+};
+
 class NcclGroup : public Group {
  public:
   static constexpr int kIdBytes = 128;
@@ -46,6 +54,9 @@ class NcclGroup : public Group {
   // or `end`: that takes them off the GPUs.
   virtual void begin(int slot, const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) = 0;
   virtual void arrive(GroupDeadline deadline) = 0;
+  // `begin` for messages of torch's batch_isend_irecv: one group of receives on each local rank. Messages of a pair of
+  // ranks arrive in this order. Those to parameters go straight into the weights, with the rules of `receive_in_place`.
+  virtual void begin_messages(int slot, const std::vector<NcclMessage>& messages, GroupDeadline deadline) = 0;
   // Like `receive`, but into a set of weights of each rank: the parts' offsets are those of `places`. No step and no
   // write of the same weights may run meanwhile, and concurrent reads see a mix of old and new bytes. After a failure
   // any byte of the parts may be old, new or neither.

@@ -79,11 +79,16 @@ class LibraryGroup : public NcclGroup {
   }
 
   void begin(int slot, const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) override {
-    if (!readers_->wait(slot, deadline)) {
-      throw GroupError(GroupErrorKind::kTimeout, describe() + ", receiving: a write still reads the slot");
-    }
+    wait_for_readers(slot, deadline);
     Failure failure;
     table_.begin(*group_, slot, parts, root, deadline, failure);
+    raise(failure);
+  }
+
+  void begin_messages(int slot, const std::vector<NcclMessage>& messages, GroupDeadline deadline) override {
+    wait_for_readers(slot, deadline);
+    Failure failure;
+    table_.begin_messages(*group_, slot, messages, deadline, failure);
     raise(failure);
   }
 
@@ -146,6 +151,11 @@ class LibraryGroup : public NcclGroup {
   }
 
  private:
+  void wait_for_readers(int slot, GroupDeadline deadline) const {
+    if (readers_->wait(slot, deadline)) return;
+    throw GroupError(GroupErrorKind::kTimeout, describe() + ", receiving: a write still reads the slot");
+  }
+
   std::string text(decltype(NcclGroupTable::describe) function) const {
     std::string out;
     Taken<std::string> taken(out);

@@ -25,6 +25,8 @@ struct NcclGroupTable {
   void (*begin)(NcclGroup& group, int slot, const std::vector<GroupPart>& parts, int root, GroupDeadline deadline,
                 Failure& failure) noexcept;
   void (*arrive)(NcclGroup& group, GroupDeadline deadline, Failure& failure) noexcept;
+  void (*begin_messages)(NcclGroup& group, int slot, const std::vector<NcclMessage>& messages, GroupDeadline deadline,
+                         Failure& failure) noexcept;
   void (*places)(const NcclGroup& group, const std::vector<GroupPart>& parts, const std::vector<Tensor>& tensors,
                  const std::vector<Rect>& rects, Sink<std::vector<uint64_t>> sink, Failure& failure) noexcept;
   void (*receive_in_place)(NcclGroup& group, const std::vector<GroupPart>& parts, int set, int root,

@@ -280,6 +280,7 @@ int main(int argc, char** argv) {
   if (handle == nullptr) return 3;
   control = static_cast<LoopControl*>(dlsym(handle, "loop_control"));
   test_bytes(seed);
+  test_messages();
   test_a_copy_that_fails();
   test_warm_up();
   expect_none_left("warm-up");

@@ -130,5 +130,7 @@ inline void expect_none_left(const char* after) {
 
 // group_bytes.cc: received, sent and exchanged bytes arrive at the right place.
 void test_bytes(unsigned seed);
+// group_p2p.cc: so do messages of single ranks.
+void test_messages();
 
 }  // namespace refit::test
