@@ -94,6 +94,8 @@ export interface PatchSource extends SourceBase {
 export interface PlacedJob {
   job: WriteJob
   owners: Int32Array
+  /** Pieces that have arrived in the parameters themselves: their tensors, and their bytes. */
+  inPlace?: { owners: Int32Array, bytes: number }
 }
 
 /** The jobs of a write, in the order in which their bytes arrive. */
@@ -104,7 +106,8 @@ export interface PlacedJobs {
   ready: () => Promise<void>
   /** The next job; undefined after the last one. Its bytes stay valid until the next call. Throws if they break off. */
   next: () => Promise<PlacedJob | undefined>
-  /** As `WeightStream.drop`. */
+  /** As in WeightStream. */
+  readonly touched?: boolean
   drop?: (hurry: boolean) => Promise<void>
 }
 
@@ -146,7 +149,7 @@ export interface WriteReport {
   source: string
   tensors: number
   bytes: number
-  /** For broadcasts: bytes that were received straight into the weights, without staging. */
+  /** For process groups: bytes that were received straight into the weights, without staging. */
   bytesInPlace?: number
   /** Names of the model that this write did not contain (at most 100; the count is whole). */
   missing: string[]

@@ -9,9 +9,9 @@ const ALONE = 1 << 30
 
 /**
  * The memory that a piece is received into: a slot, of which `room` is needed, or the weights (`DirectPlaces`). `began`
- * is called when the weights begin to change.
+ * is called when the weights begin to change; messages into a slot may contain some for the weights.
  */
-export type Target = { slot: 0 | 1, room: Room } | {
+export type Target = { slot: 0 | 1, room: Room, began?: () => void } | {
   places: Float64Array
   /** The set of weights. */
   set: number
@@ -27,7 +27,7 @@ export interface Room {
 /** `of`, `at` and `nameOf` are for messages; `nameOf` takes the number of a broadcast in the piece, counted from 1. */
 export interface ReceiveRequest {
   piece: Piece
-  /** Rows of MESSAGE_FIELDS: the bytes come as messages of single ranks, not in broadcasts. Into a slot only. */
+  /** Rows of MESSAGE_FIELDS: the bytes come as messages of single ranks, not in broadcasts. */
   messages?: Float64Array
   into: Target
   /** The gate is open: the group shuts it while it connects or allocates (default false). */

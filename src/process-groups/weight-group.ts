@@ -196,7 +196,7 @@ export class WeightGroup {
    */
   receive ({ piece, messages, into, isBeside = false, of, at, nameOf }: ReceiveRequest): Reception {
     const { native } = this.#options.host
-    const isAhead = 'slot' in into && this.isAhead && messages === undefined
+    const isAhead = 'slot' in into && this.isAhead
     const receiving = async (call: (timeoutMs: number) => Promise<void>): Promise<void> => {
       await this.#phase(`receiving ${of} (${at})`, async deadline => {
         await call(deadline.timeoutMs).catch((error: unknown) => {
@@ -208,7 +208,10 @@ export class WeightGroup {
       const { root } = this.spec
       if ('slot' in into) {
         if (messages !== undefined) {
-          return await native.groupReceiveMessages(this.handle, into.slot, messages, timeoutMs)
+          const receive = isAhead ? native.groupBeginMessages : native.groupReceiveMessages
+          const coming = receive(this.handle, into.slot, messages, timeoutMs)
+          into.began?.()
+          return await coming
         }
         return await (isAhead ? native.groupBegin : native.groupReceive)(
           this.handle,
@@ -363,7 +366,7 @@ export class WeightGroup {
   #storeLost (): void {
     if (this.#isOver) return
     const lost = (): void => {
-      if (this.#streams.length > 0 || this.#state !== 'connected') {
+      if (this.#streams.length + this.#phases.length > 0 || this.#state !== 'connected') {
         this.abandon(`the connection to the trainer's store has ended: ${this.#watch!.reason}`)
       }
     }

@@ -1,6 +1,6 @@
 import type { AnnouncedTensor } from '../contract/weight-source.ts'
 import { RefitError } from '../errors.ts'
-import type { ModelTable, TensorEntry } from '../model/architecture.ts'
+import type { ModelTable, Param, TensorEntry } from '../model/architecture.ts'
 import { bytesOf } from '../native/dtypes.ts'
 import type { CoveredNames } from '../weights/covered-names.ts'
 import { missingNames } from '../weights/plan.ts'
@@ -28,6 +28,10 @@ export interface ShardPlan {
   counts: Int32Array
   /** By chunk, in a chunk by source, then by rank, then in the order of the engine's parameters. */
   pieces: Pieces
+  /** The engine's parameters, as `pieces` number them. */
+  params: readonly Param[]
+  /** About the bytes that one source sends in a chunk. */
+  sourceBytes: number
   /** Bytes from the start of its chunk to each piece. */
   offsets: Float64Array
   chunks: readonly Chunk[]
@@ -109,6 +113,8 @@ class PlanCompiler {
     return {
       world,
       ranks: this.#table.ranks,
+      params: this.#table.params,
+      sourceBytes: this.#sourceBytes,
       tensors: sized,
       targets: instances.map(({ tensor, entry: { name, shape } }): AnnouncedTensor => (
         { name, shape, dtype: tensors[tensor]!.dtype, source: 0, offset: 0 }

@@ -3,6 +3,7 @@ import { RECT, RECT_FIELDS, TENSOR, TENSOR_FIELDS } from '../native/write-layout
 import type { NativeSource } from '../native/write-job.ts'
 import type { PlacedJob } from '../contract/weight-source.ts'
 import type { ShardPlan } from './compile-plan.ts'
+import type { Message } from './messages.ts'
 
 /** The place of a shard: its source in a job, and the offset of its first byte there. */
 export interface ShardPlace {
@@ -14,11 +15,35 @@ export interface ShardPlace {
 export function chunkJob (plan: ShardPlan, chunk: number, source: NativeSource, begin = 0): PlacedJob {
   const { first, end } = plan.chunks[chunk]!
   const { offsets, pieces } = plan
-  return makeJob(plan, [source], first, end, index => ({
+  return makeJob(plan, [source], range(first, end), index => ({
     source: 0,
     offset: begin + offsets[index]!,
     pitch: pieces.cols[index]!
   }))
+}
+
+/** The write of a chunk's staged messages out of `source`. The other messages have arrived in place. */
+export function messagesJob (plan: ShardPlan, messages: readonly Message[], source: NativeSource): PlacedJob {
+  const { offsets, pieces } = plan
+  const staged = messages.filter(({ param }) => param < 0)
+  const indices = staged.flatMap(({ first, end }) => Array.from({ length: end - first }, (_, piece) => first + piece))
+  const begins = new Map(
+    staged.flatMap(({ first, end, offset, at }) =>
+      Array.from({ length: end - first }, (_, piece) => [first + piece, at - offset] as const)
+    )
+  )
+  const direct = messages.filter(({ param }) => param >= 0)
+  return {
+    ...makeJob(plan, [source], Int32Array.from(indices), index => ({
+      source: 0,
+      offset: begins.get(index)! + offsets[index]!,
+      pitch: pieces.cols[index]!
+    })),
+    inPlace: {
+      owners: Int32Array.from(direct, ({ first }) => pieces.target[first]!),
+      bytes: direct.reduce((sum, { bytes }) => sum + bytes, 0)
+    }
+  }
 }
 
 /** The write of one chunk out of the parts of its sources: each has the blocks of one source. */
@@ -30,7 +55,7 @@ export function partsJob (plan: ShardPlan, chunk: number, parts: ReadonlyMap<num
     if (!places.has(source)) places.set(source, { source: places.size, offset })
   }
   const sources = [...places.keys()].map(source => ({ buffer: parts.get(source)! }))
-  return makeJob(plan, sources, first, end, index => {
+  return makeJob(plan, sources, range(first, end), index => {
     const { source, offset } = places.get(pieces.source[index]!)!
     return { source, offset: offsets[index]! - offset, pitch: pieces.cols[index]! }
   })
@@ -45,7 +70,7 @@ export function shardsJob (
   end: number
 ): PlacedJob {
   const { pieces, tensors } = plan
-  return makeJob(plan, sources, first, end, index => {
+  return makeJob(plan, sources, range(first, end), index => {
     const tensor = pieces.tensor[index]!
     const { source, offset } = placeOf(tensor, pieces.source[index]!)
     return {
@@ -56,18 +81,25 @@ export function shardsJob (
   })
 }
 
+function range (first: number, end: number): Int32Array {
+  const indices = new Int32Array(end - first)
+  for (let index = 0; index < indices.length; index++) indices[index] = first + index
+  return indices
+}
+
 function makeJob (
   { pieces, tensors: parameters }: ShardPlan,
   sources: readonly NativeSource[],
-  first: number,
-  end: number,
+  indices: Int32Array,
   placeOf: (piece: number) => { source: number, offset: number, pitch: number }
 ): PlacedJob {
-  const count = end - first
+  const count = indices.length
+  const owners = new Int32Array(count)
   const tensors = new Float64Array(count * TENSOR_FIELDS)
   const rects = new Float64Array(count * RECT_FIELDS)
   for (let index = 0; index < count; index++) {
-    const piece = first + index
+    const piece = indices[index]!
+    owners[index] = pieces.target[piece]!
     const { dtype } = parameters[pieces.tensor[piece]!]!
     const size = bytesOf(dtype)
     const { source, offset, pitch } = placeOf(piece)
@@ -88,5 +120,5 @@ function makeJob (
     rects[to + RECT.dstRow] = pieces.dstRow[piece]!
     rects[to + RECT.dstCol] = pieces.dstCol[piece]!
   }
-  return { job: { sources: [...sources], tensors, rects }, owners: pieces.target.subarray(first, end) }
+  return { job: { sources: [...sources], tensors, rects }, owners }
 }

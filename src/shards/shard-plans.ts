@@ -16,7 +16,7 @@ export interface KnownPlan extends ShardPlan {
 
 const MOST_PLANS = 8
 /** Part of the digest: another number where a plan of the same announcement would send other bytes. */
-const VERSION = 1
+const VERSION = 2
 
 /** Compiled plans by their contents: the same announcement gets the same plan. Main thread. */
 export class ShardPlans {
@@ -68,6 +68,12 @@ export class ShardPlans {
       )
     }
     return this.#used(plan)
+  }
+
+  /** Undefined where `get` throws. */
+  find (id: string, digest?: string): KnownPlan | undefined {
+    const plan = this.#plans.get(id)
+    return digest === undefined || digest === plan?.digest ? plan : undefined
   }
 
   forget (id: string): boolean {

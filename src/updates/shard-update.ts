@@ -75,7 +75,10 @@ export async function updateFromShards (host: ShardHost, update: ShardUpdate): P
   })
 }
 
-/** Receives messages of the trainer's ranks. After a refusal the group is aborted, or they would wait for ever. */
+/**
+ * Receives messages of the trainer's ranks. After a refusal they are received and dropped, or the group is aborted: the
+ * ranks would wait for ever.
+ */
 async function updateFromGroup (
   host: ShardHost,
   { plan: id, digest, groupName }: ShardUpdate,
@@ -83,12 +86,21 @@ async function updateFromGroup (
 ): Promise<UpdateOutcome> {
   const group = host.groups.get(groupName!)
   const identity = ['shards', id, 'group', groupName!]
+  let isOpened = false
   return await runUpdate(host, { ...options, identity }, async write => {
-    const plan = requirePlans(host).get(id, digest)
-    return await write(groupShards(plan, group))
+    const source = groupShards(requirePlans(host).get(id, digest), group)
+    isOpened = true
+    return await write(source)
   })
-    .catch((error: unknown) => {
-      if (group.failure === null) group.abandon(`an update from shards was refused: ${errorMessage(error)}`)
+    .catch(async (error: unknown) => {
+      if (group.failure !== null || (isOpened && group.spec.backend === 'nccl')) throw error
+      const plan = requirePlans(host).find(id, digest)
+      if (group.spec.backend === 'nccl' && plan !== undefined && group.spec.rankOffset >= plan.world) {
+        const source = groupShards(plan, group)
+        await source.close()
+        throw source.explain!(error)
+      }
+      group.abandon(`an update from shards was refused: ${errorMessage(error)}`)
       throw error
     })
 }

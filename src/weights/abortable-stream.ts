@@ -28,6 +28,9 @@ export function abortableJobs (jobs: PlacedJobs, signal: AbortSignal | undefined
     ready: async () => {
       await orAborted(jobs.ready(), signal)
     },
+    get touched () {
+      return jobs.touched === true
+    },
     next: async () => await orAborted(jobs.next(), signal),
     drop: async hurry => {
       await jobs.drop?.(hurry || signal.aborted)

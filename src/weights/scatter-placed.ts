@@ -16,6 +16,7 @@ export async function scatterPlaced (
   const planned = new Int32Array(left.length).fill(-1)
   for (const [index, tensor] of plan.indices.entries()) planned[tensor] = index
   let bytes = 0
+  let inPlace = 0
   let touched = false
   let last = 0
   let error: ScatterOutcome['error']
@@ -23,8 +24,14 @@ export async function scatterPlaced (
     for (;;) {
       const next = await jobs.next()
       if (next === undefined) break
-      const { job, owners } = next
+      const { job, owners, inPlace: arrived } = next
+      if (arrived !== undefined) {
+        inPlace += arrived.bytes
+        for (const tensor of arrived.owners) left[tensor]!--
+        last = arrived.owners[0] ?? last
+      }
       last = owners[0] ?? last
+      if (owners.length === 0) continue
       const outcome = await writeJob(to, job, owners.length)
       bytes += outcome.bytes
       for (const [piece, state] of outcome.states.entries()) {
@@ -40,11 +47,12 @@ export async function scatterPlaced (
     error = { message: errorMessage(cause), tensor: planned[last]!, cause }
   }
   if (error !== undefined) await jobs.drop?.(false)
+  touched ||= jobs.touched === true
   const whole: number[] = []
   const rest: number[] = []
   for (const [index, tensor] of plan.indices.entries()) (left[tensor] === 0 ? whole : rest).push(index)
   if (error === undefined && rest.length > 0) {
     error = { message: 'the parts ended before all of the tensor had arrived', tensor: rest[0]! }
   }
-  return { whole, rest, touched, bytes, inPlace: 0, error }
+  return { whole, rest, touched, bytes: bytes + inPlace, inPlace, error }
 }

@@ -1,4 +1,4 @@
-import { PART_FIELDS } from '../../src/native/groups.ts'
+import { MESSAGE, MESSAGE_FIELDS, PART_FIELDS } from '../../src/native/groups.ts'
 import type { NcclGroupOptions, NativeGroups } from '../../src/native/groups.ts'
 import type { GroupHost } from '../../src/contract/group-host.ts'
 
@@ -18,6 +18,8 @@ export class FakeGroups {
   readonly log: string[] = []
   readonly received: Received[] = []
   readonly made: NcclGroupOptions[] = []
+  /** The messages of each call, with the fields of MESSAGE. */
+  readonly messages: Array<Array<Record<'mine' | 'other' | 'into' | 'offset' | 'bytes', number>>> = []
   /** Broadcasts that were sent and not received yet. */
   sent = 0
   gateIsShut = false
@@ -139,6 +141,24 @@ export class FakeGroups {
         if (this.#begun.length === 2) throw new Error('both slots are being received into')
         if (this.#begun.some(([other]) => other === slot)) throw new Error(`slot ${slot} is being received into`)
         this.#begun.push([slot, parts])
+      },
+      groupBeginMessages: async (_group: number, slot: number, rows: Float64Array) => {
+        requireGate('messages')
+        if (this.#begun.some(([other]) => other === slot)) throw new Error(`slot ${slot} is being received into`)
+        const field = (index: number, field: number): number => rows[index * MESSAGE_FIELDS + field]!
+        const messages = Array.from({ length: rows.length / MESSAGE_FIELDS }, (_, index) => ({
+          mine: field(index, MESSAGE.mine),
+          other: field(index, MESSAGE.other),
+          into: field(index, MESSAGE.into),
+          offset: field(index, MESSAGE.offset),
+          bytes: field(index, MESSAGE.bytes)
+        }))
+        this.messages.push(messages)
+        // Bytes for parameters need no room in the slot.
+        this.#begun.push([
+          slot,
+          Float64Array.from(messages.flatMap(({ into, offset, bytes }) => into === 0 ? [offset, bytes] : [0, 0]))
+        ])
       },
       groupArrive: async (group: number) => {
         const [slot, parts] = this.#begun[0]!

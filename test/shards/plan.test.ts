@@ -6,7 +6,9 @@ import { bytesOf } from '../../src/native/dtypes.ts'
 import { RECT, RECT_FIELDS, TENSOR, TENSOR_FIELDS } from '../../src/native/write-layout.ts'
 import { compilePlan } from '../../src/shards/compile-plan.ts'
 import type { ShardPlan } from '../../src/shards/compile-plan.ts'
-import { chunkJob } from '../../src/shards/plan-jobs.ts'
+import { messagesOf } from '../../src/shards/messages.ts'
+import { chunkJob, messagesJob } from '../../src/shards/plan-jobs.ts'
+import { sendsOf } from '../../src/shards/sends.ts'
 import { CoveredNames } from '../../src/weights/covered-names.ts'
 import { tinyArchitecture } from '../helpers/tiny-config.ts'
 import { announce, boxParam, codesOf, expectedParams, factors, flatParam, meshParam, worlds } from './sharded-model.ts'
@@ -190,6 +192,108 @@ t.test('chunks hold the same pieces, block by block, within their limit', async 
     }),
     { numRuns: 25 }
   )
+})
+
+/** The bytes of a chunk that each source packs: an element's code at the place of its first byte. */
+function packed (plan: ShardPlan, params: readonly Param[], chunk: number): number[] {
+  const { pieces, offsets } = plan
+  const { first, end } = plan.chunks[chunk]!
+  const memory: number[] = []
+  for (let piece = first; piece < end; piece++) {
+    const size = bytesOf(plan.tensors[pieces.tensor[piece]!]!.dtype)
+    const shard = params[pieces.tensor[piece]!]!.shards.get(pieces.source[piece]!)!
+    for (let row = 0; row < pieces.rows[piece]!; row++) {
+      for (let col = 0; col < pieces.cols[piece]!; col++) {
+        memory[offsets[piece]! + (row * pieces.cols[piece]! + col) * size] = shard[
+          pieces.at[piece]! + row * pieces.pitch[piece]! + col
+        ]!
+      }
+    }
+  }
+  return memory
+}
+
+/** Carries out a plan as NCCL does: messages into parameters and slots, then the write of the slots. */
+function exchange (
+  plan: ShardPlan,
+  table: ModelTable,
+  params: readonly Param[]
+): { ranks: number[][][], direct: number, staged: number } {
+  const ranks = Array.from(
+    { length: table.ranks },
+    () => table.params.map(({ rows, cols }) => new Array<number>(rows * cols).fill(Number.NaN))
+  )
+  const counts = { direct: 0, staged: 0 }
+  for (const [chunk, { messages, room }] of messagesOf(plan).entries()) {
+    const memory = packed(plan, params, chunk)
+    const slots = Array.from({ length: table.ranks }, () => [] as number[])
+    for (const { rank, offset, bytes, param, at } of messages) {
+      counts[param < 0 ? 'staged' : 'direct']++
+      for (let byte = 0; byte < bytes; byte++) {
+        const value = memory[offset + byte]
+        if (value === undefined) continue
+        if (param < 0) {
+          if (slots[rank]![at + byte] !== undefined) throw new Error('two messages at one place of a slot')
+          slots[rank]![at + byte] = value
+        } else ranks[rank]![param]![(at + byte) / bytesOf(table.params[param]!.dtype)] = value
+      }
+    }
+    if (slots.some(({ length }) => length > room)) throw new Error('a slot is too small')
+    const { job: { tensors, rects }, owners } = messagesJob(plan, messages, { fd: 0 })
+    for (let index = 0; index < owners.length; index++) {
+      const [tensor, rect] = [index * TENSOR_FIELDS, index * RECT_FIELDS]
+      const param = rects[rect + RECT.param]!
+      for (let row = 0; row < rects[rect + RECT.rows]!; row++) {
+        for (let col = 0; col < rects[rect + RECT.cols]!; col++) {
+          const from = tensors[tensor + TENSOR.offset]! + row * tensors[tensor + TENSOR.rowBytes]! +
+            col * tensors[tensor + TENSOR.colBytes]!
+          const to = (rects[rect + RECT.dstRow]! + row) * table.params[param]!.cols + rects[rect + RECT.dstCol]! + col
+          ranks[rects[rect + RECT.rank]!]![param]![to] = slots[rects[rect + RECT.rank]!]![from]!
+        }
+      }
+    }
+  }
+  return { ranks, ...counts }
+}
+
+t.test('messages put each element at its place: large stretches straight into parameters, the rest by a slot', t => {
+  const counts = { direct: 0, staged: 0 }
+  fc.assert(
+    fc.property(cases, ({ kind, ranks, world, seed, chunkBytes }) => {
+      const table = tableOf(kind, ranks)
+      const codes = codesOf(table)
+      const params = randomTrainer(table, codes, world, seed)
+      const plan = compilePlan(table, new CoveredNames(table), announce(params, world, chunkBytes))
+      const got = exchange(plan, table, params)
+      counts.direct += got.direct
+      counts.staged += got.staged
+      const expected = expectedParams(table, codes)
+      for (const [rank, own] of got.ranks.entries()) {
+        for (const [param, values] of own.entries()) {
+          const at = values.findIndex((value, index) => !Object.is(value, expected[rank]![param]![index]))
+          if (at >= 0) throw new Error(`rank ${rank}, ${table.params[param]!.name}[${at}]: ${values[at]}`)
+        }
+      }
+      // Both sides have the messages of a pair of ranks in the same order.
+      const all = messagesOf(plan)
+      for (let source = 0; source < world; source++) {
+        const { messages, blocks } = sendsOf(plan, source)
+        const own = all.flatMap((chunk, number) =>
+          chunk.messages.filter(message => message.source === source).map(message => [number, message] as const)
+        )
+        t.same(
+          [messages.chunk, messages.rank, messages.bytes],
+          [own.map(([chunk]) => chunk), own.map(([, { rank }]) => rank), own.map(([, { bytes }]) => bytes)]
+        )
+        const perChunk = Math.max(0, ...all.map(chunk => chunk.messages.filter(one => one.source === source).length))
+        if (perChunk > 2 * 128 + 2 * ranks) throw new Error(`${perChunk} messages of a rank in one chunk`)
+        if (messages.chunk.length < blocks.chunk.length) throw new Error('a block is missing')
+      }
+    }),
+    { numRuns: 25 }
+  )
+  t.ok(counts.direct > 100 && counts.staged > 100, JSON.stringify(counts))
+  t.end()
 })
 
 t.test('replicas share the work evenly', async t => {

@@ -159,6 +159,10 @@ export const Sends = Type.Object({
     description: 'Columns of messages: the chunk, the rank of the engine, the place in the part of the chunk, ' +
       'the bytes.'
   }),
+  messages: Type.Object({ chunk: column, rank: column, offset: column, bytes: column }, {
+    description: 'The same for NCCL, which sends large blocks in several messages: those of a pair of ranks in this ' +
+      'order, all of a chunk in one group.'
+  }),
   pieces: Type.Object(
     { chunk: column, tensor: column, at: column, pitch: column, rows: column, cols: column, offset: column },
     {

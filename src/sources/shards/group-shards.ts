@@ -7,25 +7,19 @@ import type { ShardPlan } from '../../shards/compile-plan.ts'
 import { chunkJob } from '../../shards/plan-jobs.ts'
 import { ChunkJobs } from './chunk-jobs.ts'
 import type { ChunkReceiver } from './chunk-jobs.ts'
-import { placedSource } from './placed-source.ts'
+import { MessageJobs } from './message-jobs.ts'
+import { placedSource, SHARDS_IN_PLACE } from './placed-source.ts'
 
 /**
- * The shards of a plan as messages in a process group: in each chunk one from each of the trainer's ranks, which are
- * the group's first, to each rank of the engine that it has bytes for. The tag is the number of the chunk.
+ * The shards of a plan as messages in a process group, from the trainer's ranks, which are the group's first, to each
+ * rank of the engine that they have bytes for. gloo: one of a pair of ranks in each chunk, whose number is the tag.
+ * NCCL: MessageJobs.
  *
- * The trainer's ranks send whether or not the update is refused, so a source that is closed before all has come aborts
- * the group: that ends their waits.
+ * The trainer's ranks send whether or not the update is refused. If a source is closed before all has come, gloo's
+ * group is aborted, which ends their waits; in NCCL's the rest is received and dropped.
  */
 export function groupShards (plan: ShardPlan, group: WeightGroup): PlacedSource {
-  const { rankOffset, backend, name } = group.spec
-  if (backend !== 'gloo') {
-    throw new RefitError(
-      'UNSUPPORTED',
-      `group_name: shards are received in gloo groups, and ${JSON.stringify(name)} is of ${backend}; ` +
-        'send handles, or make the group with gloo',
-      { param: 'group_name' }
-    )
-  }
+  const { rankOffset, backend } = group.spec
   if (rankOffset < plan.world) {
     throw new RefitError(
       'INVALID_REQUEST',
@@ -34,12 +28,28 @@ export function groupShards (plan: ShardPlan, group: WeightGroup): PlacedSource 
       { param: 'group_name' }
     )
   }
+  if (backend === 'nccl') {
+    const jobs = new MessageJobs(plan, group)
+    return placedSource(plan, jobs, {
+      transport: SHARDS_IN_PLACE,
+      close: async () => {
+        await jobs.close()
+      },
+      explain: error => withNote(error, jobs)
+    })
+  }
   const jobs = new ChunkJobs(plan, new GroupChunks(plan, group))
   return placedSource(plan, jobs, {
     close: async () => {
       if (!jobs.isWhole) group.abandon('an update from shards ended before all of them had come')
     }
   })
+}
+
+function withNote (error: unknown, { dropped }: MessageJobs): unknown {
+  if (!(error instanceof RefitError) || dropped === undefined) return error
+  const { code, message, param } = error
+  return new RefitError(code, `${message}. ${dropped}`, { cause: error, ...param === undefined ? {} : { param } })
 }
 
 class GroupChunks implements ChunkReceiver {

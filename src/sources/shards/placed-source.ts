@@ -1,13 +1,15 @@
 import type { PlacedJobs, PlacedSource, Transport } from '../../contract/weight-source.ts'
 import type { ShardPlan } from '../../shards/compile-plan.ts'
 
-export const SHARDS: Transport = { name: 'shards', readError: 'TENSOR_PAYLOAD' }
+const SHARDS: Transport = { name: 'shards', readError: 'TENSOR_PAYLOAD' }
+/** Parts of them arrive in the parameters themselves. */
+export const SHARDS_IN_PLACE: Transport = { ...SHARDS, inPlace: true }
 
 /** A plan's tensors as a source, whose bytes `jobs` delivers. */
 export function placedSource (
   plan: ShardPlan,
   jobs: Omit<PlacedJobs, 'counts'>,
-  ends: Partial<Pick<PlacedSource, 'verify' | 'close' | 'explain'>> = {}
+  ends: Partial<Pick<PlacedSource, 'transport' | 'verify' | 'close' | 'explain'>> = {}
 ): PlacedSource {
   return {
     kind: 'placed',
