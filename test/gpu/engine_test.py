@@ -32,6 +32,7 @@ for name in [
     "distributed_ways",
     "distributed_life",
     "distributed_examples",
+    "shards_ways",
     "fleet",
     "data_parallel",
 ]:

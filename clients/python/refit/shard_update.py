@@ -138,7 +138,11 @@ class ShardedAdd:
             shard = by_name.get(tensor["name"])
             locals.append(None if shard is None else shard.local)
             dtypes.append(torch_dtype(tensor["dtype"]))
-        return Blocks(sends[1], locals, dtypes, "cpu", turns)
+        if self.update.transport != "group":
+            return Blocks(sends[1], locals, dtypes, "cpu", turns)
+        group = self.update.group
+        by = "messages" if group.backend == "nccl" else "blocks"
+        return Blocks(sends[1], locals, dtypes, group.device, turns, by)
 
     def group(self):
         """Each rank sends its blocks to the ranks of the engines. One chunk travels while the next is packed."""
@@ -148,7 +152,8 @@ class ShardedAdd:
         if self.ranks.rank == 0:
             replies = submit(self.engines, lambda engine: self.post(engine, group_name=group.name))
         try:
-            self.send_chunks(group)
+            with group.watch(replies):
+                self.send_chunks(group)
         except Exception as error:
             # The engines see the connections end, and do not wait for the rest.
             failed = error
@@ -169,19 +174,17 @@ class ShardedAdd:
         for engine in self.engines:
             packed.setdefault(self.plans[engine.url]["id"], []).append(engine)
         blocks = {plan: self.blocks(engines[0], 2) for plan, engines in packed.items()}
+        group.connect()
         for chunk in range(max(self.plans[engine.url]["chunks"] for engine in self.engines)):
-            works.append([])
             if chunk >= 2:
-                for work in works[chunk - 2]:
-                    work.wait()
+                group.wait(works[chunk - 2])
+            sends = []
             for plan, engines in packed.items():
-                if chunk not in blocks[plan].sizes:
-                    continue
-                out = blocks[plan].pack(chunk, chunk)
-                for rank, offset, size in blocks[plan].blocks[chunk]:
-                    works[chunk] += [group.send(out[offset : offset + size], engine, rank, chunk) for engine in engines]
-        for work in [work for last in works[-2:] for work in last]:
-            work.wait()
+                for rank, block in blocks[plan].take(chunk, chunk) if chunk in blocks[plan].blocks else []:
+                    sends += [(block, engine, rank) for engine in engines]
+            works.append(group.send(sends, chunk))
+        for last in works[-2:]:
+            group.wait(last)
 
     def upload(self):
         """Each rank uploads its blocks; an engine replies when it has those of all ranks."""
