@@ -16,7 +16,7 @@ import { endTogether, runLimited, watchLeftovers } from './run-limited.js'
 // Needs a Python with torch, transformers and safetensors ($REFIT_PYTHON, else build/venv/bin/python, else python3).
 //   --only     parts whose name contains the word: native, scatter, checksum, disk, adapters, profile, tensor,
 //              tensor-empty, tensor-pooled, tensor-ordinary, tensor-buckets, tensor-kept, tensor-30b, server, load,
-//              memory, decode-1, decode-64, adapter-throughput, adapter-replace, shards
+//              memory, decode-1, decode-64, adapter-throughput, adapter-replace, shards, shards-nccl
 //   --model    of the Python programs; or 8b, 30b or 1.5b of profile_bench
 //   --folder   for the checkpoint (16.4 GB) instead of /dev/shm or the temporary folder
 
@@ -27,7 +27,7 @@ const SERVER_PARTS = ['load', 'memory', 'decode-1', 'decode-64']
 const TENSOR_PARTS = ['tensor-empty', 'tensor-pooled', 'tensor-ordinary', 'tensor-buckets', 'tensor-kept', 'tensor-30b']
 const ADAPTER_PARTS = ['adapter-throughput', 'adapter-replace']
 const PROFILE_MODELS = ['8b', '30b', '1.5b']
-const SHARD_PARTS = ['shards']
+const SHARD_PARTS = ['shards', 'shards-nccl']
 const DISTRIBUTED_PARTS = [
   'distributed-empty',
   'distributed-init',
