@@ -119,13 +119,20 @@ COMMON = dict(
     eos_token_id=2,
 )
 MODELS = {
-    "llama": lambda: transformers.LlamaConfig(**COMMON, head_dim=16),
-    "qwen2": lambda: transformers.Qwen2Config(**COMMON, tie_word_embeddings=True),
-    "qwen3": lambda: transformers.Qwen3Config(**COMMON, head_dim=32),
-    "qwen3-moe": lambda: transformers.Qwen3MoeConfig(
-        **COMMON, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=True
+    "llama": lambda **more: transformers.LlamaConfig(**COMMON | more, head_dim=16),
+    "qwen2": lambda **more: transformers.Qwen2Config(**COMMON | more, tie_word_embeddings=True),
+    "qwen3": lambda **more: transformers.Qwen3Config(**COMMON | more, head_dim=32),
+    "qwen3-moe": lambda **more: transformers.Qwen3MoeConfig(
+        **COMMON | more, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32,
+        norm_topk_prob=True,
     ),
-}
+}  # fmt: skip
+
+
+def config_of(kind):
+    """The config of a kind of MODELS; "qwen3-deep" has four layers, for pipelines."""
+    plain = kind.removesuffix("-deep")
+    return MODELS[kind]() if plain == kind else MODELS[plain](num_hidden_layers=4)
 
 
 class Model:
@@ -134,7 +141,7 @@ class Model:
     def __init__(self, kind, folder):
         self.folder = pathlib.Path(folder)
         torch.manual_seed(1)
-        model = transformers.AutoModelForCausalLM.from_config(MODELS[kind]())
+        model = transformers.AutoModelForCausalLM.from_config(config_of(kind))
         model.to(torch.bfloat16).save_pretrained(folder)
         freeze_imports()
         self.shapes = {}

@@ -13,14 +13,17 @@ from tensor_weights import coded
 sys.path[:0] = [str(folder_of(name)) for name in ("megatron-core", "einops")]
 # A Triton kernel of its inference, which no CPU can run.
 absent("megatron.core.inference.contexts.fused_kv_append_kernel")
+if not torch.cuda.is_available():
+    # The stages of a tied embedding move it to the GPU before they compare it.
+    torch.Tensor.cuda = lambda tensor, *_, **__: tensor
 
 
 def head_dim(config):
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
-def build(config, tp=1, pp=1, ep=1, etp=1, vpp=None, padding=128):
-    """The chunks of this rank of a model with the shape of a transformers config."""
+def build(config, tp=1, pp=1, ep=1, etp=1, vpp=None, padding=128, first=None):
+    """The chunks of this rank of a model with the shape of a transformers config. first: layers of the first stage."""
     from megatron.core import model_parallel_config, parallel_state
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
@@ -65,6 +68,7 @@ def build(config, tp=1, pp=1, ep=1, etp=1, vpp=None, padding=128):
         virtual_pipeline_model_parallel_size=vpp,
         expert_model_parallel_size=ep,
         expert_tensor_parallel_size=etp,
+        num_layers_in_first_pipeline_stage=first,
         pipeline_dtype=torch.bfloat16,
         params_dtype=torch.bfloat16,
         bf16=True,

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard  # noqa: E402
 
 import refit  # noqa: E402
 from tensor_weights import coded  # noqa: E402
-from tensors import MODELS  # noqa: E402
+from tensors import config_of  # noqa: E402
 
 torch.set_num_threads(1)
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -98,7 +98,7 @@ def setup(kind, folder, mesh, ranks=None, dims=None, dtype="bfloat16"):
     if kind.startswith("@"):
         config = AutoConfig.from_pretrained(kind[1:])
     else:
-        config = MODELS[kind]()
+        config = config_of(kind)
     model = AutoModelForCausalLM.from_config(config).to(getattr(torch, dtype))
     dp = device_mesh
     if dims == ["dp", "tp"]:
@@ -234,7 +234,7 @@ def megatron(kind, folder, **parallel):
     import megatron_rank
 
     state.clear()
-    state.update(shapes=shapes_of(folder), group=dist.group.WORLD, member=True, config=MODELS[kind]())
+    state.update(shapes=shapes_of(folder), group=dist.group.WORLD, member=True, config=config_of(kind))
     state["chunks"] = megatron_rank.build(state["config"], **parallel)
     return [sorted(name for name, _ in chunk.named_parameters()) for chunk in state["chunks"]]
 
