@@ -45,6 +45,16 @@ def test_fsdp2_of_4_ranks_arrives_by_every_transport(trainer, engine_of, model_o
         assert answers[0]["tensors"] == len(model.shapes)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_messages_of_nccl_have_the_bytes_of_the_blocks(trainer, engine_of, model_of, ranks):
+    engine, model = engine_of("qwen3", ranks), model_of("qwen3")
+    trainer("setup", kind="qwen3", folder=str(model.folder), mesh=[4])
+    trainer("update", variant=3, urls=[engine.url], version="m", transport="group", bucket_bytes=1 << 14)
+    stretches, packed = map(sum, zip(*trainer("messages", urls=[engine.url])))
+    assert stretches > 40, "large pieces are sent from where they lie"
+    assert packed > (40 if ranks == 2 else 0), "an engine of two ranks keeps columns, too"
+
+
 @pytest.mark.parametrize("transport", ["handles", "group"])
 def test_experts_that_transformers_fuses_arrive(trainer, engine_of, model_of, transport):
     engine, model = engine_of("qwen3-moe", 2), model_of("qwen3-moe")
