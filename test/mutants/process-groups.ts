@@ -119,7 +119,7 @@ export const processGroups: readonly Mutant[] = [
   {
     why: 'a trainer that has gone leaves its group joined',
     file: 'src/process-groups/weight-group.ts',
-    before: "if (this.#streams.length > 0 || this.#state !== 'connected') {",
+    before: "if (this.#streams.length + this.#phases.length > 0 || this.#state !== 'connected') {",
     after: 'if (this.#streams.length > 1) {',
     tests: [
       'test/process-groups/gone-trainers.test.ts',

@@ -263,5 +263,33 @@ export const sources: readonly Mutant[] = [
     before: 'if (next === undefined) this.#free++',
     after: 'if (next === undefined && this.#free > 0) this.#free++',
     tests: ['test/sources/spool.test.ts', 'test/sources/handle-thread.test.ts']
+  },
+  {
+    why: 'a stretch of a parameter arrives a row too low',
+    file: 'src/shards/messages.ts',
+    before: 'pieces.dstRow[piece]! * param.cols',
+    after: '(pieces.dstRow[piece]! + 1) * param.cols',
+    tests: ['test/shards/plan.test.ts']
+  },
+  {
+    why: 'shards of another dtype arrive in place unconverted',
+    file: 'src/shards/messages.ts',
+    before: 'if (isStretch && dtype === param.dtype && ',
+    after: 'if (isStretch && ',
+    tests: ['test/shards/plan.test.ts']
+  },
+  {
+    why: "a refused update's messages are received into the parameters",
+    file: 'src/sources/shards/message-jobs.ts',
+    before: 'this.#isRefused ? 0 : param + 1',
+    after: 'param + 1',
+    tests: ['test/sources/message-jobs.test.ts']
+  },
+  {
+    why: 'the messages of the next chunk wait for those of the one before',
+    file: 'src/sources/shards/message-jobs.ts',
+    before: 'if (this.#coming.length === 1) await',
+    after: 'if (this.#coming.length === 9) await',
+    tests: ['test/sources/message-jobs.test.ts']
   }
 ]
