@@ -84,7 +84,8 @@ class ShardGroup:
             self.group = dist.ProcessGroupNCCL(keys, self.ranks.rank, world, options)
         else:
             self.group = dist.ProcessGroupGloo(keys, self.ranks.rank, world, self.timeout)
-        self._store, self._connected = store, False
+        # A connection of its own, where torch can: the group waits in the other one for the id of rank 0.
+        self._store, self._connected = store.clone() if hasattr(store, "clone") else store, False
 
     @contextlib.contextmanager
     def watch(self, replies):
