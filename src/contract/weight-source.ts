@@ -1,4 +1,5 @@
 import type { ErrorCode } from '../errors.ts'
+import type { Access } from '../native/addon.ts'
 import type { ElementPatch } from '../native/deltas.ts'
 import type { DType } from '../native/dtypes.ts'
 import type { NativeSource, WriteJob } from '../native/write-job.ts'
@@ -104,6 +105,8 @@ export interface PlacedJobs {
   readonly counts: Int32Array
   /** As `WeightStream.ready`. */
   ready: () => Promise<void>
+  /** Passes the weights that the write goes to; called once, before the first `next`. */
+  prepare?: (access: Access) => void
   /** The next job; undefined after the last one. Its bytes stay valid until the next call. Throws if they break off. */
   next: () => Promise<PlacedJob | undefined>
   /** As in WeightStream. */

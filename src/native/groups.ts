@@ -134,7 +134,13 @@ export interface NativeGroups {
    * All of one call are received together, and those of a pair of ranks in this order. Messages to parameters have the
    * rules of groupReceiveInPlace, but each rank has places of its own.
    */
-  groupBeginMessages: (group: GroupHandle, slot: 0 | 1, messages: Float64Array, deadlineMs: number) => Promise<void>
+  groupBeginMessages: (
+    group: GroupHandle,
+    slot: 0 | 1,
+    messages: Float64Array,
+    deadlineMs: number,
+    set?: number
+  ) => Promise<void>
   /**
    * Main thread. NCCL only. Takes the `tensors` and `rects` of a WriteJob with one source; `parts` are stretches of
    * that source. Returns for each part the offset from the start of a rank's weights, in bytes, if all bytes of the

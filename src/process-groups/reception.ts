@@ -11,9 +11,9 @@ const ALONE = 1 << 30
  * The memory that a piece is received into: a slot, of which `room` is needed, or the weights (`DirectPlaces`). `began`
  * is called when the weights begin to change; messages into a slot may contain some for the weights.
  */
-export type Target = { slot: 0 | 1, room: Room, began?: () => void } | {
+export type Target = { slot: 0 | 1, room: Room, set?: number, began?: () => void } | {
   places: Float64Array
-  /** The set of weights. */
+  /** The set of weights, also for messages. */
   set: number
   began: () => void
 }

@@ -208,8 +208,9 @@ export class WeightGroup {
       const { root } = this.spec
       if ('slot' in into) {
         if (messages !== undefined) {
-          const receive = isAhead ? native.groupBeginMessages : native.groupReceiveMessages
-          const coming = receive(this.handle, into.slot, messages, timeoutMs)
+          const coming = isAhead
+            ? native.groupBeginMessages(this.handle, into.slot, messages, timeoutMs, into.set)
+            : native.groupReceiveMessages(this.handle, into.slot, messages, timeoutMs)
           into.began?.()
           return await coming
         }

@@ -28,6 +28,9 @@ export function abortableJobs (jobs: PlacedJobs, signal: AbortSignal | undefined
     ready: async () => {
       await orAborted(jobs.ready(), signal)
     },
+    prepare: access => {
+      jobs.prepare?.(access)
+    },
     get touched () {
       return jobs.touched === true
     },

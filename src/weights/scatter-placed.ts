@@ -21,6 +21,7 @@ export async function scatterPlaced (
   let last = 0
   let error: ScatterOutcome['error']
   try {
+    jobs.prepare?.(to.access ?? {})
     for (;;) {
       const next = await jobs.next()
       if (next === undefined) break

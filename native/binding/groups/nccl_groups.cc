@@ -171,12 +171,13 @@ Napi::Value group_begin_messages(const Napi::CallbackInfo& info) {
   const auto entry = group_of(info);
   NcclGroup& group = nccl_of(*entry);
   const int slot = to_slot(info[1]);
+  const int set = info[4].IsUndefined() ? 0 : static_cast<int>(to_integer(info[4], "set", 0, kMostSets - 1));
   std::vector<NcclMessage> messages;
   for (const auto& row : parse_messages(info[2])) {
     const int into = static_cast<int>(row[MessageRow::kInto]);
     messages.push_back({static_cast<int>(row[MessageRow::kMine]), static_cast<int>(row[MessageRow::kOther]), into - 1,
                         static_cast<uint64_t>(row[MessageRow::kOffset]),
-                        static_cast<uint64_t>(row[MessageRow::kBytes])});
+                        static_cast<uint64_t>(row[MessageRow::kBytes]), set});
   }
   const GroupDeadline deadline = deadline_of(info[3]);
   return submit_to_group(env, entry, [&group, slot, messages = std::move(messages), deadline] {

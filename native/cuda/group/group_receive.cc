@@ -67,7 +67,7 @@ std::vector<std::vector<GroupMessage>> GpuGroup::place(int slot, const std::vect
     uint8_t* memory = s.channels[at]->slot_data(slot);
     uint64_t room = s.room(slot);
     if (one.param >= 0) {
-      if (params[at].empty()) params[at] = s.host.params(s.tensor_ranks[at]);
+      if (params[at].empty()) params[at] = s.host.params(s.tensor_ranks[at], one.set);
       if (static_cast<size_t>(one.param) >= params[at].size()) {
         refuse("goes to parameter " + std::to_string(one.param) + " of " + std::to_string(params[at].size()));
       }

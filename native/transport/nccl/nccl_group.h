@@ -25,6 +25,7 @@ struct NcclMessage {
   int param = -1;           // the parameter that it goes to; -1: into the slot
   uint64_t offset = 0;      // in the slot, or in the parameter
   uint64_t bytes = 0;
+  int set = 0;  // of weights, if it goes to a parameter; the same for all of a call
 };
 
 class NcclGroup : public Group {

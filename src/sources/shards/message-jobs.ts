@@ -1,5 +1,6 @@
 import type { PlacedJob, PlacedJobs } from '../../contract/weight-source.ts'
 import { errorMessage } from '../../errors.ts'
+import type { Access } from '../../native/addon.ts'
 import { MESSAGE, MESSAGE_FIELDS } from '../../native/groups.ts'
 import { slotOf } from '../../process-groups/pieces.ts'
 import type { Reception } from '../../process-groups/reception.ts'
@@ -28,6 +29,8 @@ export class MessageJobs implements Omit<PlacedJobs, 'counts'> {
   readonly #group: WeightGroup
   readonly #chunks: readonly ChunkMessages[]
   readonly #coming: Coming[] = []
+  /** The weights that they go to. */
+  #access: Access = {}
   #begun = 0
   #given = 0
   #touched = false
@@ -44,6 +47,10 @@ export class MessageJobs implements Omit<PlacedJobs, 'counts'> {
 
   async ready (): Promise<void> {
     await this.#group.ready()
+  }
+
+  prepare (access: Access): void {
+    this.#access = access
   }
 
   get touched (): boolean {
@@ -86,6 +93,7 @@ export class MessageJobs implements Omit<PlacedJobs, 'counts'> {
     await this
       .#group
       .runBetweenSteps(async () => {
+        this.#access = {}
         await this.drop(false)
       })
       .catch((error: unknown) => {
@@ -132,10 +140,12 @@ export class MessageJobs implements Omit<PlacedJobs, 'counts'> {
       into: {
         slot: slotOf(chunk),
         room: { bytes: this.#room, slots: Math.min(2, length) },
+        set: this.#access.set ?? 0,
         began: () => {
           this.#touched ||= !this.#isRefused && this.#chunks[chunk]!.messages.some(({ param }) => param >= 0)
         }
       },
+      isBeside: this.#access.beside === true,
       of: `chunk ${chunk + 1} of ${length} of the shards`,
       at: `${bytes} bytes`,
       nameOf: part => `message ${part}`
