@@ -89,5 +89,5 @@ function moved ({ tensors: known, plan }: Known, tensors: readonly AnnouncedTens
     a: half(module.a, module.indices[0]),
     b: half(module.b, module.indices[1])
   }))
-  return { ...plan, modules }
+  return { ...plan, modules, like: plan.modules }
 }

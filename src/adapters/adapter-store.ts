@@ -1,4 +1,3 @@
-import { createHash } from 'node:crypto'
 import { RefitError } from '../errors.ts'
 import type {
   AdapterInfo,
@@ -254,12 +253,12 @@ export class AdapterStore implements Adapters {
     let closure: GateClosure | undefined
     let isZero: boolean
     try {
-      const written = await this.#memory.write(slot, source, plan.modules, deadlineMs)
+      const written = await this.#memory.write(slot, source, plan, deadlineMs)
       await source.verify()
       bytes = written.bytes
       closure = written.closure
-      isZero = [...written.checksums].every(([tensor, sum]) => tensor.endsWith('.lora_A') || /^0+$/.test(sum))
-      version.digest = digestOf(version, written.checksums)
+      isZero = written.isZero
+      version.digest = written.digest
       if (checksums !== undefined) {
         await compareReceived(plan.modules, this.#memory.tensors(slot, version), this.#weights.dtype, checksums)
       }
@@ -338,12 +337,4 @@ function checkName (name: string): void {
     `the name of a LoRA adapter has 1 to ${MAX_NAME} characters, no control characters and no space at its ends`,
     { param: 'lora_name' }
   )
-}
-
-/** Over the checksums, ranks and scales of all modules, whatever their order in the source. */
-function digestOf ({ modules }: AdapterVersion, sums: ReadonlyMap<string, string>): string {
-  const lines = modules.map(({ module: { name }, rank, scale }) =>
-    `${name} ${rank} ${Math.fround(scale)} ${sums.get(`${name}.lora_A`)} ${sums.get(`${name}.lora_B`)}\n`
-  )
-  return createHash('sha256').update(lines.sort().join('')).digest('hex').slice(0, 16)
 }

@@ -20,6 +20,8 @@ export interface PlannedModule {
 
 export interface AdapterPlan {
   modules: PlannedModule[]
+  /** The modules of a plan before, which differ in the places of their tensors only; or the same. */
+  like: readonly PlannedModule[]
   rank: number
   /** Names of modules that the configuration targets and the tensors lack. */
   missing: string[]
@@ -65,7 +67,7 @@ export function planAdapter (
   const missing = targets === null
     ? []
     : [...known.keys()].filter(name => !planned.has(name) && targets(name))
-  return { modules, rank: modules.reduce((most, { rank }) => Math.max(most, rank), 0), missing }
+  return { modules, like: modules, rank: modules.reduce((most, { rank }) => Math.max(most, rank), 0), missing }
 }
 
 /**

@@ -6,13 +6,16 @@ import type { AnnouncedTensor, StoredSource, WeightSource } from '../contract/we
 import type { GateClosure } from '../contract/gate.ts'
 import type { Access, NativeAddon } from '../native/addon.ts'
 import { bytesOf } from '../native/dtypes.ts'
+import type { WriteJob } from '../native/write-job.ts'
 import type { HeldDType } from '../native/dtypes.ts'
 import { checksumsOf } from '../weights/checksum.ts'
 import type { MatchedTensor } from '../weights/match.ts'
 import { layOut } from '../weights/plan.ts'
 import { scatterStream } from '../weights/scatter-stream.ts'
 import { writeJob } from '../weights/scatter.ts'
-import type { PlannedModule } from './plan-adapter.ts'
+import type { AdapterPlan, PlannedModule } from './plan-adapter.ts'
+import { areWhole, digestOf, isZero, joinJobs, slotJob, SlotLayouts } from './slot-layout.ts'
+import type { SlotLayout } from './slot-layout.ts'
 
 /** The content of a slot: for each module the rank and the scale. */
 export interface SlotContent {
@@ -47,6 +50,7 @@ const FLOAT_BYTES = 4
  */
 export class SlotMemory {
   readonly #options: SlotMemoryOptions
+  readonly #layouts = new SlotLayouts()
   /** By slot and module: rows of A and columns of B from here on are zero. */
   readonly #filled: Map<string, number>[]
 
@@ -60,26 +64,61 @@ export class SlotMemory {
   }
 
   /**
-   * Writes an adapter. Returns the bytes read, and the checksums of A and B of every module by names like PEFT's
-   * without its prefix. Throws the source's error; the slot's content is undefined then.
+   * Writes an adapter. Returns the bytes read, and the digest of what the slot holds. Throws the source's error; the
+   * slot's content is undefined then.
    */
   async write (
     slot: number,
     source: WeightSource,
-    modules: readonly PlannedModule[],
+    { modules, like }: Pick<AdapterPlan, 'modules' | 'like'>,
     deadlineMs: number
-  ): Promise<Written & { checksums: Map<string, string> }> {
+  ): Promise<Written & { digest: string, isZero: boolean }> {
     if (source.kind === 'patch') throw new RefitError('ADAPTER_REFUSED', 'LoRA adapters are sent whole, not as changes')
     if (source.kind === 'placed') throw new RefitError('ADAPTER_REFUSED', 'LoRA adapters are sent whole, not in shards')
+    const layout = this.#layouts.of(slot, like)
+    const written = source.kind === 'stored' && areWhole(modules)
+      ? { bytes: await this.#writeWhole(slot, source, modules, layout) }
+      : await this.#writeParts(slot, source, modules, deadlineMs)
+    const checksums = await this.#checksums(layout)
+    return { ...written, digest: digestOf(layout, checksums), isZero: isZero(checksums) }
+  }
+
+  /** Ranks, scales and tensors in one job, because each job waits for all ranks. */
+  async #writeWhole (
+    slot: number,
+    source: StoredSource,
+    modules: readonly PlannedModule[],
+    layout: SlotLayout
+  ): Promise<number> {
+    const { entries, source: own, settle } = this.#setting(slot, { modules })
+    const { job, bytes } = layOut(own, entries.map(matched))
+    const names = (index: number): string => {
+      const { a, b } = modules[index >> 1] ?? {}
+      return (index % 2 === 0 ? a : b)?.name ?? entries[index - 2 * modules.length]?.tensor.name ?? '?'
+    }
+    const whole = joinJobs(slotJob(source, modules, layout), job)
+    const all = await this.#run(source, whole, 2 * modules.length + entries.length, names)
+    settle()
+    return all - bytes
+  }
+
+  async #writeParts (
+    slot: number,
+    source: StoredSource | StreamedSource,
+    modules: readonly PlannedModule[],
+    deadlineMs: number
+  ): Promise<Written> {
     const tensors = modules.flatMap(({ module, rank, a, b }) => [
       { tensor: a, rects: module.a(slot, 0, rank) },
       { tensor: b, rects: module.b(slot, 0, rank) }
     ])
-    const written = await this.#settled(slot, { modules }, async (): Promise<Written> =>
-      source.kind === 'stored'
-        ? { bytes: await this.#copy(source, tensors) }
-        : await this.#receive(source, tensors, deadlineMs))
-    return { ...written, checksums: await this.#checksums(slot, modules) }
+    const { entries, source: own, settle } = this.#setting(slot, { modules })
+    await this.#copy(own, entries)
+    const written = source.kind === 'stored'
+      ? { bytes: await this.#copy(source, tensors) }
+      : await this.#receive(source, tensors, deadlineMs)
+    settle()
+    return written
   }
 
   /** Copies a slot into host memory. */
@@ -156,7 +195,10 @@ export class SlotMemory {
       image.parts.map(({ bytes }) => ({ buffer: bytes })),
       tensors.map(({ tensor }) => tensor)
     )
-    await this.#settled(slot, content, async () => await this.#copy(source, tensors))
+    const { entries, source: own, settle } = this.#setting(slot, content)
+    await this.#copy(own, entries)
+    await this.#copy(source, tensors)
+    settle()
   }
 
   /** The memory of all slots was released and has come back with any content. */
@@ -165,8 +207,11 @@ export class SlotMemory {
     for (const filled of this.#filled) for (const name of modules.keys()) filled.set(name, rank)
   }
 
-  /** Writes ranks and scales, and zeros where an adapter before had larger ranks; then runs the rest of a write. */
-  async #settled<T> (slot: number, content: SlotContent, run: () => Promise<T>): Promise<T> {
+  /**
+   * The part of a write that its source does not have: ranks and scales, and zeros where an adapter before had larger
+   * ranks. `settle` is called when all of the write has succeeded.
+   */
+  #setting (slot: number, content: SlotContent): Setting {
     const { table, dtype } = this.#options
     const modules = [...table.adapters!.modules.values()]
     const entries: Placed[] = [this.#tableEntry(slot)]
@@ -193,13 +238,13 @@ export class SlotMemory {
       zero(module.b(slot, from, to), module.outSize, to - from)
     }
     const buffers = [{ buffer: this.#scales(content) }, { buffer: new Uint8Array(most * bytesOf(dtype)) }]
-    await this.#copy(memorySource(buffers, entries.map(({ tensor }) => tensor)), entries)
-    const result = await run()
-    for (const { name, row } of modules) {
-      const rank = shared.get(row)
-      if (rank !== undefined) filled.set(name, own.has(name) ? rank : 0)
+    const settle = (): void => {
+      for (const { name, row } of modules) {
+        const rank = shared.get(row)
+        if (rank !== undefined) filled.set(name, own.has(name) ? rank : 0)
+      }
     }
-    return result
+    return { entries, source: memorySource(buffers, entries.map(({ tensor }) => tensor)), settle }
   }
 
   #tableEntry (slot: number): Placed {
@@ -230,33 +275,31 @@ export class SlotMemory {
     return new Uint8Array(values.buffer)
   }
 
-  async #checksums (slot: number, modules: SlotContent['modules']): Promise<Map<string, string>> {
-    const plans = modules.flatMap(({ module, rank }) => {
-      const cols = module.target === 'embed_tokens' ? rank : module.inSize
-      return [
-        { name: `${module.name}.lora_A`, cols, rects: module.a(slot, 0, rank) },
-        { name: `${module.name}.lora_B`, cols: rank, rects: module.b(slot, 0, rank) }
-      ]
-    })
+  async #checksums ({ sums }: SlotLayout): Promise<string[]> {
     const { tensors } = await this.#options.besideSteps(
-      async () => await checksumsOf(this.#options, plans, { access: this.#beside })
+      async () => await checksumsOf(this.#options, sums, { access: this.#beside })
     )
-    return new Map(tensors.map(({ name, checksum }) => [name, checksum]))
+    return tensors.map(({ checksum }) => checksum)
   }
 
   /** Returns the bytes read. */
   async #copy (source: StoredSource, tensors: readonly Placed[]): Promise<number> {
-    const { addon, core, besideSteps } = this.#options
     const plan = layOut({ ...source, tensors: tensors.map(({ tensor }) => tensor) }, tensors.map(matched))
+    return await this.#run(source, plan.job, plan.tensors.length, index => plan.tensors[index]?.name ?? '?')
+  }
+
+  /** `names`: of the job's tensors. Returns the bytes read. */
+  async #run (source: StoredSource, job: WriteJob, count: number, names: (index: number) => string): Promise<number> {
+    const { addon, core, besideSteps } = this.#options
     const { bytes, error } = await besideSteps(
-      async () => await writeJob({ addon, core, access: this.#beside }, plan.job, plan.tensors.length)
+      async () => await writeJob({ addon, core, access: this.#beside }, job, count)
     )
-    if (error !== undefined) throw readError(source, plan.tensors[error.tensor]?.name ?? '?', error.message)
+    if (error !== undefined) throw readError(source, names(error.tensor), error.message)
     return bytes
   }
 
   async #receive (
-    source: Extract<WeightSource, { kind: 'streamed' }>,
+    source: StreamedSource,
     tensors: readonly Placed[],
     deadlineMs: number
   ): Promise<Written> {
@@ -283,6 +326,14 @@ interface Written {
   /** When no step ran, if it was written between two steps. */
   closure?: GateClosure
 }
+
+interface Setting {
+  entries: Placed[]
+  source: StoredSource
+  settle: () => void
+}
+
+type StreamedSource = Extract<WeightSource, { kind: 'streamed' }>
 
 interface Placed {
   tensor: AnnouncedTensor

@@ -14,7 +14,7 @@ import { packRects } from './plan.ts'
 export async function checksums (store: WeightStore): Promise<TensorChecksums> {
   const plans = [...store.table.tensors.values()].filter(plan => !plan.alternative)
   const { state } = store
-  return await checksumsOf(store, plans, {
+  return await checksumsOf(store, packSums(plans), {
     torn: new Set(state.state === 'torn' ? state.tensors : []),
     access: { set: store.ledger.set }
   })
@@ -25,21 +25,42 @@ export interface TensorChecksums {
   ranks: TensorChecksum[][]
 }
 
-/** The same of any tensors of a core. Copies of the tensors in `torn` may differ. */
-export async function checksumsOf (
-  { addon, core, table }: Pick<WeightStore, 'addon' | 'core' | 'table'>,
-  plans: readonly Pick<TensorEntry, 'name' | 'cols' | 'rects'>[],
-  { torn = new Set(), access = {} }: { torn?: ReadonlySet<string>, access?: Access } = {}
-): Promise<TensorChecksums> {
+type SumPlan = Pick<TensorEntry, 'name' | 'cols' | 'rects'>
+
+/** Tensors whose checksums are wanted, as the addon reads them. */
+export interface PackedSums {
+  plans: readonly SumPlan[]
+  /** The rectangles of each plan, under its number. */
+  rects: Float64Array
+  cols: Float64Array
+}
+
+export function packSums (plans: readonly SumPlan[]): PackedSums {
   const rects = new Float64Array(plans.reduce((sum, plan) => sum + plan.rects.length, 0) * RECT_FIELDS)
   let at = 0
   for (const [index, plan] of plans.entries()) at = packRects(plan, index, rects, at)
-  const sums = await addon.checksum(core, rects, Float64Array.from(plans, plan => plan.cols), access)
+  return { plans, rects, cols: Float64Array.from(plans, plan => plan.cols) }
+}
+
+/** The same of any tensors of a core. Copies of the tensors in `torn` may differ. */
+export async function checksumsOf (
+  { addon, core, table }: Pick<WeightStore, 'addon' | 'core' | 'table'>,
+  { plans, rects, cols }: PackedSums,
+  { torn = new Set(), access = {} }: { torn?: ReadonlySet<string>, access?: Access } = {}
+): Promise<TensorChecksums> {
+  const sums = await addon.checksum(core, rects, cols, access)
   const ranks: TensorChecksum[][] = Array.from({ length: table.ranks }, () => [])
   const tensors: TensorChecksum[] = []
   let next = 0
   for (const plan of plans) {
     const parts = sums.subarray(next, next += plan.rects.length)
+    if (plan.rects.length === 1) {
+      // The most frequent case, and thousands of tensors take long enough to delay tokens on this thread.
+      const whole = { name: plan.name, checksum: hex(parts[0]!) }
+      tensors.push(whole)
+      ranks[plan.rects[0]!.rank]!.push(whole)
+      continue
+    }
     tensors.push({ name: plan.name, checksum: hex(total(plan, parts, torn.has(plan.name))) })
     for (const [rank, sum] of perRank(plan, parts)) ranks[rank]!.push({ name: plan.name, checksum: hex(sum) })
   }
