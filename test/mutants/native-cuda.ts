@@ -124,9 +124,23 @@ export const nativeCuda: readonly Mutant[] = [
   {
     why: 'a step has room for one item of attention per token only',
     file: 'native/cuda/forward/step_room.cc',
-    before: 'return {rounded, rounded_items(plan.items.size(), rounded),',
-    after: 'return {rounded, rounded,',
+    before: 'rounded_items(plan.items.size(), rounded),',
+    after: 'rounded,',
     tests: ['native/test/gpu/step_graphs_test.cc']
+  },
+  {
+    why: 'a graph holds the adapters of the step that it was made from',
+    file: 'native/cuda/forward/step_block.cc',
+    before: 'if (room_.decode) view.adapters.host = nullptr;',
+    after: '',
+    tests: ['native/test/gpu/step_graphs_test.cc']
+  },
+  {
+    why: 'segments beyond a power of two have no room',
+    file: 'native/cuda/adapters/adapter_segments.cc',
+    before: 'return {rounded_segments(counts.count),',
+    after: 'return {rounded_segments(counts.count - 1),',
+    tests: ['native/test/gpu/adapters/adapters_test.cu']
   },
   {
     why: 'every adapter is expanded with the matrix of the first slot',

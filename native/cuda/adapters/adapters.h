@@ -17,10 +17,12 @@ struct AdapterSegment {
 };
 constexpr int kAdapterSegmentRows = 64;  // the most rows of a segment
 
-// The segments of one product. Those with a slot come first.
+// The segments of one product. Those with a slot come first. A launch depends on the numbers only, and reads the list
+// when it runs, if `host` is null. The numbers may then be rounded up, as a graph needs: segments that are padding have
+// no rows.
 struct AdapterSegments {
   const AdapterSegment* list = nullptr;  // on the GPU
-  const AdapterSegment* host = nullptr;  // the same on the host, until the launch
+  const AdapterSegment* host = nullptr;  // the same on the host, until the launch; or null
   int count = 0, base_count = 0;
   int rows = 0;       // of all segments with a slot
   int most_rows = 0;  // of one of them

@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(kExpandThreads, Halves == 1 ? 4 : 3)
   const AdapterSegment segment = segments.at(blockIdx.y);
   const int64_t inter = w.columns[0];
   const int64_t begin = (int64_t{blockIdx.x} * kExpandWarps + threadIdx.x / 32) * kExpandColumns;
-  if (begin >= inter) return wait_for_kernel_before();
+  if (begin >= inter || segment.rows <= static_cast<int>(blockIdx.z) * kRows) return wait_for_kernel_before();
   const int g = threadIdx.x % 32 / 4, own = threadIdx.x % 4 * 8;
   const int64_t there = inter - begin - own, ldt = 2 * int64_t{w.rank};
   const bf16* const b = w.b + (segment.slot * 2 * inter + begin) * w.rank;

@@ -11,7 +11,7 @@ struct SegmentsParameter {
   const AdapterSegment* list;  // null: `own` has them all
   AdapterSegment own[kMost];
 
-  SegmentsParameter(const AdapterSegments& s, int count) : list(count > kMost ? s.list : nullptr) {
+  SegmentsParameter(const AdapterSegments& s, int count) : list(s.host == nullptr || count > kMost ? s.list : nullptr) {
     for (int i = 0; list == nullptr && i < count; i++) own[i] = s.host[i];
   }
   __device__ __forceinline__ AdapterSegment at(unsigned i) const { return list == nullptr ? own[i] : list[i]; }

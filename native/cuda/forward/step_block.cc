@@ -66,10 +66,10 @@ StepBlock::StepBlock(const StepBatch& batch, const AttentionPlan& plan, const St
   merges_ = place<AttentionMerge>(static_cast<size_t>(room.merges));
   prefixes_ = place<AttentionPrefix>(static_cast<size_t>(room.prefixes));
   members_ = place<AttentionMember>(room.prefixes == 0 ? 0 : tokens);
-  pages_ = place<int32_t>(batch.pages.size());
-  row_tokens_at_ = place<int32_t>(rows);
   token_slots_at_ = place<int32_t>(token_slots_.size());
   segments_at_ = place<AdapterSegment>(segments_.list.size());
+  pages_ = place<int32_t>(batch.pages.size());
+  row_tokens_at_ = place<int32_t>(rows);
   for (const SegmentList& block : head_segments_) head_segments_at_.push_back(place<AdapterSegment>(block.list.size()));
   shared_bytes_ = gpu_bytes_;
 
@@ -97,6 +97,8 @@ void StepBlock::cut_adapters() {
   if (!uses_adapters(batch_)) return;
   token_slots_ = token_slots(batch_);
   segments_ = cut_segments(token_slots_);
+  if (room_.decode) segments_ = pad_segments(segments_, room_.adapters, room_.tokens);
+  token_slots_.resize(positions_.size(), -1);
   std::vector<int32_t> row_slots;
   for (const int32_t token : row_tokens_) row_slots.push_back(token_slots_[token]);
   const std::span<const int32_t> slots(row_slots);
@@ -168,6 +170,7 @@ StepView StepBlock::view(uint8_t* base) const {
   view.attention.members = at<AttentionMember>(base, members_);
   view.row_tokens = at<int32_t>(base, row_tokens_at_);
   view.adapters = segments_.at(at<AdapterSegment>(base, segments_at_));
+  if (room_.decode) view.adapters.host = nullptr;  // a graph serves other lists
   view.token_slots = token_slots_.empty() ? nullptr : at<int32_t>(base, token_slots_at_);
   view.rows.row_ints = at<int32_t>(base, row_ints_);
   view.rows.row_floats = at<float>(base, row_floats_);

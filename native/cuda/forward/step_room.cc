@@ -2,8 +2,6 @@
 
 #include <bit>
 
-#include "cuda/adapters/adapter_segments.h"
-
 namespace refit::cuda {
 namespace {
 
@@ -26,14 +24,23 @@ int rounded_items(size_t items, int tokens) {
 StepRoom step_room(const StepBatch& batch, const AttentionPlan& plan, int64_t most_tokens) {
   const auto tokens = static_cast<int>(batch.tokens.size());
   const int rounded = rounded_tokens(tokens);
-  const bool decode =
-      batch.sequences() == tokens && plan.wide_items == 0 && !uses_adapters(batch) && rounded <= most_tokens;
+  const bool decode = batch.sequences() == tokens && plan.wide_items == 0 && rounded <= most_tokens;
   if (!decode) {
-    return {tokens, static_cast<int>(plan.items.size()), static_cast<int>(plan.merges.size()),
-            static_cast<int>(plan.prefixes.size()), false};
+    return {tokens,
+            static_cast<int>(plan.items.size()),
+            static_cast<int>(plan.merges.size()),
+            static_cast<int>(plan.prefixes.size()),
+            false,
+            {}};
   }
-  return {rounded, rounded_items(plan.items.size(), rounded), plan.merges.empty() ? 0 : rounded,
-          power_of_2(plan.prefixes.size()), true};
+  SegmentRoom adapters;
+  if (uses_adapters(batch)) adapters = segment_room(cut_segments(token_slots(batch)).counts);
+  return {rounded,
+          rounded_items(plan.items.size(), rounded),
+          plan.merges.empty() ? 0 : rounded,
+          power_of_2(plan.prefixes.size()),
+          true,
+          adapters};
 }
 
 }  // namespace refit::cuda

@@ -2,11 +2,12 @@
 // block then has the same layout and its kernels the same grids whenever the sizes are the same, as a graph needs
 // (step_graphs.h). The added tokens are padding: they have no KV slot, no attention, no experts and no rows, and
 // nothing reads their results. Every decode step is rounded, also one that is launched without a graph, so bits do not
-// depend on graphs.
+// depend on graphs. Which adapters a step uses is in its block, and only how many segments they have is rounded.
 #pragma once
 #include <compare>
 
 #include "core/step.h"
+#include "cuda/adapters/adapter_segments.h"
 #include "cuda/attention/attention.h"
 
 namespace refit::cuda {
@@ -14,6 +15,7 @@ namespace refit::cuda {
 struct StepRoom {
   int tokens, items, merges, prefixes;  // items, merges and prefixes of the attention plan
   bool decode;                          // sizes are rounded up
+  SegmentRoom adapters;                 // of a decode step
 
   auto operator<=>(const StepRoom&) const = default;
 };
@@ -21,7 +23,7 @@ struct StepRoom {
 // The KV slot of a token that is padding.
 constexpr int32_t kNoSlot = -1;
 
-// A decode step has one new token per sequence and no adapters. most_tokens: the step's buffers have no more.
+// A decode step has one new token per sequence. most_tokens: the step's buffers have no more.
 StepRoom step_room(const StepBatch& batch, const AttentionPlan& plan, int64_t most_tokens);
 
 }  // namespace refit::cuda

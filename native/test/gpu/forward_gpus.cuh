@@ -124,9 +124,9 @@ class Gpus {
     return result;
   }
   // Writes a parameter of one rank in place.
-  void write(size_t param, const std::vector<float>& values, int set = 0, size_t rank = 0) {
-    std::vector<uint16_t> bits;
-    for (const float value : values) bits.push_back(float_to_bf16(value));
+  void write(size_t param, const std::vector<float>& values, int set = 0, size_t rank = 0,
+             DType dtype = DType::kBFloat16) {
+    const std::vector<uint16_t> bits = stored(values, dtype);
     check(cudaMemcpy(const_cast<cuda::bf16*>(params_[rank][static_cast<size_t>(set)][param]), bits.data(),
                      bits.size() * 2, cudaMemcpyHostToDevice),
           "write");
@@ -144,13 +144,17 @@ class Gpus {
     return regions_.back().get();
   }
 
-  const cuda::bf16* upload(const std::vector<float>& values, DType dtype) {
+  static std::vector<uint16_t> stored(const std::vector<float>& values, DType dtype) {
     std::vector<uint16_t> bits(values.size() * size_of(dtype) / 2);
     if (dtype == DType::kFloat32) {
       std::memcpy(bits.data(), values.data(), values.size() * sizeof(float));
     } else {
       for (size_t i = 0; i < bits.size(); ++i) bits[i] = float_to_bf16(values[i]);
     }
+    return bits;
+  }
+  const cuda::bf16* upload(const std::vector<float>& values, DType dtype) {
+    const std::vector<uint16_t> bits = stored(values, dtype);
     uint8_t* const to = add(bits.size() * 2)->data();
     check(cudaMemcpy(to, bits.data(), bits.size() * 2, cudaMemcpyHostToDevice), "upload");
     return reinterpret_cast<const cuda::bf16*>(to);

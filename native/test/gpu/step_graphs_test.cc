@@ -1,5 +1,6 @@
 // Decode steps by graphs against the same steps without: equal bit for bit, over updates in place, padding, long
-// sequences, blocks that grow and graphs that are dropped. And StepGraphs alone. Argument: [seed].
+// sequences, blocks that grow and graphs that are dropped; and with adapters that change from step to step, one of them
+// replaced between two replays. And StepGraphs alone. Argument: [seed].
 #include "cuda/forward/step_graphs.h"
 
 #include <cstdlib>
@@ -41,12 +42,13 @@ BatchBuilder decode(const std::vector<Chat>& chats, const std::vector<size_t>& w
 
 class Pair {
  public:
-  Pair(const TestModel& model, const std::vector<int>& gpus) {
-    plain_ = std::make_unique<Gpus>(model, gpus, nullptr, nullptr, kPages, false);
-    graphs_ = std::make_unique<Gpus>(model, gpus);
+  Pair(const TestModel& model, const std::vector<int>& gpus, const SlotAdapters* adapters = nullptr) {
+    plain_ = std::make_unique<Gpus>(model, gpus, nullptr, adapters, kPages, false);
+    graphs_ = std::make_unique<Gpus>(model, gpus, nullptr, adapters);
   }
-  StepResult step(const BatchBuilder& b, const std::string& where) {
-    const StepResult expected = plain_->step(b), got = graphs_->step(b);
+  // slots: the adapter of each sequence; empty: none.
+  StepResult step(const BatchBuilder& b, const std::string& where, const std::vector<int32_t>& slots = {}) {
+    const StepResult expected = plain_->step(b, true, slots), got = graphs_->step(b, true, slots);
     for (const float p : got.top_logprobs) {
       if (!CHECKF(p == p, "%s: a NaN", where.c_str())) break;
     }
@@ -54,8 +56,8 @@ class Pair {
     CHECKF(plain_->forward().graphs() == 0, "%s: a graph although they are off", where.c_str());
     return got;
   }
-  void write(size_t param, const std::vector<float>& values) {
-    plain_->write(param, values), graphs_->write(param, values);
+  void write(size_t param, const std::vector<float>& values, DType dtype = DType::kBFloat16) {
+    plain_->write(param, values, 0, 0, dtype), graphs_->write(param, values, 0, 0, dtype);
   }
   void check_guards(const char* name) const { plain_->check_guards(name), graphs_->check_guards(name); }
   cuda::Forward& graphs() { return graphs_->forward(); }
@@ -171,6 +173,75 @@ void test_sets(const Variant& v, const std::vector<int>& gpus, unsigned seed) {
   std::printf("%-26s %d ranks: two sets by turns; %zu graphs\n", v.name, ranks, graphs);
 }
 
+// The content of one slot becomes that of the same slot of `other`; rank 0's part of it.
+void replace_slot(Pair& pair, const CoreConfig& config, const SlotAdapters& now, const SlotAdapters& other, int slot) {
+  for (size_t p = 0; p < config.params.size(); ++p) {
+    const Param& param = config.params[p];
+    if (is_weight(param)) continue;
+    std::vector<float> values = now.values(param.name, 0, config.ranks);
+    const std::vector<float> next = other.values(param.name, 0, config.ranks);
+    const size_t each = values.size() / static_cast<size_t>(config.adapter_slots), begin = each * slot;
+    std::copy(next.begin() + begin, next.begin() + begin + each, values.begin() + begin);
+    pair.write(p, values, param.dtype);
+  }
+}
+
+// Steps whose sequences use other adapters each time, in other numbers, beside steps of the base model alone.
+void test_adapters(const Variant& v, const std::vector<int>& gpus, unsigned seed) {
+  constexpr int kSlots = 5;
+  std::mt19937 rng(seed);
+  const TestModel model(v, DType::kBFloat16, seed);
+  const SlotAdapters adapters(model, kSlots, 32, seed + 1), others(model, kSlots, 32, seed + 2);
+  CoreConfig config = model.config(static_cast<int>(gpus.size()), 1, "", kPages, kPageSize);
+  adapters.extend(config);
+  Pair pair(model, gpus, &adapters);
+  std::vector<Chat> chats(24);
+  for (size_t i = 0; i < chats.size(); ++i) {
+    for (int p = 0; p < 6; ++p) chats[i].pages.push_back(static_cast<int32_t>(6 * i + p));
+    chats[i].tokens.push_back(static_cast<int32_t>(rng() % v.vocab));
+  }
+  size_t most = 0, repeated = 0;
+  for (int step = 0; step < 60; ++step) {
+    const std::string where = std::string(v.name) + ", adapters, step " + std::to_string(step);
+    constexpr size_t kSizes[] = {1, 3, 8, 20, 24};
+    const size_t count = kSizes[rng() % std::size(kSizes)];
+    std::vector<size_t> which(chats.size());
+    std::iota(which.begin(), which.end(), 0u);
+    std::shuffle(which.begin(), which.end(), rng);
+    which.resize(count);
+    // As the scheduler orders them, and now and then in any order. Few adapters or all; or none.
+    std::vector<int32_t> slots(count, -1);
+    const int used = step % 6 == 5 ? 0 : 1 + static_cast<int>(rng() % kSlots), first = static_cast<int>(rng() % kSlots);
+    for (int32_t& slot : slots) {
+      if (used > 0 && rng() % 4 != 0) slot = (first + static_cast<int32_t>(rng() % used)) % kSlots;
+    }
+    if (step % 4 != 3) std::sort(slots.begin(), slots.end());
+    const BatchBuilder batch = decode(chats, which, v.vocab, static_cast<unsigned>(step) * 1000u);
+    StepResult result = pair.step(batch, where, slots);
+    // The same step again, by its graph; and then with another adapter in one of its slots.
+    const size_t held = pair.graphs().graphs();
+    CHECKF(same(pair.step(batch, where + " again", slots), result), "%s: other bits again", where.c_str());
+    repeated += pair.graphs().graphs() == held;
+    if (step % 5 == 4 && used > 0) {
+      replace_slot(pair, config, adapters, others, first);
+      const size_t before = pair.graphs().graphs();
+      const StepResult replaced = pair.step(batch, where + ", replaced", slots);
+      CHECKF(pair.graphs().graphs() >= before, "%s: a replaced adapter dropped graphs", where.c_str());
+      const bool uses = std::find(slots.begin(), slots.end(), first) != slots.end();
+      CHECKF(uses != same(replaced, result), "%s: the new adapter in slot %d %s", where.c_str(), first,
+             uses ? "changes nothing" : "changes others");
+      result = replaced;
+      replace_slot(pair, config, adapters, adapters, first);
+    }
+    for (size_t i = 0; i < count; ++i) chats[which[i]].tokens.push_back(result.tokens[i]);
+    most = std::max(most, pair.graphs().graphs());
+  }
+  CHECKF(most >= 6 && repeated >= 6, "%s: only %zu graphs, %zu steps by one", v.name, most, repeated);
+  pair.check_guards(v.name);
+  std::printf("%-26s %zu ranks%s: adapters equal with and without graphs; %zu graphs at once\n", v.name, gpus.size(),
+              gpus.size() > 1 && gpus[0] != gpus[1] ? " on GPUs of their own" : "", most);
+}
+
 // StepGraphs alone: which launches it makes, how many graphs it keeps, and failures in a capture.
 void test_graphs_alone() {
   cuda::Rank rank(0, 0);
@@ -185,7 +256,7 @@ void test_graphs_alone() {
         ++launched;
         check(cudaMemsetAsync(bytes + tokens, tokens, 1, rank.stream), "memset");
       };
-      const cuda::StepRoom room{tokens, tokens, 0, 0, true};
+      const cuda::StepRoom room{tokens, tokens, 0, 0, true, {}};
       if (graphs.wants(room)) graphs.make(room, launch);
       graphs.run(room, 0, launch);
       std::vector<uint8_t> host(4096);
@@ -208,11 +279,11 @@ void test_graphs_alone() {
     run(7);
     bool thrown = false;
     try {
-      graphs.make({7, 7, 0, 0, true}, [](int) { throw std::runtime_error("a launch fails"); });
+      graphs.make({7, 7, 0, 0, true, {}}, [](int) { throw std::runtime_error("a launch fails"); });
     } catch (const std::runtime_error&) {
       thrown = true;
     }
-    CHECK(thrown && graphs.wants({7, 7, 0, 0, true}));
+    CHECK(thrown && graphs.wants({7, 7, 0, 0, true, {}}));
     run(7);
     run(7);
     graphs.clear();
@@ -236,9 +307,11 @@ int main(int argc, char** argv) {
   for (const Variant& v : kVariants) {
     test_variant(v, {0}, seed);
     test_sets(v, {0}, seed);
+    test_adapters(v, {0}, seed);
     if (v.heads % 2 == 0 && v.kv_heads > 1) {
       test_variant(v, {0, 0}, seed);
       test_sets(v, {0, 0}, seed);
+      test_adapters(v, {0, 0}, seed);
     }
     if (gpus > 1 && all_reach({0, 1})) test_variant(v, {0, 1}, seed);
   }

@@ -209,6 +209,72 @@ void check_segments() {
   CHECK(cuda::cut_segments({}).counts.count == 0);
 }
 
+// A list that is rounded up and read from the GPU's memory, as graphs have it, gives the same bits as the exact one.
+void check_padded(uint64_t seed, int64_t rows, int64_t longest) {
+  Random random(seed);
+  const int64_t inter = 328, K = 72, all = 2 * inter;
+  const int rank = 48;
+  Adapters adapters(random, 5, rank, K, {inter, inter});
+  const std::vector<int32_t> slots = random_slots(random, rows, 5, longest);
+  const cuda::SegmentList cut = cuda::cut_segments(slots);
+  if (cut.counts.count == 0) return;  // steps without adapters have no list
+  const cuda::SegmentRoom room = cuda::segment_room(cut.counts);
+  const cuda::SegmentList padded = cuda::pad_segments(cut, room, static_cast<int>(rows));
+  CHECK(padded.list.size() == static_cast<size_t>(room.all()) && padded.counts.most_rows >= cut.counts.most_rows);
+  Buffer<cuda::AdapterSegment> exact_list(cut.list.size()), padded_list(padded.list.size());
+  exact_list.put(cut.list), padded_list.put(padded.list);
+  AdapterSegments lists[] = {cut.at(exact_list.data()), padded.at(padded_list.data())};
+  lists[1].host = nullptr;
+  const std::vector<bf16> x_values = random_numbers(random, rows * K), y_values = random_numbers(random, rows * all);
+  std::vector<int32_t> token_values;
+  for (int64_t i = 0; i < rows; i++) token_values.push_back(static_cast<int32_t>(random.below(2 * K)));
+  Buffer<bf16> x(rows * K);
+  Buffer<int32_t> tokens(rows);
+  x.put(x_values), tokens.put(token_values);
+  const AdapterWeights w = adapters.weights();
+  AdapterWeights embedding = w;
+  embedding.slices = 1;
+  std::vector<bf16> got[2][4];
+  for (const int i : {0, 1}) {
+    Buffer<bf16> t(rows * 2 * rank), y(rows * all), act(rows * inter), gathered(rows * rank);
+    y.put(y_values);
+    cuda::adapter_shrink(w, lists[i], x.data(), K, t.data(), nullptr);
+    cuda::adapter_activate(Activation::kSilu, w, lists[i], t.data(), y.data(), act.data(), nullptr);
+    cuda::adapter_expand(w, lists[i], t.data(), y.data(), all, nullptr);
+    cuda::adapter_gather(embedding, lists[i], tokens.data(), 0, 2 * rank, gathered.data(), nullptr);
+    synchronize("padded segments");
+    got[i][0] = t.get(), got[i][1] = act.get(), got[i][2] = y.get(), got[i][3] = gathered.get();
+    t.check_guards("t", "padded"), act.check_guards("act", "padded"), y.check_guards("y", "padded");
+  }
+  for (int part = 0; part < 4; part++) {
+    size_t wrong = 0;
+    for (size_t i = 0; i < got[0][part].size(); i++) wrong += !same_bits(got[0][part][i], got[1][part][i]);
+    CHECKF(wrong == 0, "%ld rows, padded segments: %zu elements of result %d differ", static_cast<long>(rows), wrong,
+           part);
+  }
+}
+
+// Lists of near sizes have one room, and a room has all segments of its list.
+void check_rooms() {
+  const auto room = [](const std::vector<int32_t>& slots) {
+    const cuda::SegmentList cut = cuda::cut_segments(slots);
+    const cuda::SegmentRoom out = cuda::segment_room(cut.counts);
+    CHECK(out.segments >= cut.counts.count);
+    CHECK(out.base_segments >= cut.counts.base_count || out == cuda::SegmentRoom{});
+    CHECK(out.segments <= 2 * cut.counts.count && out.most_rows >= cut.counts.most_rows);
+    return out;
+  };
+  CHECK(room({0, 0, 1, 1, 1, 2}) == room({3, 4, 2, 2, 2, 2}));
+  CHECK(room({0, 1, 2}) == room({-1, 4, 5, 6}));
+  CHECK(!(room({0, 1, 2}) == room({0, 1})) && !(room({0}) == room(std::vector<int32_t>(9, 0))));
+  CHECK(room({-1, -1}) == cuda::SegmentRoom{} && room({}) == cuda::SegmentRoom{});
+  for (int count = 1; count <= 300; count++) {
+    std::vector<int32_t> slots;
+    for (int i = 0; i < count; i++) slots.push_back(i % 2 == 0 ? i : -1);
+    room(slots);
+  }
+}
+
 // Times of both kernels for the linears of an 8B model, the adapters' bytes once each.
 void bench() {
   struct Linear {
@@ -266,12 +332,17 @@ int run(int argc, char** argv) {
     return 0;
   }
   check_segments();
+  check_rooms();
   run_cases(options);
   check_gather(options);
   for (const int64_t rows : {5, 70, 600}) {
     if (options.quick && rows > 100) continue;
     check_activate(options.seed + rows, Activation::kSilu, rows, 40);
     check_activate(options.seed + rows, Activation::kGeluTanh, rows, 700);
+  }
+  for (const int64_t rows : {1, 5, 40, 70, 600}) {
+    if (options.quick && rows > 100) continue;
+    for (const int64_t longest : {3, 20, 200}) check_padded(options.seed + rows + longest, rows, longest);
   }
   return finish("adapters_test");
 }
