@@ -1,6 +1,7 @@
 #include "cuda/adapters/adapter_pass.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "cuda/device/check.h"
 #include "cuda/forward/elementwise.h"
@@ -10,8 +11,9 @@ namespace refit::cuda {
 namespace {
 
 // Up to so many rows of a step, the base products are the streaming kernel's, which leaves room on all multiprocessors.
-// The library's kernels take nearly all of them whole; then shrink runs before, not beside them.
 constexpr int kBesideRows = 16;
+// From so many rows of adapters on, both kernels have enough to do for themselves.
+constexpr int kApartFrom = 512;
 
 }  // namespace
 
@@ -22,7 +24,7 @@ AdapterPass::AdapterPass(const Layout& layout, const std::vector<const bf16*>& p
   int least = 0, most = 0;
   check(cudaDeviceGetStreamPriorityRange(&least, &most), "the adapters' stream");
   check(cudaStreamCreateWithPriority(&beside_, cudaStreamNonBlocking, least), "the adapters' stream");
-  for (cudaEvent_t* event : {&ready_, &shrunk_}) {
+  for (cudaEvent_t* event : {&ready_, &done_}) {
     check(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "an event of the adapters");
   }
 }
@@ -30,7 +32,7 @@ AdapterPass::AdapterPass(const Layout& layout, const std::vector<const bf16*>& p
 AdapterPass::~AdapterPass() {
   if (beside_ == nullptr) return;
   cudaStreamDestroy(beside_);
-  for (cudaEvent_t event : {ready_, shrunk_}) {
+  for (cudaEvent_t event : {ready_, done_}) {
     if (event != nullptr) cudaEventDestroy(event);
   }
 }
@@ -51,26 +53,35 @@ AdapterWeights AdapterPass::weights(const AdaptedProduct& product) const {
 void AdapterPass::start(const AdaptedProduct& product, const bf16* x) {
   if (!active(product.pair)) return;
   const AdapterWeights w = weights(product);
-  x_ = rows_ <= kBesideRows || adapter_fits_beside(w, segments_) ? x : nullptr;
-  if (x_ == nullptr) return adapter_shrink(w, segments_, x, product.depth, t_, stream_);
-  check(cudaEventRecord(ready_, stream_), "fork the adapters' stream");
+  x_ = x;
+  order_ = rows_ <= kBesideRows || adapter_fits_beside(w, segments_) ? Order::kShrinkBeside
+           : segments_.rows < kApartFrom                             ? Order::kProductBeside
+                                                                     : Order::kShrinkFirst;
+  if (order_ != Order::kShrinkFirst) check(cudaEventRecord(ready_, stream_), "fork the adapters' stream");
+  if (order_ != Order::kShrinkBeside) adapter_shrink(w, segments_, x, product.depth, t_, stream_);
+  if (order_ == Order::kProductBeside) check(cudaStreamWaitEvent(beside_, ready_), "fork the adapters' stream");
 }
 
-// The base product has been launched: its blocks get multiprocessors first.
-void AdapterPass::join(const AdapterWeights& w, const AdaptedProduct& product) {
-  if (x_ == nullptr) return;
-  check(cudaStreamWaitEvent(beside_, ready_), "fork the adapters' stream");
-  adapter_shrink(w, segments_, x_, product.depth, t_, beside_, true);
-  check(cudaEventRecord(shrunk_, beside_), "join the adapters' stream");
-  check(cudaStreamWaitEvent(stream_, shrunk_), "join the adapters' stream");
+// The base product has been launched: its blocks get multiprocessors first if shrink runs beside it. Returns whether
+// the next kernel may begin early: the stream waits for one kernel only.
+bool AdapterPass::join(const AdapterWeights& w, const AdaptedProduct& product) {
+  const Order order = std::exchange(order_, Order::kShrinkFirst);
+  if (order == Order::kShrinkFirst) return true;
+  if (order == Order::kShrinkBeside) {
+    check(cudaStreamWaitEvent(beside_, ready_), "fork the adapters' stream");
+    adapter_shrink(w, segments_, x_, product.depth, t_, beside_, true);
+  }
+  check(cudaEventRecord(done_, beside_), "join the adapters' stream");
+  check(cudaStreamWaitEvent(stream_, done_), "join the adapters' stream");
+  return false;
 }
 
 template <class Out>
 void AdapterPass::add(const AdaptedProduct& product, Out* y, int64_t ldy) {
   if (!active(product.pair)) return;
   const AdapterWeights w = weights(product);
-  join(w, product);
-  adapter_expand(w, segments_, t_, y, ldy, stream_, x_ == nullptr);
+  const bool early = join(w, product);
+  adapter_expand(w, segments_, t_, y, ldy, stream_, early);
 }
 
 void AdapterPass::finish(const AdaptedProduct& product, bf16* y, int64_t ldy) { add(product, y, ldy); }
@@ -82,8 +93,8 @@ void AdapterPass::finish_activated(const AdaptedProduct& product, bf16* gate_up,
   if (active(product.pair)) {
     const AdapterWeights w = weights(product);
     if (adapter_activates(w, gate_up, act)) {
-      join(w, product);
-      return adapter_activate(activation, w, segments_, t_, gate_up, act, stream_, x_ == nullptr);
+      const bool early = join(w, product);
+      return adapter_activate(activation, w, segments_, t_, gate_up, act, stream_, early);
     }
     add(product, gate_up, 2 * inter);
   }

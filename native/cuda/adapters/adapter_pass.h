@@ -1,8 +1,9 @@
 // The adapters' part of a step on one rank: which kernels run beside and after a linear of the base model.
 //
 // shrink needs only the linear's input. If the base product leaves room for it, it runs on a stream of its own beside
-// that; else it runs before, and loads A while the kernel before it ends. expand then adds to the product's result. A
-// step without adapters launches nothing here.
+// that. Else it begins before the product and loads A while the kernel before it ends; unless it is large, the product
+// is on the other stream then and takes multiprocessors as they become free, instead of waiting for the last of them.
+// expand then adds to the product's result. A step without adapters launches nothing here.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -35,8 +36,10 @@ class AdapterPass {
   void begin(const AdapterSegments& segments, int rows) { segments_ = segments, rows_ = rows; }
   bool active(const AdapterPair& pair) const { return segments_.count > 0 && pair.exists(); }
 
-  // Call it before the base product, and `finish` after it. x [rows, depth] must stay until then.
+  // Call it before the base product, which goes to product_stream(), and `finish` after it. x [rows, depth] must stay
+  // until then.
   void start(const AdaptedProduct& product, const bf16* x);
+  cudaStream_t product_stream() const { return order_ == Order::kProductBeside ? beside_ : stream_; }
   // Adds the adapters' part to y, the base product's result.
   void finish(const AdaptedProduct& product, bf16* y, int64_t ldy);
   void finish(const AdaptedProduct& product, float* y, int64_t ldy);
@@ -54,7 +57,9 @@ class AdapterPass {
   MoeAdapters experts(int layer, const int32_t* token_slots) const;
 
  private:
-  void join(const AdapterWeights& w, const AdaptedProduct& product);
+  enum class Order { kShrinkFirst, kShrinkBeside, kProductBeside };
+
+  bool join(const AdapterWeights& w, const AdaptedProduct& product);
   AdapterWeights weights(const AdaptedProduct& product) const;
   template <class Out>
   void add(const AdaptedProduct& product, Out* y, int64_t ldy);
@@ -64,9 +69,10 @@ class AdapterPass {
   bf16* const t_;
   const cudaStream_t stream_;
   cudaStream_t beside_ = nullptr;
-  cudaEvent_t ready_ = nullptr, shrunk_ = nullptr;
+  cudaEvent_t ready_ = nullptr, done_ = nullptr;
   AdapterSegments segments_;
-  int rows_ = 0;             // of the step, or of the head's block
+  int rows_ = 0;  // of the step, or of the head's block
+  Order order_ = Order::kShrinkFirst;
   const bf16* x_ = nullptr;  // of a shrink that waits for the base product's launch
 };
 

@@ -231,7 +231,7 @@ void RankForward::attend(const StepView& view, int layer, int count) {
   const cudaStream_t stream = rank_.stream;
   rank_.begin_op("qkv", layer);
   adapters_.start(adapters_.qkv(layer), linear_input());
-  gemm_.run(qkv(layer, count), stream);
+  gemm_.run(qkv(layer, count), adapters_.product_stream());
   adapters_.finish(adapters_.qkv(layer), own_.qkv, layout_.qkv_cols());
   const HeadNorms norms = head_norms(layer, count);
   rank_.begin_op("rope", layer);
@@ -241,7 +241,7 @@ void RankForward::attend(const StepView& view, int layer, int count) {
   attention(own_.qkv, layout_.qkv_cols(), view.attention, kv, layout_.heads, own_.attended, stream);
   rank_.begin_op("o", layer);
   adapters_.start(adapters_.o(layer), own_.attended);
-  gemm_.run(o(layer, count), stream);
+  gemm_.run(o(layer, count), adapters_.product_stream());
   adapters_.finish(adapters_.o(layer), part(), layout_.recipe.hidden);
   sum(layer, int64_t{count} * layout_.recipe.hidden, own_.delta);
   rank_.begin_op("norm after attention", layer);
@@ -266,12 +266,12 @@ void RankForward::mlp(const StepView& view, int layer, const PreparedStep& step)
   } else {
     rank_.begin_op("gate_up", layer);
     adapters_.start(adapters_.gate_up(layer), linear_input());
-    gemm_.run(gate_up(layer, count), stream);
+    gemm_.run(gate_up(layer, count), adapters_.product_stream());
     rank_.begin_op("activation", layer);
     adapters_.finish_activated(adapters_.gate_up(layer), own_.gate_up, own_.act, count);
     rank_.begin_op("down", layer);
     adapters_.start(adapters_.down(layer), own_.act);
-    gemm_.run(down(layer, count), stream);
+    gemm_.run(down(layer, count), adapters_.product_stream());
     adapters_.finish(adapters_.down(layer), part(), layout_.recipe.hidden);
   }
   sum(layer, int64_t{count} * layout_.recipe.hidden, own_.delta);
@@ -294,7 +294,7 @@ void RankForward::head(const StepView& view, const PreparedStep& step) {
     adapters_.begin(step.block.head_adapters(block_.data(), begin), count);
     adapters_.start(adapters_.lm_head(), own_.selected);
     const Product logits = lm_head(count);
-    gemm_.run(logits, stream);
+    gemm_.run(logits, adapters_.product_stream());
     adapters_.finish(adapters_.lm_head(), static_cast<float*>(logits.y), shape_.logits_ld);
     if (exchange_) exchange_->gather_logits(count);
     if (rank_.index != 0) continue;
