@@ -167,7 +167,7 @@ void Forward::run(PreparedStep& step, StepResult& result) {
   result = {};
   if (step.tokens == 0) return;  // rows and experts belong to tokens, so there are none
   load_products(step.room.tokens, step.rows);
-  // A graph is made while no rank computes, for the same reason as room and kernels.
+  // Graphs of several ranks are made while no rank computes, for the same reason as room and kernels.
   if (forwards_.front()->wants_graph(step))
     on_all(ranks_, [&](Rank& rank) { forwards_[rank.index]->make_graph(step); });
   on_all(ranks_, [&](Rank& rank) { forwards_[rank.index]->run(step); });

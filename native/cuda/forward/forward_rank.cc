@@ -83,7 +83,7 @@ StepView RankForward::view(const PreparedStep& step) const {
 }
 
 bool RankForward::wants_graph(const PreparedStep& step) const {
-  return may_use_graphs(step) && graphs_.wants(step.room);
+  return exchange_ && may_use_graphs(step) && graphs_.wants(step.room);
 }
 
 void RankForward::make_graph(const PreparedStep& step) {
@@ -103,6 +103,8 @@ void RankForward::run(const PreparedStep& step) {
       cudaMemcpyAsync(block_.data(), step.host_block, rank_.index == 0 ? step.block.bytes() : step.block.shared_bytes(),
                       cudaMemcpyHostToDevice, stream),
       "copy in");
+  // A rank alone makes a graph while its GPU computes the same step: no token waits for it.
+  const bool makes_graph = !exchange_ && may_use_graphs(step) && graphs_.wants(step.room);
   if (may_use_graphs(step)) {
     graphs_.run(step.room, step.set, [&](int set) { layers(view, step, set); });
     if (exchange_) exchange_->launched(sums(layout_));
@@ -117,6 +119,7 @@ void RankForward::run(const PreparedStep& step) {
           "copy out");
   }
   if (exchange_) return exchange_->wait();
+  if (makes_graph) make_graph(step);
   rank_.doing("wait for the step");
   check(cudaStreamSynchronize(stream), "the step");
 }

@@ -33,7 +33,8 @@ class RankForward {
   // computing. With other ranks, a step that was not prepared is refused.
   void load_for_tokens(int tokens);
   void load_for_rows(int rows);
-  // Whether the step needs a graph that does not exist yet.
+  // Whether the step needs a graph that does not exist yet and that `run` will not make, because other ranks must not
+  // compute meanwhile.
   bool wants_graph(const PreparedStep& step) const;
   // Makes that graph; no rank may be computing.
   void make_graph(const PreparedStep& step);
