@@ -21,28 +21,9 @@ struct Options {
   int layers = 36, rank = 32, turns = 15, only = 0;
 };
 
-void add_adapters(CoreConfig& c, const Options& o, int64_t inter) {
-  const ModelRecipe& m = c.recipe;
-  const int64_t s = kSlots, r = o.rank, h = m.hidden, q = int64_t{m.heads} * m.head_dim;
-  const int64_t qkv = q + 2 * int64_t{m.kv_heads} * m.head_dim;
-  c.adapter_slots = kSlots, c.adapter_rank = o.rank;
-  c.params.push_back({"adapters.table", s * (7 * m.layers + 2), 2, DType::kFloat32});
-  for (int layer = 0; layer < m.layers; ++layer) {
-    const std::string p = "adapters.layers." + std::to_string(layer) + ".";
-    c.params.push_back({p + "qkv_a", s * 3 * r, h});
-    c.params.push_back({p + "qkv_b", s * qkv, r});
-    c.params.push_back({p + "o_a", s * r, q});
-    c.params.push_back({p + "o_b", s * h, r});
-    c.params.push_back({p + "gate_up_a", s * 2 * r, h});
-    c.params.push_back({p + "gate_up_b", s * 2 * inter, r});
-    c.params.push_back({p + "down_a", s * r, inter});
-    c.params.push_back({p + "down_b", s * h, r});
-  }
-}
-
 CoreConfig config(const Options& o) {
   CoreConfig c = model_config(kQwen3_8b, o.layers);
-  add_adapters(c, o, kQwen3_8b.inter);
+  add_adapters(c, kQwen3_8b.inter, kSlots, o.rank);
   c.pages = kMostSequences * (kContext + kPageSize) / kPageSize;
   c.max_step_tokens = kPrefill, c.max_step_sequences = kMostSequences, c.max_context = kContext + kPageSize;
   return c;

@@ -71,6 +71,26 @@ inline CoreConfig model_config(const ModelShape& shape, int layers) {
   return c;
 }
 
+// Slots for adapters of all linears of a model without experts. inter: of its MLP.
+inline void add_adapters(CoreConfig& c, int64_t inter, int slots, int rank) {
+  const ModelRecipe& m = c.recipe;
+  const int64_t s = slots, r = rank, h = m.hidden, q = int64_t{m.heads} * m.head_dim;
+  const int64_t qkv = q + 2 * int64_t{m.kv_heads} * m.head_dim;
+  c.adapter_slots = slots, c.adapter_rank = rank;
+  c.params.push_back({"adapters.table", s * (7 * m.layers + 2), 2, DType::kFloat32});
+  for (int layer = 0; layer < m.layers; ++layer) {
+    const std::string p = "adapters.layers." + std::to_string(layer) + ".";
+    c.params.push_back({p + "qkv_a", s * 3 * r, h});
+    c.params.push_back({p + "qkv_b", s * qkv, r});
+    c.params.push_back({p + "o_a", s * r, q});
+    c.params.push_back({p + "o_b", s * h, r});
+    c.params.push_back({p + "gate_up_a", s * 2 * r, h});
+    c.params.push_back({p + "gate_up_b", s * 2 * inter, r});
+    c.params.push_back({p + "down_a", s * r, inter});
+    c.params.push_back({p + "down_b", s * h, r});
+  }
+}
+
 constexpr int pages_of(int tokens) { return (tokens + kPageSize - 1) / kPageSize; }
 
 // Sequences of `each` new tokens behind `before` tokens; one row each. adapters: how many; 0: the base model.

@@ -1,12 +1,13 @@
 // The time of each kernel of a step, and the gaps between kernels, by CUPTI's records: decode and prefill of the shapes
 // of Qwen3-8B, Qwen3-30B-A3B and Qwen2.5-1.5B.
 //   profile_bench [--model 8b|30b|1.5b] [--only decode|prefill] [--tokens N]... [--layers N] [--context N]
-//                 [--graphs on|off]
+//                 [--graphs on|off] [--adapters N]...
 //     --layers   the first N layers of each model (8), at most all
 //     --tokens   instead of the model's list: decode of N sequences, or above 1,024 prefill of N tokens in sequences of
 //                at most 4,096 (--only decides for all N)
 //     --context  tokens of a decoded sequence with the new one (256)
 //     --graphs   off: kernels of decode are launched one by one (on)
+//     --adapters each step of a model without experts also with so many adapters of rank 32 on all linears
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -27,7 +28,7 @@ using namespace refit::bench;
 
 namespace {
 
-constexpr int kWarmUps = 5, kTimed = 11, kProfiled = 5, kMostOfPrompt = 4096, kMostDecoded = 1024;
+constexpr int kWarmUps = 5, kTimed = 11, kProfiled = 5, kMostOfPrompt = 4096, kMostDecoded = 1024, kRank = 32;
 
 struct Model {
   ModelShape shape;
@@ -41,25 +42,33 @@ struct Options {
   std::string model, only;
   int layers = 8, context = 256;
   bool graphs = true;
-  std::vector<int> tokens;
+  std::vector<int> tokens, adapters;
 };
 
 struct Case {
   std::string title;
-  int sequences, each, before;
+  int sequences, each, before, adapters = 0;
   double host_ms = 0;  // without CUPTI
 };
 
 std::vector<Case> cases_of(const Model& model, const Options& o) {
   std::vector<Case> cases;
   const std::string name = model.shape.name;
+  const auto add = [&](const Case& one) {
+    cases.push_back(one);
+    for (const int n : o.adapters) {
+      if (model.shape.experts > 0) break;
+      cases.push_back(one);
+      cases.back().title += ", " + std::to_string(n) + (n == 1 ? " adapter" : " adapters");
+      cases.back().adapters = n;
+    }
+  };
   const auto decode = [&](int tokens) {
-    cases.push_back({name + ": decode of " + std::to_string(tokens), tokens, 1, o.context - 1});
+    add({name + ": decode of " + std::to_string(tokens), tokens, 1, o.context - 1});
   };
   const auto prefill = [&](int tokens) {
     const int sequences = (tokens + kMostOfPrompt - 1) / kMostOfPrompt, each = tokens / sequences;
-    cases.push_back(
-        {name + ": prefill of " + std::to_string(sequences) + " x " + std::to_string(each), sequences, each, 0});
+    add({name + ": prefill of " + std::to_string(sequences) + " x " + std::to_string(each), sequences, each, 0});
   };
   for (const int n : o.tokens) {
     if (o.only.empty() ? n <= kMostDecoded : o.only == "decode") {
@@ -81,6 +90,9 @@ std::vector<Case> cases_of(const Model& model, const Options& o) {
 CoreConfig config(const ModelShape& shape, int layers, bool graphs, const std::vector<Case>& cases) {
   CoreConfig c = model_config(shape, layers);
   c.graphs = graphs;
+  int slots = 0;
+  for (const Case& one : cases) slots = std::max(slots, one.adapters);
+  if (slots > 0) add_adapters(c, shape.inter, slots, kRank);
   for (const Case& one : cases) {
     c.pages = std::max(c.pages, one.sequences * pages_of(one.before + one.each));
     c.max_step_tokens = std::max(c.max_step_tokens, one.sequences * one.each);
@@ -90,7 +102,7 @@ CoreConfig config(const ModelShape& shape, int layers, bool graphs, const std::v
   return c;
 }
 
-Step step_of(const Case& one) { return Step(one.sequences, one.each, one.before, 0, 1.0f); }
+Step step_of(const Case& one) { return Step(one.sequences, one.each, one.before, one.adapters, 1.0f); }
 
 double median_ms(Engine& engine, Step& step) {
   for (int i = 0; i < kWarmUps; ++i) step.run(engine.forward());
@@ -230,6 +242,8 @@ Options parse(int argc, char** argv) {
       o.tokens.push_back(number(value));
     } else if (flag == "--graphs" && (value == "on" || value == "off")) {
       o.graphs = value == "on";
+    } else if (flag == "--adapters") {
+      o.adapters.push_back(number(value));
     } else if (flag == "--context") {
       o.context = number(value);
     } else {
