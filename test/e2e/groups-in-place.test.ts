@@ -361,9 +361,9 @@ t.test('a second set of weights takes broadcasts, staged or straight, while a re
   const names = stateDict('Qwen3ForCausalLM', 2)
   for (const [tp, fields] of [[1, {}], [1, BUCKET], [2, {}]] as const) {
     const w = await world(t, tinyConfig('Qwen3ForCausalLM', WIDE), tp, {}, { shadowWeights: true })
-    let running = true
+    const stop = new AbortController()
     const generated = (async () => {
-      while (running) {
+      while (!stop.signal.aborted) {
         const body = { input_ids: [1, 2], sampling_params: { max_new_tokens: 64, ignore_eos: true } }
         t.match(await w.server.post('/generate', body), { status: 200 })
       }
@@ -374,7 +374,7 @@ t.test('a second set of weights takes broadcasts, staged or straight, while a re
       if (tp === 1) t.equal(body.report.bytes_in_place, w.bytesOf(names))
       await checkVariant(t, w.server, w.table, variant)
     }
-    running = false
+    stop.abort()
     await generated
     // The first update connects and allocates between two steps; none holds the gate while bytes come.
     t.strictSame(w.server.engine.weightSets?.live, 0, 'four swaps')

@@ -99,10 +99,24 @@ export const processGroups: readonly Mutant[] = [
   },
   {
     why: 'a staging slot is not grown for a larger piece',
-    file: 'src/process-groups/weight-group.ts',
-    before: 'if (room.bytes > this.#staged.bytes || room.slots > this.#staged.slots) {',
-    after: 'if (this.#staged.bytes === 0) {',
+    file: 'src/process-groups/reception.ts',
+    before: 'if (room.bytes <= staged.bytes && room.slots <= staged.slots) return null',
+    after: 'if (staged.bytes > 0) return null',
     tests: ['test/process-groups/broadcast-stream.test.ts']
+  },
+  {
+    why: 'broadcasts go straight into the set of weights in use',
+    file: 'src/process-groups/weight-group.ts',
+    before: 'native.groupReceiveInPlace(this.handle, into.places, root, timeoutMs, into.set)',
+    after: 'native.groupReceiveInPlace(this.handle, into.places, root, timeoutMs, 0)',
+    tests: ['test/e2e/groups-in-place.test.ts']
+  },
+  {
+    why: 'a group connects beside steps',
+    file: 'src/process-groups/weight-group.ts',
+    before: 'isBeside && this.needsGate && !isSettled ? this.runBetweenSteps(run) : run()',
+    after: 'run()',
+    tests: ['test/process-groups/direct-places.test.ts']
   },
   {
     why: 'a group that failed is used again',

@@ -150,3 +150,46 @@ t.test('over gloo, and with --staged-broadcasts, every broadcast is staged', asy
     t.notOk(fake.log.includes('places'))
   }
 })
+
+t.test('nccl: into a second set of weights, only connecting and allocating need the gate', async t => {
+  const { fake, announce } = await joined(t, 'nccl')
+  fake.besideSteps = true
+  fake.placeOf = begin => begin === 0 ? 7000 : -1
+  const take = async (sizes: number[]): Promise<void> => {
+    const stream = announce(sizes, 800)
+    fake.send(sizes.length)
+    await stream.ready()
+    stream.prepare(JOB, { set: 1, beside: true })
+    while (await stream.next() !== undefined);
+    await stream.close()
+    t.equal(stream.dropped, undefined)
+  }
+  await take([200, 700])
+  t.same(fake.log, ['places', 'connect', 'in place', 'stage', 'begin', 'receive'])
+  t.same(fake.sets, [1])
+  t.ok(fake.received.every(({ gate }) => !gate))
+  const { shuts } = fake
+  t.equal(shuts, 2, 'for the connection, and for the slots')
+  await take([200, 600])
+  await take([100])
+  t.equal(fake.shuts, shuts, 'everything is there')
+  t.same(fake.sets, [1, 1, 1])
+  await take([200, 3 * 2 ** 20])
+  t.equal(fake.shuts, shuts + 1, 'a larger slot')
+})
+
+t.test('nccl: an update of a second set that breaks off drops the rest with the gate open', async t => {
+  const { fake, announce, groups } = await joined(t, 'nccl')
+  fake.besideSteps = true
+  const stream = announce([200, 700, 300], 800)
+  fake.send(3)
+  await stream.ready()
+  stream.prepare(JOB, { set: 1, beside: true })
+  await stream.next()
+  const { shuts } = fake
+  await stream.drop(false)
+  await stream.close()
+  t.match(stream.dropped, /received and dropped/)
+  t.equal(fake.shuts, shuts)
+  t.equal(groups.counts.bytesReceived, 1200)
+})

@@ -176,8 +176,8 @@ Napi::Value group_begin_messages(const Napi::CallbackInfo& info) {
   for (const auto& row : parse_messages(info[2])) {
     const int into = static_cast<int>(row[MessageRow::kInto]);
     messages.push_back({static_cast<int>(row[MessageRow::kMine]), static_cast<int>(row[MessageRow::kOther]), into - 1,
-                        static_cast<uint64_t>(row[MessageRow::kOffset]),
-                        static_cast<uint64_t>(row[MessageRow::kBytes]), set});
+                        static_cast<uint64_t>(row[MessageRow::kOffset]), static_cast<uint64_t>(row[MessageRow::kBytes]),
+                        set});
   }
   const GroupDeadline deadline = deadline_of(info[3]);
   return submit_to_group(env, entry, [&group, slot, messages = std::move(messages), deadline] {
