@@ -1,6 +1,7 @@
 /**
- * The gate keeps the scheduler idle between two steps. Weights are written, memory is released and mapped, and caches
- * are dropped only while it is shut. The scheduler's side implements it; only src/weights uses it.
+ * The gate keeps the scheduler idle between two steps. Weights in use are written, memory is released and mapped, and
+ * caches are dropped only while it is shut; a second set of weights needs none. The scheduler's side implements it;
+ * only src/weights uses it.
  */
 export interface GateKeeper {
   /**

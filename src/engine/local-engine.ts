@@ -183,8 +183,8 @@ export class LocalEngine implements RolloutEngine {
 
   expectUpdate (): void {
     const { addon, core } = this.#weights
-    // On the CPU the saved time is negligible compared with the write.
-    if (this.info.device !== 'cuda' || this.closed) return
+    // On the CPU the saved time is negligible compared with the write, and a second set is written beside steps.
+    if (this.info.device !== 'cuda' || this.closed || this.#weights.sets !== undefined) return
     addon.expectWrite(core)
     this.#spinner.stay(UPDATE_MS)
   }

@@ -145,9 +145,15 @@ export interface NativeGroups {
    * Main thread. NCCL only. Takes the `tensors` and `rects` of a WriteJob with one source; `parts` are stretches of
    * that source. Returns for each part the offset from the start of a rank's weights, in bytes, if all bytes of the
    * part lie there contiguously and unchanged on every rank. Returns -1 for other parts, and for all parts of a group
-   * with `coreRank`. Throws for an invalid write, and while the memory of the weights is released.
+   * with `coreRank`. Throws for an invalid write, and while the memory of the weights (`set`, default 0) is released.
    */
-  groupPlaces: (group: GroupHandle, parts: Float64Array, tensors: Float64Array, rects: Float64Array) => Float64Array
+  groupPlaces: (
+    group: GroupHandle,
+    parts: Float64Array,
+    tensors: Float64Array,
+    rects: Float64Array,
+    set?: number
+  ) => Float64Array
   /**
    * Main thread. NCCL only. As groupReceive, but straight into a set of weights (default 0): `parts` have the offsets
    * that groupPlaces returned. No step and no write of these weights may be under way. After a failure any byte of the

@@ -77,7 +77,8 @@ export class BroadcastStream implements WeightStream {
   prepare (job: WriteJob, access: Access): void {
     this.#access = access
     // A receive that needs no gate has staged the first piece by now.
-    if (this.#started === 0 && this.#pieces.length > 0) this.#places = this.#group.places(this.#pieces, job)
+    if (this.#started > 0 || this.#pieces.length === 0) return
+    this.#places = this.#group.places(this.#pieces, job, access.set ?? 0)
   }
 
   get touched (): boolean {
@@ -151,8 +152,10 @@ export class BroadcastStream implements WeightStream {
     if (this.hasEnded) return
     if (this.#group.needsGate) {
       await this.#group.runBetweenSteps(async () => {
-        await this.drop(false, false)
+        // An update of a second set may have begun it meanwhile, and need the gate for it.
+        if (this.#dropping === undefined) await this.drop(false, false)
       })
+      await this.#dropping
     } else await this.drop(false)
   }
 

@@ -17,7 +17,7 @@ export interface GroupLink {
   /** Pieces are received by the addon's `groupBegin` and `groupArrive`; if false, by `groupReceive`. */
   readonly isAhead: boolean
   /** `groupPlaces` of the addon; only for a backend that can receive into the weights. */
-  places?: (parts: Float64Array, job: WriteJob) => Float64Array
+  places?: (parts: Float64Array, job: WriteJob, set: number) => Float64Array
   /** The gate must be shut if `needsGate`. Does nothing if it is connected. */
   connect: (timeoutMs: number) => Promise<void>
   readonly isConnected: boolean

@@ -70,8 +70,8 @@ export class NcclLink implements GroupLink {
     this.#id = id
   }
 
-  places (parts: Float64Array, { tensors, rects }: WriteJob): Float64Array {
-    return this.#native.groupPlaces(this.handle, parts, tensors, rects)
+  places (parts: Float64Array, { tensors, rects }: WriteJob, set: number): Float64Array {
+    return this.#native.groupPlaces(this.handle, parts, tensors, rects, set)
   }
 
   async connect (timeoutMs: number): Promise<void> {

@@ -184,10 +184,10 @@ export class WeightGroup {
   }
 
   /** The places in the weights that pieces of a write can be received into; empty if all must be staged. */
-  places (pieces: readonly Piece[], job: WriteJob): Places {
+  places (pieces: readonly Piece[], job: WriteJob, set: number): Places {
     const link = this.#link!
     if (this.#options.staged || link.places === undefined) return []
-    return this.#places.of(pieces, job, (parts, job) => link.places!(parts, job))
+    return this.#places.of(pieces, job, (parts, job) => link.places!(parts, job, set))
   }
 
   /**
@@ -248,22 +248,22 @@ export class WeightGroup {
 
   /** Connects, and allocates staging buffers. Both may wait for a GPU that no step may use meanwhile. */
   async #settleIn (room: Room, isBeside: boolean): Promise<void> {
+    const wanted = grown(this.#staged, room)
     const run = async (): Promise<void> => {
       await this.#connect()
-      await this.#makeRoom(room)
+      if (wanted !== null) await this.#stage(wanted)
     }
-    const isSettled = this.#link!.isConnected && grown(this.#staged, room) === null
-    await (isBeside && this.needsGate && !isSettled ? this.runBetweenSteps(run) : run())
+    if (!isBeside || !this.needsGate || (this.#link!.isConnected && wanted === null)) return await run()
+    // A phase: without the gate the group is out of step with its sender, as after any failed receive.
+    await this.#phase('stopping generation to connect', async () => await this.runBetweenSteps(run))
   }
 
-  async #makeRoom (room: Room): Promise<void> {
-    const wanted = grown(this.#staged, room)
-    if (wanted === null) return
-    const { bytes, slots } = wanted
+  async #stage (room: Room): Promise<void> {
+    const { bytes, slots } = room
     await this.#phase(`allocating ${slots} staging buffers of ${bytes} bytes`, async () => {
       await this.#options.host.native.stageGroup(this.handle, bytes, slots)
     })
-    this.#staged = wanted
+    this.#staged = room
   }
 
   /** The received bytes of a slot, from our first rank's memory. */

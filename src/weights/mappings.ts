@@ -52,7 +52,16 @@ export class Mappings {
     for (const [name, { resolve, reject }] of [...this.#pending]) {
       this.#pending.delete(name)
       try {
-        for (const beside of [false, true]) this.counts.closed += await addon.closeMappings(core, name, { beside })
+        let failure: unknown
+        for (const beside of [false, true]) {
+          try {
+            this.counts.closed += await addon.closeMappings(core, name, { beside })
+          } catch (error) {
+            failure ??= error
+            if ((error as { code?: unknown }).code === 'DEVICE_LOST') break
+          }
+        }
+        if (failure !== undefined) throw failure
         resolve()
       } catch (error) {
         reject(error)

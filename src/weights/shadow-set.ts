@@ -21,8 +21,8 @@ export interface ShadowOptions {
   readers: Readers
   /** Its size. */
   bytes: number
-  /** Memory that is available now. */
-  availableBytes: () => number
+  /** Memory that is available now. Null: only the device knows. */
+  availableBytes: (() => number) | null
 }
 
 /**
@@ -132,7 +132,7 @@ export class ShadowSet {
 
   async #restore (): Promise<void> {
     const { addon, core, bytes, availableBytes } = this.#options
-    const available = availableBytes()
+    const available = availableBytes?.() ?? Infinity
     // Checked before any allocation: when memory runs out, Linux kills processes instead of refusing.
     if (bytes > available) throw noMemory(`${megabytes(bytes)} are needed and ${megabytes(available)} are available`)
     try {

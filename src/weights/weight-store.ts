@@ -119,7 +119,7 @@ export class WeightStore {
         ledger: this.ledger,
         readers: this.readers,
         bytes: this.addon.coreInfo(this.core).spareBytes,
-        availableBytes: this.#memory.availableBytes
+        availableBytes: options.onHost === false ? null : this.#memory.availableBytes
       })
     this.transactions = new Transactions({
       store: this,

@@ -114,8 +114,8 @@ export const processGroups: readonly Mutant[] = [
   {
     why: 'a group connects beside steps',
     file: 'src/process-groups/weight-group.ts',
-    before: 'isBeside && this.needsGate && !isSettled ? this.runBetweenSteps(run) : run()',
-    after: 'run()',
+    before: 'if (!isBeside || !this.needsGate || (this.#link!.isConnected && wanted === null)) return await run()',
+    after: 'return await run()',
     tests: ['test/process-groups/direct-places.test.ts']
   },
   {

@@ -38,7 +38,7 @@ class CoreGroup : public NcclGroup {
   // Checks the whole job, as `write` checks the staged part of it: pieces that do not overlap within one call may
   // overlap between two.
   std::vector<uint64_t> places(const std::vector<GroupPart>& parts, const std::vector<Tensor>& tensors,
-                               const std::vector<Rect>& rects) const override {
+                               const std::vector<Rect>& rects, int set) const override {
     WriteJob job;
     job.sources.emplace_back();
     for (const GroupPart& part : parts) {
@@ -47,7 +47,7 @@ class CoreGroup : public NcclGroup {
     job.tensors = tensors;
     job.rects = rects;
     check_write(job, core_->config().ranks, core_->config().params);
-    return group_->places(parts, tensors, rects);
+    return group_->places(parts, tensors, rects, set);
   }
   void receive_in_place(const std::vector<GroupPart>& parts, int set, int root, GroupDeadline deadline) override {
     group_->receive_in_place(parts, set, root, deadline);
@@ -139,8 +139,9 @@ Napi::Value group_places(const Napi::CallbackInfo& info) {
   const std::vector<GroupPart> parts = parse_parts(info[1]);
   const std::vector<Tensor> tensors = parse_tensors(info[2], "tensors");
   const std::vector<Rect> rects = parse_rects(info[3], "rects");
+  const int set = info[4].IsUndefined() ? 0 : static_cast<int>(to_integer(info[4], "set", 0, kMostSets - 1));
   return with_error_code(env, [&]() -> Napi::Value {
-    const std::vector<uint64_t> places = group.places(parts, tensors, rects);
+    const std::vector<uint64_t> places = group.places(parts, tensors, rects, set);
     Napi::Float64Array out = Napi::Float64Array::New(env, places.size());
     for (size_t i = 0; i < places.size(); i++) out[i] = places[i] == kNoPlace ? -1 : static_cast<double>(places[i]);
     return out;

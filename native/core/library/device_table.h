@@ -171,9 +171,9 @@ inline void group_begin_messages(NcclGroup& group, int slot, const std::vector<N
 }
 
 inline void group_places(const NcclGroup& group, const std::vector<GroupPart>& parts,
-                         const std::vector<Tensor>& tensors, const std::vector<Rect>& rects,
+                         const std::vector<Tensor>& tensors, const std::vector<Rect>& rects, int set,
                          Sink<std::vector<uint64_t>> sink, Failure& failure) noexcept {
-  guarded(failure, [&] { sink.take(sink.context, group.places(parts, tensors, rects)); });
+  guarded(failure, [&] { sink.take(sink.context, group.places(parts, tensors, rects, set)); });
 }
 
 inline void group_receive_in_place(NcclGroup& group, const std::vector<GroupPart>& parts, int set, int root,

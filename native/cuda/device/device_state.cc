@@ -18,9 +18,9 @@ namespace {
 
 // NCCL takes one or two seconds to connect the GPUs of one machine.
 constexpr double kJoinSeconds = 120;
-// Writes beside steps are small, and must leave cores to the steps.
+// Writes beside steps must leave cores to the steps. A slot of the ring has room for any chunk (write_batches.h).
 constexpr int kBesideReaders = 4;
-constexpr uint64_t kBesideRingBytes = 64 << 20;
+constexpr uint64_t kBesideRingBytes = 128 << 20;
 constexpr MemoryTag kTags[] = {kTagWeights, kTagKvCache, kTagCudaGraph};
 
 // Opens NCCL. If it is missing, the error begins with `why`: the reason why the engine needs it.
@@ -227,8 +227,12 @@ void CudaDevice::State::restore(int set) {
   try {
     on_all(beside_ranks, [&](Rank& rank) { memory[rank.index]->restore(set, rank); });
   } catch (...) {
-    drop(set);  // all ranks or none
-    throw;
+    const std::exception_ptr cause = std::current_exception();
+    try {
+      drop(set);  // all ranks or none
+    } catch (...) {
+    }
+    std::rethrow_exception(cause);
   }
 }
 

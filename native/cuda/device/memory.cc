@@ -197,9 +197,9 @@ void RankMemory::resume(MemoryTag tag, Rank& rank) {
 }
 
 uint64_t RankMemory::drop(int set, Rank& rank) {
-  if (dropped_[set]) return 0;
   rank.doing("release a set of weights");
-  dropped_[set] = true;  // first: after a failure in the middle it counts as dropped
+  // First: after a failure in the middle it counts as dropped. A release of what has no memory is 0.
+  dropped_[set] = true;
   return weights_[static_cast<size_t>(set)].release();
 }
 

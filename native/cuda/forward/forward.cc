@@ -125,16 +125,16 @@ void Forward::make_room(const PreparedStep& step) {
 }
 
 // For the same reason: kernels for a product of a new size are loaded while no GPU computes.
-void Forward::load_products(int64_t tokens, int64_t rows) {
+void Forward::load_products(int64_t tokens, int64_t rows, int set) {
   if (ranks_.size() == 1) return;
   if (!loaded_tokens_.contains(tokens)) {
-    on_all(ranks_, [&](Rank& rank) { forwards_[rank.index]->load_for_tokens(static_cast<int>(tokens)); });
+    on_all(ranks_, [&](Rank& rank) { forwards_[rank.index]->load_for_tokens(static_cast<int>(tokens), set); });
     loaded_tokens_.insert(tokens);
   }
   // The head's blocks: full ones, and the rest.
   for (const int64_t count : {rows < shape_->rows ? 0 : shape_->rows, rows % shape_->rows}) {
     if (count == 0 || loaded_rows_.contains(count)) continue;
-    on_all(ranks_, [&](Rank& rank) { forwards_[rank.index]->load_for_rows(static_cast<int>(count)); });
+    on_all(ranks_, [&](Rank& rank) { forwards_[rank.index]->load_for_rows(static_cast<int>(count), set); });
     loaded_rows_.insert(count);
   }
 }
@@ -166,7 +166,7 @@ void Forward::feed(PreparedStep& step) { step.feed(std::exchange(tokens_, {})); 
 void Forward::run(PreparedStep& step, StepResult& result) {
   result = {};
   if (step.tokens == 0) return;  // rows and experts belong to tokens, so there are none
-  load_products(step.room.tokens, step.rows);
+  load_products(step.room.tokens, step.rows, step.set);
   // Graphs of several ranks are made while no rank computes, for the same reason as room and kernels.
   if (forwards_.front()->wants_graph(step))
     on_all(ranks_, [&](Rank& rank) { forwards_[rank.index]->make_graph(step); });

@@ -81,7 +81,7 @@ class Forward {
 
  private:
   void check_limits(const StepBatch& batch) const;
-  void load_products(int64_t tokens, int64_t rows);
+  void load_products(int64_t tokens, int64_t rows, int set);
 
   const Layout layout_;
   const int pages_, page_size_;

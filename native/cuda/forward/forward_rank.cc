@@ -42,7 +42,8 @@ void RankForward::reserve(size_t block_bytes, size_t result_bytes) {
   if (rank_.index == 0) results_.reserve(result_bytes, "memory for the step's results");
 }
 
-void RankForward::load_for_tokens(int tokens) {
+void RankForward::load_for_tokens(int tokens, int set) {
+  set_ = set;
   rank_.doing("load the kernels of a step");
   const cudaStream_t stream = rank_.stream;
   for (int layer = 0; layer < layout_.recipe.layers; ++layer) {
@@ -59,7 +60,8 @@ void RankForward::load_for_tokens(int tokens) {
   check(cudaStreamSynchronize(stream), "load the kernels of a step");
 }
 
-void RankForward::load_for_rows(int rows) {
+void RankForward::load_for_rows(int rows, int set) {
+  set_ = set;
   rank_.doing("load the kernels of a step's head");
   gemm_.load(lm_head(rows), rank_.stream);
   check(cudaStreamSynchronize(rank_.stream), "load the kernels of a step's head");

@@ -31,8 +31,8 @@ class RankForward {
   void reserve(size_t block_bytes, size_t result_bytes);
   // Loads the kernels for the products of steps with this many tokens or rows (see Gemm::load); no rank may be
   // computing. With other ranks, a step that was not prepared is refused.
-  void load_for_tokens(int tokens);
-  void load_for_rows(int rows);
+  void load_for_tokens(int tokens, int set);
+  void load_for_rows(int rows, int set);
   // Whether the step needs a graph that does not exist yet and that `run` will not make, because other ranks must not
   // compute meanwhile.
   bool wants_graph(const PreparedStep& step) const;

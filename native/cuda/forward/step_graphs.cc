@@ -54,16 +54,24 @@ bool StepGraphs::wants(const StepRoom& room) const {
 void StepGraphs::make(const StepRoom& room, const std::function<void(int)>& launch) {
   const auto entry = find(room);
   if (entry == entries_.end() || !entry->graphs.empty()) return;
-  for (int set = 0; set < sets_; set++) {
-    const cudaGraphExec_t graph = capture(set, launch);
-    if (graph != nullptr) {
-      entry->graphs.push_back(graph);
-      continue;
+  // For all sets, or for none.
+  Entry made{room, {}};
+  try {
+    for (int set = 0; set < sets_; set++) {
+      const cudaGraphExec_t graph = capture(set, launch);
+      if (graph == nullptr) {
+        destroy(made);
+        clear();
+        enabled_ = false;
+        return;
+      }
+      made.graphs.push_back(graph);
     }
-    clear();
-    enabled_ = false;
-    return;
+  } catch (...) {
+    destroy(made);
+    throw;
   }
+  entry->graphs = std::move(made.graphs);
 }
 
 void StepGraphs::run(const StepRoom& room, int set, const std::function<void(int)>& launch) {
@@ -97,8 +105,13 @@ cudaGraphExec_t StepGraphs::capture(int set, const std::function<void(int)>& lau
     return nullptr;
   }
   check(code, "make a graph of a decode step");
-  check(cudaGraphUpload(exec, rank_.stream), "upload a graph");
-  check(cudaStreamSynchronize(rank_.stream), "upload a graph");
+  try {
+    check(cudaGraphUpload(exec, rank_.stream), "upload a graph");
+    check(cudaStreamSynchronize(rank_.stream), "upload a graph");
+  } catch (...) {
+    cudaGraphExecDestroy(exec);
+    throw;
+  }
   return exec;
 }
 

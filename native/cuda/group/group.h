@@ -31,7 +31,7 @@ class GpuGroup : public NcclGroup {
   void arrive(GroupDeadline deadline) override;
   void begin_messages(int slot, const std::vector<NcclMessage>& messages, GroupDeadline deadline) override;
   std::vector<uint64_t> places(const std::vector<GroupPart>& parts, const std::vector<Tensor>& tensors,
-                               const std::vector<Rect>& rects) const override;
+                               const std::vector<Rect>& rects, int set) const override;
   void receive_in_place(const std::vector<GroupPart>& parts, int set, int root, GroupDeadline deadline) override;
   std::vector<uint8_t> read(int slot, uint64_t offset, uint64_t bytes, GroupDeadline deadline) override;
   void send(const uint8_t* data, uint64_t bytes, GroupDeadline deadline) override;

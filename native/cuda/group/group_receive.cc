@@ -122,9 +122,9 @@ void GpuGroup::all_or_none(GroupDeadline deadline, const std::function<void(Grou
 }
 
 std::vector<uint64_t> GpuGroup::places(const std::vector<GroupPart>& parts, const std::vector<Tensor>& tensors,
-                                       const std::vector<Rect>& rects) const {
+                                       const std::vector<Rect>& rects, int set) const {
   if (local_ranks() != state_->host.ranks) return std::vector<uint64_t>(parts.size(), kNoPlace);
-  return places_in(state_->host, parts, tensors, rects);
+  return places_in(state_->host, parts, tensors, rects, set);
 }
 
 void GpuGroup::receive_in_place(const std::vector<GroupPart>& parts, int set, int root, GroupDeadline deadline) {

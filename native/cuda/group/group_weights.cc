@@ -44,9 +44,9 @@ std::vector<GroupSpan> spans_of(RankWeights weights, const std::vector<GroupPart
 }  // namespace
 
 std::vector<uint64_t> places_in(const GroupHost& host, const std::vector<GroupPart>& parts,
-                                const std::vector<Tensor>& tensors, const std::vector<Rect>& rects) {
+                                const std::vector<Tensor>& tensors, const std::vector<Rect>& rects, int set) {
   std::vector<std::vector<ParamPlace>> params;
-  for (int rank = 0; rank < host.ranks; rank++) params.push_back(weights_of(host.params(rank, 0)).params);
+  for (int rank = 0; rank < host.ranks; rank++) params.push_back(weights_of(host.params(rank, set)).params);
   return find_places(parts, tensors, rects, params);
 }
 

@@ -12,7 +12,7 @@ namespace refit::cuda {
 // Runs find_places of core/write/places.h; offsets count from the rank's first parameter in memory and are the same in
 // all sets of weights.
 std::vector<uint64_t> places_in(const GroupHost& host, const std::vector<GroupPart>& parts,
-                                const std::vector<Tensor>& tensors, const std::vector<Rect>& rects);
+                                const std::vector<Tensor>& tensors, const std::vector<Rect>& rects, int set);
 
 // For each of the tensor-parallel ranks: the memory of each part in a set of weights; its offset is such a place.
 // Throws std::invalid_argument if any of it is not parameters.

@@ -28,16 +28,17 @@ void Pace::wait(uint64_t bytes) {
   next_ = std::max(next_, now) + std::chrono::duration_cast<Clock::duration>(takes);
 }
 
-void paced(const std::vector<Copy2d>& copies, Pace& pace, const std::function<void(const std::vector<Copy2d>&)>& run) {
+bool paced(const std::vector<Copy2d>& copies, Pace& pace, const std::function<bool(const std::vector<Copy2d>&)>& run) {
   if (!pace.limited()) return run(copies);
   std::vector<Copy2d> slice;
   int64_t bytes = 0;
   const auto flush = [&] {
-    if (slice.empty()) return;
+    if (slice.empty()) return true;
     pace.wait(static_cast<uint64_t>(bytes));
-    run(slice);
+    const bool going = run(slice);
     slice.clear();
     bytes = 0;
+    return going;
   };
   for (const Copy2d& copy : copies) {
     const int64_t row_bytes = std::max<int64_t>(1, bytes_of(copy) / std::max<int64_t>(1, copy.rows));
@@ -47,10 +48,10 @@ void paced(const std::vector<Copy2d>& copies, Pace& pace, const std::function<vo
       slice.push_back(part(copy, row, rows));
       bytes += rows * row_bytes;
       row += rows;
-      if (bytes + row_bytes > kSliceBytes) flush();
+      if (bytes + row_bytes > kSliceBytes && !flush()) return false;
     }
   }
-  flush();
+  return flush();
 }
 
 }  // namespace refit::cuda

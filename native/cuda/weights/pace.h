@@ -29,7 +29,8 @@ class Pace {
 // Target bytes of one slice. A step beside it waits at most for one slice at full rate, some 8 us on an H200.
 constexpr int64_t kSliceBytes = int64_t{16} << 20;
 
-// Calls run(slice) for consecutive slices of the copies when their turn comes; for all at once without a limit.
-void paced(const std::vector<Copy2d>& copies, Pace& pace, const std::function<void(const std::vector<Copy2d>&)>& run);
+// Calls run(slice) for consecutive slices of the copies when their turn comes; for all at once without a limit. Ends
+// with false as soon as `run` returns false.
+bool paced(const std::vector<Copy2d>& copies, Pace& pace, const std::function<bool(const std::vector<Copy2d>&)>& run);
 
 }  // namespace refit::cuda

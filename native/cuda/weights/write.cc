@@ -66,6 +66,8 @@ struct GpuStore::State {
 
 GpuStore::GpuStore(std::vector<GpuParams> sets, int threads, uint64_t ring_bytes, double rate)
     : state_(std::make_unique<State>(std::move(sets), threads, rate)) {
+  if (ring_bytes / kSlots < static_cast<uint64_t>(kBatchLimits.row + kBatchLimits.straight))
+    throw std::invalid_argument("a ring of " + std::to_string(ring_bytes) + " bytes has slots too small for a chunk");
   State& s = *state_;
   on_all(s.ranks, [&s, ring_bytes](Rank& rank) {
     rank.doing("weights: buffers");
@@ -236,6 +238,7 @@ void GpuStore::copy(const std::vector<Rect>& rects, int from, int to) {
     paced(copies, s.paces[static_cast<size_t>(rank.index)], [&](const std::vector<Copy2d>& slice) {
       rank.doing("weights: copy to the other set");
       scatter.run(slice, rank.stream);
+      return true;
     });
     check(cudaStreamSynchronize(rank.stream), "weights: copy to the other set");
   });

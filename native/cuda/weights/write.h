@@ -5,8 +5,9 @@
 // converted or re-strided out of the slot. Sources on GPUs and in pinned memory are scattered where they lie. Memory of
 // other processes is, too: it is opened for the write (transport/ipc/ipc_session.h).
 //
-// Threads: one caller at a time (the core's writer thread), which reads together with the reader pool; the ranks'
-// threads make the CUDA calls. No rank may run a step meanwhile. Every call ends with all ranks synchronised.
+// Threads: one caller at a time (the core's writer thread, or its thread for operations beside steps, which has a store
+// and ranks of its own), which reads together with the reader pool; the ranks' threads make the CUDA calls. No step may
+// use the weights that it writes. Every call ends with all ranks synchronised.
 #pragma once
 #include <cstdint>
 #include <memory>

@@ -117,7 +117,9 @@ bool WriteRun::enqueue(Rank& rank, size_t batch) {
     }
   }
   for (const int t : tensors) dirty_[t].store(true, std::memory_order_relaxed);
-  paces_[static_cast<size_t>(rank.index)].wait(ring_.slot_bytes());
+  uint64_t bytes = 0;
+  for (const Copy2d& copy : copies) bytes += static_cast<uint64_t>(copy.rows * copy.cols) * sizeof(bf16);
+  paces_[static_cast<size_t>(rank.index)].wait(bytes);
   const SplitCopies split = split_runs(copies, kEngineBytes);
   for (const ByteRun& run : split.runs) {
     check(cudaMemcpyAsync(run.dst, run.src, run.bytes, cudaMemcpyHostToDevice, rank.copy), "weights: a copy");

@@ -256,7 +256,7 @@ bool WriteRun::read_segments(Rank& rank) {
         tensors.push_back(rect.tensor);
       }
     }
-    scatter(rank, copies, tensors, false);
+    going = scatter(rank, copies, tensors, false) && going;
   }
   return going && !stop_;
 }
@@ -277,30 +277,36 @@ bool WriteRun::run_direct(Rank& rank) {
     tensors.push_back(direct.tensor);
     from_host = from_host || !job_.sources[job_.tensors[direct.tensor].source].on_gpu();
   }
-  scatter(rank, copies, tensors, from_host);
-  return going;
+  return scatter(rank, copies, tensors, from_host) && going;
 }
 
 bool WriteRun::may_copy(int tensor) {
-  if (job_.cancel != nullptr && job_.cancel->load(std::memory_order_relaxed)) {
-    fail(tensor, "the write was cancelled");
-  } else if (REFIT_FAULT(kCopy)) {
-    fail(tensor, "injected fault: copy");
-  } else {
-    return true;
-  }
+  if (!may_go_on(tensor)) return false;
+  if (!REFIT_FAULT(kCopy)) return true;
+  fail(tensor, "injected fault: copy");
   return false;
 }
 
-// copies[i] belongs to tensors[i].
-void WriteRun::scatter(Rank& rank, const std::vector<Copy2d>& copies, const std::vector<int>& tensors, bool from_host) {
+bool WriteRun::may_go_on(int tensor) {
+  if (job_.cancel == nullptr || !job_.cancel->load(std::memory_order_relaxed)) return true;
+  fail(tensor, "the write was cancelled");
+  return false;
+}
+
+// copies[i] belongs to tensors[i]. After a cancel or a failure the rest is not written, and no tensor counts as
+// written.
+bool WriteRun::scatter(Rank& rank, const std::vector<Copy2d>& copies, const std::vector<int>& tensors, bool from_host) {
   for (const int t : tensors) dirty_[t].store(true, std::memory_order_relaxed);
   Scatter& scatter = writers_[static_cast<size_t>(rank.index)]->scatter;
-  paced(copies, paces_[static_cast<size_t>(rank.index)], [&](const std::vector<Copy2d>& slice) {
+  const bool going = paced(copies, paces_[static_cast<size_t>(rank.index)], [&](const std::vector<Copy2d>& slice) {
+    if (stop_.load(std::memory_order_relaxed) || !may_go_on(tensors.empty() ? -1 : tensors.front())) return false;
     rank.doing("weights: scatter");
     scatter.run(slice, rank.stream, from_host);
+    return true;
   });
+  if (!going) return false;
   for (const int t : tensors) left_[t].fetch_sub(1, std::memory_order_relaxed);
+  return true;
 }
 
 void WriteRun::fail(int tensor, std::string message) {

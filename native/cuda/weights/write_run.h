@@ -56,7 +56,8 @@ class WriteRun {
   void close_segments(bool lost);
   bool run_direct(Rank& rank);
   bool may_copy(int tensor);
-  void scatter(Rank& rank, const std::vector<Copy2d>& copies, const std::vector<int>& tensors, bool from_host);
+  bool may_go_on(int tensor);
+  bool scatter(Rank& rank, const std::vector<Copy2d>& copies, const std::vector<int>& tensors, bool from_host);
   bool enqueue(Rank& rank, size_t batch);
   void retire(Rank& rank, size_t batch);
   bool await_batch(size_t batch);

@@ -8,6 +8,7 @@
 #include "core/memory_error.h"
 #include "cuda/device/device.h"
 #include "cuda/device/memory.h"
+#include "cuda/weights/pace.h"
 #include "test/check.h"
 #include "test/forward_reference.h"
 
@@ -197,6 +198,44 @@ void test_sets(const Variant& variant, int ranks, double rate, unsigned seed) {
   CHECK(!same(run(device, batch, 1), of_b.step));
   shards_a.write(device, first);
   is(0, of_a, "after a write beside steps of set 0");
+  // The first step ever, while the set that steps begin with has no memory: its kernels are loaded with the other.
+  CudaDevice fresh(config);
+  shards_b.write(fresh, spare);
+  fresh.drop_set(0);
+  CHECKF(same(run(fresh, batch, 1), of_b.step), "%s: the first step with set 1 has other bits", name.c_str());
+}
+
+// Slices cover all copies once, in order, and are short; a refusal ends them.
+void test_slices() {
+  std::vector<cuda::Copy2d> copies;
+  uint8_t source = 0;
+  cuda::bf16 target;
+  for (const auto& [rows, cols] : std::vector<std::pair<int64_t, int64_t>>{{1, 7}, {5, 20 << 20}, {4097, 4096}, {3, 1}})
+    copies.push_back({&source, &target, rows, cols, 2 * cols + 6, 2, cols + 1, DType::kBFloat16});
+  cuda::Pace fast(1e15), none(0);
+  std::vector<cuda::Copy2d> got;
+  size_t slices = 0;
+  CHECK(cuda::paced(copies, fast, [&](const std::vector<cuda::Copy2d>& slice) {
+    int64_t bytes = 0;
+    for (const auto& copy : slice) bytes += 2 * copy.rows * copy.cols;
+    CHECK(bytes <= cuda::kSliceBytes || (slice.size() == 1 && slice[0].rows == 1));
+    got.insert(got.end(), slice.begin(), slice.end());
+    return ++slices > 0;
+  }));
+  CHECK(slices > 5);
+  size_t at = 0;
+  for (const auto& copy : copies) {
+    for (int64_t row = 0; row < copy.rows; at++) {
+      if (!CHECK(at < got.size() && got[at].cols == copy.cols)) return;
+      CHECK(got[at].src == static_cast<const uint8_t*>(copy.src) + row * copy.src_row_bytes);
+      CHECK(got[at].dst == copy.dst + row * copy.dst_cols);
+      row += got[at].rows;
+    }
+  }
+  CHECK(at == got.size());
+  int calls = 0;
+  CHECK(!cuda::paced(copies, fast, [&](const auto&) { return ++calls < 2; }) && calls == 2);
+  CHECK(cuda::paced(copies, none, [&](const auto& all) { return all.size() == copies.size(); }));
 }
 
 }  // namespace
@@ -205,6 +244,7 @@ int main(int argc, char** argv) {
   setenv("CUDA_MODULE_LOADING", "EAGER", 1);
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);  // ranks on one GPU must not share a queue
   const unsigned seed = argc > 1 ? static_cast<unsigned>(std::atoi(argv[1])) : 1;
+  test_slices();
   test_sets(kDense, 1, 0, seed);
   test_sets(kDense, 1, 1e8, seed);  // some 2 MB a set
   test_sets(kDense, 2, 0, seed);

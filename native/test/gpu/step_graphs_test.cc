@@ -284,6 +284,23 @@ void test_graphs_alone() {
       thrown = true;
     }
     CHECK(thrown && graphs.wants({7, 7, 0, 0, true, {}}));
+    // With two sets: both graphs or none.
+    const cuda::StepRoom pair{7, 7, 0, 0, true, {}};
+    cuda::StepGraphs both(rank, true, 2);
+    const auto launch = [&](int set) { check(cudaMemsetAsync(bytes, set, 1, rank.stream), "memset"); };
+    both.run(pair, 1, launch);
+    thrown = false;
+    try {
+      both.make(pair, [&](int set) {
+        if (set == 1) throw std::runtime_error("a launch fails");
+        launch(set);
+      });
+    } catch (const std::runtime_error&) {
+      thrown = true;
+    }
+    CHECK(thrown && both.size() == 0 && both.wants(pair));
+    both.make(pair, launch);
+    CHECK(both.size() == 2);
     run(7);
     run(7);
     graphs.clear();

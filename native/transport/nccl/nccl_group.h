@@ -42,9 +42,9 @@ class NcclGroup : public Group {
 
   // Places where broadcasts can be received straight into the weights: find_places of core/write/places.h. All are
   // kNoPlace in a group that does not have all ranks of the engine. Throws std::runtime_error while the weights' memory
-  // is released.
+  // is released. They are the same in each set of weights; `set` has its memory.
   virtual std::vector<uint64_t> places(const std::vector<GroupPart>& parts, const std::vector<Tensor>& tensors,
-                                       const std::vector<Rect>& rects) const = 0;
+                                       const std::vector<Rect>& rects, int set) const = 0;
   void receive(int slot, const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) final {
     begin(slot, parts, root, deadline);
     arrive(deadline);

@@ -93,11 +93,11 @@ class LibraryGroup : public NcclGroup {
   }
 
   std::vector<uint64_t> places(const std::vector<GroupPart>& parts, const std::vector<Tensor>& tensors,
-                               const std::vector<Rect>& rects) const override {
+                               const std::vector<Rect>& rects, int set) const override {
     std::vector<uint64_t> out;
     Taken<std::vector<uint64_t>> taken(out);
     Failure failure;
-    table_.places(*group_, parts, tensors, rects, taken.sink(), failure);
+    table_.places(*group_, parts, tensors, rects, set, taken.sink(), failure);
     taken.finish(failure);
     return out;
   }

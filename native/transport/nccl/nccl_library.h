@@ -28,7 +28,7 @@ struct NcclGroupTable {
   void (*begin_messages)(NcclGroup& group, int slot, const std::vector<NcclMessage>& messages, GroupDeadline deadline,
                          Failure& failure) noexcept;
   void (*places)(const NcclGroup& group, const std::vector<GroupPart>& parts, const std::vector<Tensor>& tensors,
-                 const std::vector<Rect>& rects, Sink<std::vector<uint64_t>> sink, Failure& failure) noexcept;
+                 const std::vector<Rect>& rects, int set, Sink<std::vector<uint64_t>> sink, Failure& failure) noexcept;
   void (*receive_in_place)(NcclGroup& group, const std::vector<GroupPart>& parts, int set, int root,
                            GroupDeadline deadline, Failure& failure) noexcept;
   void (*read)(NcclGroup& group, int slot, uint64_t offset, uint8_t* to, uint64_t bytes, GroupDeadline deadline,

@@ -210,18 +210,18 @@ void test_in_place(int ranks) {
     for (int rank = 0; rank < ranks; rank++) rects.push_back({i, rank, i, 0, 0, 4, 8, 0, 0});
   }
   auto group = make();
-  CHECK((group->places({{0, 3 * kParam}, {3 * kParam, kParam}, {0, 4 * kParam}, {64, 0}}, tensors, rects) ==
+  CHECK((group->places({{0, 3 * kParam}, {3 * kParam, kParam}, {0, 4 * kParam}, {64, 0}}, tensors, rects, 0) ==
          std::vector<uint64_t>{0, 3 * kParam + kGap, kNoPlace, 0}));
   std::vector<Rect> one = rects;
   if (ranks > 1) {
     std::erase_if(one, [&](const Rect& rect) { return rect.rank == ranks - 1 && rect.tensor == 1; });
-    CHECK((group->places({{0, kParam}, {kParam, kParam}}, tensors, one) == std::vector<uint64_t>{0, kNoPlace}));
+    CHECK((group->places({{0, kParam}, {kParam, kParam}}, tensors, one, 0) == std::vector<uint64_t>{0, kNoPlace}));
     options = {2, 1};
     options.core_rank = 1;
-    CHECK((make()->places({{0, kParam}}, tensors, rects) == std::vector<uint64_t>{kNoPlace}));
+    CHECK((make()->places({{0, kParam}}, tensors, rects, 0) == std::vector<uint64_t>{kNoPlace}));
   }
   released = true;
-  CHECK_THROWS(group->places({{0, kParam}}, tensors, rects), std::runtime_error);
+  CHECK_THROWS(group->places({{0, kParam}}, tensors, rects, 0), std::runtime_error);
   released = false;
 
   CHECK_THROWS(group->receive_in_place({{0, 1}}, 0, 0, in(5)), std::invalid_argument);  // not connected

@@ -116,7 +116,7 @@ void test_in_place(const std::vector<int>& gpus, unsigned seed) {
     parts.push_back({at, sizes.back()});
     at += sizes.back();
   }
-  const std::vector<uint64_t> places = group->places(parts, tensors, rects);
+  const std::vector<uint64_t> places = group->places(parts, tensors, rects, 0);
   for (size_t i = 0; i < parts.size(); i++) {
     if (!CHECK(places[i] != kNoPlace)) return;
     parts[i].offset = places[i];
