@@ -15,7 +15,7 @@ const SHARED = new RegExp(
 /** Files that set something for all tests of their process, or change the process, have one of their own. */
 const APART = new RegExp(
   String.raw`^(await )?t\.(?!test\b)|^\S.*(= |await )[\w.]+\(t\b|` +
-    String.raw`process\.(chdir|env|exit|kill|on|once|emit)|globalThis|setGlobal`,
+    String.raw`process\.(chdir|env|exit|kill|on|once|emit)|globalThis|setGlobal|^useStandIn`,
   'm'
 )
 

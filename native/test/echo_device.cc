@@ -117,7 +117,7 @@ void gpus(Sink<CudaGpus> sink, Failure& failure) noexcept {
 void memory_plan(const CoreConfig& config, CudaMemoryPlan& plan, Failure& failure) noexcept {
   guarded(failure, [&] {
     if (config.dtype == DType::kFloat32) fail(4);
-    plan = {uint64_t{1} << 40, static_cast<uint64_t>(config.pages), 3, 4};
+    plan = {uint64_t{1} << 40, 5, static_cast<uint64_t>(config.pages), 3, 4};
   });
 }
 

@@ -13,6 +13,9 @@ LAYOUTS = {
     "mixture PP2 x EP2": ("qwen3-moe", dict(pp=2, ep=2)),
     "mixture TP2 x ETP2, EP2": ("qwen3-moe", dict(tp=2, ep=2, etp=2)),
     "padded vocabulary, TP2 x DP2": ("llama", dict(tp=2, padding=96)),
+}
+# These concern the trainer alone, so one width of the engine is enough: a case takes half a minute.
+PIPELINES = {
     "tied under PP2, TP2, biases": ("qwen2", dict(tp=2, pp=2)),
     "VPP2 of PP2, TP2": ("qwen3-deep", dict(tp=2, pp=2, vpp=2)),
     "tied under PP4": ("qwen2-deep", dict(pp=4)),
@@ -29,10 +32,12 @@ def trainer():
     made.close()
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("name", LAYOUTS)
+CASES = [(name, ranks) for name in LAYOUTS for ranks in (1, 2)] + [(name, 2) for name in PIPELINES]
+
+
+@pytest.mark.parametrize("name, ranks", CASES)
 def test_megatron_arrives(trainer, engine_of, model_of, name, ranks):
-    kind, parallel = LAYOUTS[name]
+    kind, parallel = (LAYOUTS | PIPELINES)[name]
     engine, model = engine_of(kind, ranks), model_of(kind)
     chunks = trainer("megatron", kind=kind, folder=str(model.folder), **parallel)
     assert all(len(own) == parallel.get("vpp", 1) for own in chunks)
