@@ -1,19 +1,12 @@
 import { bytesOf } from '../native/dtypes.ts'
+import type { Block } from './chunks.ts'
 import type { ShardPlan } from './compile-plan.ts'
 
 /**
  * A part of a block that is sent at once by NCCL. `param`: the parameter of the engine's rank that it is a stretch of,
  * and `at` its first byte there; -1 if it is staged, and `at` is its first byte in the rank's slot.
  */
-export interface Message {
-  source: number
-  rank: number
-  /** From the start of the chunk. */
-  offset: number
-  bytes: number
-  /** Its pieces. */
-  first: number
-  end: number
+export interface Message extends Block {
   param: number
   at: number
 }

@@ -15,7 +15,7 @@
 #include "cuda/device/check.h"
 #include "cuda/device/memory.h"
 #include "test/check.h"
-#include "test/forward_reference.h"
+#include "test/gpu/device_model.h"
 #include "test/steps/steps_under_way.h"
 
 using namespace refit;
@@ -27,66 +27,24 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kPages = 64, kPageSize = 16;
 constexpr uint32_t kAll = kTagWeights | kTagKvCache | kTagCudaGraph;
-const Variant kDense{"qwen3", 128, 3, 4, 2, 64, 256, 321, false, false, true, true};
-const Variant kSparse{"qwen3 moe", 64, 2, 4, 2, 32, 96, 120, false, false, true, false, 8, 2, 32, true, {1, 1}};
-
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-CoreConfig config_of(const TestModel& model, int ranks) {
-  CoreConfig config = model.config(ranks, 2, "", kPages, kPageSize);
-  config.device = "cuda";
-  config.gpus.assign(ranks, 0);
-  config.share_gpus = true;
-  config.max_step_tokens = 512;
-  config.max_step_sequences = 16;
-  config.max_context = 512;
-  return config;
+void write_model(Device& device, const TestModel& model, const CoreConfig& config) {
+  Shards(model, config).write(device, {});
 }
 
-// The model's shards, written as an update writes them.
-void write_model(Device& device, const TestModel& model, const CoreConfig& config, Access access = {}) {
-  std::vector<std::vector<uint16_t>> bits;
-  WriteJob job;
-  for (int rank = 0; rank < config.ranks; rank++) {
-    for (size_t p = 0; p < config.params.size(); p++) {
-      const Matrix m = model.shard(config.params[p].name, rank, config.ranks);
-      bits.emplace_back();
-      for (const float x : m.x) bits.back().push_back(float_to_bf16(x));
-      const int index = static_cast<int>(job.tensors.size());
-      job.tensors.push_back({index, 0, DType::kBFloat16, m.rows, m.cols, static_cast<uint64_t>(m.cols) * 2, 2});
-      job.rects.push_back({index, rank, static_cast<int>(p), 0, 0, m.rows, m.cols, 0, 0});
-    }
-  }
-  for (const auto& b : bits) job.sources.push_back({-1, reinterpret_cast<const uint8_t*>(b.data()), b.size() * 2});
-  const WriteOutcome outcome = device.write(job, access);
-  CHECKF(outcome.error.empty(), "write: %s", outcome.error.c_str());
-  for (const uint8_t state : outcome.states) CHECK(state == static_cast<uint8_t>(TensorState::kWritten));
-}
-
-std::vector<uint8_t> all_bytes(Device& device, const CoreConfig& config, Access access = {}) {
+std::vector<uint8_t> all_bytes(Device& device, const CoreConfig& config) {
   std::vector<uint8_t> bytes;
   for (int rank = 0; rank < config.ranks; rank++) {
     for (size_t p = 0; p < config.params.size(); p++) {
       const Param& param = config.params[p];
       const size_t at = bytes.size();
       bytes.resize(at + static_cast<size_t>(param.rows * param.cols) * 2);
-      device.read(rank, static_cast<int>(p), 0, 0, param.rows, param.cols, bytes.data() + at, access);
+      device.read(rank, static_cast<int>(p), 0, 0, param.rows, param.cols, bytes.data() + at);
     }
   }
   return bytes;
-}
-
-// A prompt of 100 tokens; every token is scored.
-BatchBuilder prompt(const TestModel& model, unsigned seed) {
-  std::mt19937 rng(seed);
-  std::vector<int32_t> tokens(100), pages{3, 9, 1, 60, 22, 7, 8};
-  for (int32_t& token : tokens) token = static_cast<int32_t>(rng() % model.v.vocab);
-  BatchBuilder batch;
-  batch.sequence(tokens, 0, pages);
-  for (int t = 0; t < 100; t++) batch.row({.token = t, .top = 5, .temperature = 0});
-  return batch;
 }
 
 template <typename E, typename F>
