@@ -1,6 +1,6 @@
 import { Type } from 'typebox'
 import type { WeightTransactions } from '../../src/contract/weight-transactions.ts'
-import { nullable, refusals, swapField, WeightsRefusal } from '../../src/http/schemas.ts'
+import { nullable, onRunningField, refusals, swapField, WeightsRefusal } from '../../src/http/schemas.ts'
 import { Deadline, toTransaction, Transaction } from '../../src/http/updates/transaction-status.ts'
 import { weightsRoute } from '../../src/http/updates/update-route.ts'
 import type { UpdateApp, UpdateRoutes } from '../../src/http/updates/update-route.ts'
@@ -24,7 +24,8 @@ const OpenBody = Type.Object({
   ),
   deadline: nullable(Deadline, 'Seconds after which it is aborted (default --update-deadline).'),
   weight_version: nullable(Type.String(), 'The label that its commit sets.'),
-  swap: swapField
+  swap: swapField,
+  on_running: onRunningField
 }, { ...strict, title: 'TransactionOpenRequest' })
 
 const CommitBody = Type.Object({
@@ -64,14 +65,15 @@ function openRoute (app: UpdateApp, transactions: WeightTransactions): void {
       body: OpenBody
     }
   }, async request => {
-    const { id, owner, expected, deadline, weight_version: version, swap } = request.body
+    const { id, owner, expected, deadline, weight_version: version, swap, on_running: onRunning } = request.body
     const status = await transactions.open({
       owner,
       ...id == null ? {} : { id },
       ...expected == null ? {} : { expected },
       ...deadline == null ? {} : { deadlineMs: deadline * 1000 },
       ...version == null ? {} : { version },
-      ...swap == null ? {} : { swap }
+      ...swap == null ? {} : { swap },
+      ...onRunning == null ? {} : { onRunning }
     })
     request.log.info({ transaction: status.id, owner, expected: status.expected }, 'weight transaction opened')
     return toTransaction(status)

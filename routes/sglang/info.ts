@@ -1,6 +1,7 @@
 import { Type } from 'typebox'
 import { vllmConfig } from '../../src/dialects/vllm/vllm-config.ts'
 import type { Adapters } from '../../src/contract/adapters.ts'
+import type { RolloutEngine } from '../../src/contract/rollout-engine.ts'
 import type { GenerationContext, Routes } from '../../src/http/context.ts'
 import { refusals } from '../../src/http/schemas.ts'
 import { toCoverage, toTransaction } from '../../src/http/updates/transaction-status.ts'
@@ -119,7 +120,7 @@ function serverInfo (context: GenerationContext): Record<string, unknown> {
     max_req_input_len: info.contextLength - 1,
     status: engine.closed || engine.weights.state !== 'current' || transactions.writing ? 'not ready' : 'ready',
     weights: engine.weights.state,
-    weight_sets: engine.weightSets ?? null,
+    weight_sets: weightSets(engine),
     weight_coverage: toCoverage(engine.coverage),
     weight_transaction: current === null ? null : toTransaction(current),
     weight_groups: context.groups.list.map(({ worldSize, ...group }) => ({ ...group, world_size: worldSize })),
@@ -202,3 +203,9 @@ function toExperts ({ experts }: GenerationContext['engine']['info']): Record<st
 }
 
 export default info
+
+function weightSets ({ weightSets: sets }: Pick<RolloutEngine, 'weightSets'>): object | null {
+  if (sets === undefined) return null
+  const { live, oldRequests, shadow: { secondsLeft, ...shadow } } = sets
+  return { live, old_requests: oldRequests, shadow: { ...shadow, seconds_left: secondsLeft } }
+}

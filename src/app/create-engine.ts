@@ -126,7 +126,13 @@ async function start (
 function weightStore (
   parts: Pick<WeightStoreOptions, 'addon' | 'core' | 'table' | 'gates'>,
   { core: { dtype, device }, gpus }: CoreSize,
-  { weightVersion = 'default', updateDeadlineMs, enableWeightsCpuBackup = false, shadowWeights = false }: EngineOptions
+  {
+    weightVersion = 'default',
+    updateDeadlineMs,
+    enableWeightsCpuBackup = false,
+    shadowWeights = false,
+    oldWeightsTimeoutMs: oldTimeoutMs
+  }: EngineOptions
 ): WeightStore {
   return new WeightStore({
     ...parts,
@@ -137,7 +143,8 @@ function weightStore (
     onHost: device === 'cpu',
     shadow: shadowWeights,
     releasable: gpus.every(({ virtualMemory }) => virtualMemory),
-    ...updateDeadlineMs === undefined ? {} : { deadlineMs: updateDeadlineMs }
+    ...updateDeadlineMs === undefined ? {} : { deadlineMs: updateDeadlineMs },
+    ...oldTimeoutMs === undefined ? {} : { oldTimeoutMs }
   })
 }
 

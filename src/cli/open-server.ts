@@ -191,6 +191,7 @@ function engineOptions (config: Config, log: Log): EngineOptions {
     enableWeightsCpuBackup: config.enableWeightsCpuBackup,
     shadowWeights: config.shadowWeights,
     shadowRate: config.shadowRate,
+    oldWeightsTimeoutMs: config.oldWeightsTimeout * 1000,
     enableReturnRoutedExperts: config.enableReturnRoutedExperts,
     ...adapterOptions(config),
     watchdogMs: config.watchdogTimeout * 1000,

@@ -58,4 +58,6 @@ export interface DiskUpdateRequest {
   transaction?: string | null
   /** How it reaches the weights (docs/updates.md); default `auto`. */
   swap?: 'auto' | 'in_place' | 'demand' | null
+  /** Whether requests that have started finish on the old weights (docs/updates.md); default `continue`. */
+  on_running?: 'continue' | 'finish_old' | null
 }

@@ -16,13 +16,24 @@ export interface GateKeeper {
   shut: (options: { abort: boolean, inPlace?: boolean, deadlineMs: number, signal?: AbortSignal }) => Promise<Gate>
   /**
    * Puts a state into effect between two steps, without the gate: a step that is under way ends first, and running
-   * requests go on; with `abort` they end. Resolves when no step uses another set of weights.
+   * requests go on; with `abort` they end. Resolves when no step uses another set of weights; with `keepOld` when
+   * requests start with these weights, while those that have started finish on the weights that they have.
    */
-  swap: (state: GateOpening, options: { abort: boolean }) => Promise<void>
+  swap: (state: GateOpening, options: SwapOptions) => Promise<void>
+  /**
+   * Resolves when no request uses the weights before the last swap. After `deadlineMs`, or on the signal, those that do
+   * go on with the weights in use.
+   */
+  oldEnded: (options: { deadlineMs: number, signal: AbortSignal }) => Promise<void>
   /** Labels the tokens of all steps after this call. It needs no gate, since no bytes move. */
   relabel: (version: string) => void
   /** The device can compute no more: fails all requests and notifies the caller that runs the engine. */
   lost: (message: string) => void
+}
+
+export interface SwapOptions {
+  abort: boolean
+  keepOld: boolean
 }
 
 /** From when to when the gate was shut (performance.now): no step ran meanwhile. */

@@ -173,7 +173,7 @@ export type WeightState = { state: 'current' } | { state: 'torn', tensors: strin
 }
 
 export type { MemoryTag } from '../native/addon.ts'
-export type { SwapMode, UpdateOptions, WeightSets, WeightUpdate } from './weight-update.ts'
+export type { OnRunning, SwapMode, UpdateOptions, WeightSets, WeightUpdate } from './weight-update.ts'
 
 /** Bytes given back per kind of memory that is released. */
 export type ReleasedMemory = Readonly<Partial<Record<MemoryTag, number>>>
@@ -239,6 +239,8 @@ export interface EngineStats {
   paused: PauseMode | null
   /** A pause with `wait` lets running requests end first. */
   pausing: boolean
+  /** Requests that finish on the weights before the last swap (`OnRunning`). */
+  onOldWeights: number
   /**
    * Capacity in tokens of the KV pages that running requests hold, whether or not the prefix cache shares them. 0 while
    * idle.

@@ -3,3 +3,6 @@
  * default of --update-deadline and of createEngine.
  */
 export const UPDATE_DEADLINE_SECONDS = 300
+
+/** How long requests may finish on the weights before a swap (`OnRunning`): the default of --old-weights-timeout. */
+export const OLD_WEIGHTS_TIMEOUT_SECONDS = 60

@@ -1,4 +1,4 @@
-import type { SwapMode } from './weight-update.ts'
+import type { OnRunning, SwapMode } from './weight-update.ts'
 
 /** Options of a transaction. */
 export interface TransactionOptions {
@@ -16,6 +16,8 @@ export interface TransactionOptions {
   scope?: boolean
   /** For all of its updates; default `auto`. With a second set of weights generation goes on until the commit. */
   swap?: SwapMode
+  /** For its commit; default `continue`. */
+  onRunning?: OnRunning
 }
 
 /** State of a transaction, or how it ended. Lists hold at most 100 names; counts are whole. */

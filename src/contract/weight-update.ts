@@ -7,16 +7,30 @@ import type { SwapTimes, WeightSource, WriteReport } from './weight-source.ts'
  */
 export type SwapMode = 'auto' | 'in_place' | 'demand'
 
+/**
+ * Requests that have started when an update swaps the sets of weights. `continue`: they go on with the new weights.
+ * `finish_old`: they finish on those before, which only new requests leave, until a deadline; then they go on as with
+ * `continue`. It needs a second set.
+ */
+export type OnRunning = 'continue' | 'finish_old'
+
 /** The two sets of an engine's weights. */
 export interface WeightSets {
   /** Number (0 or 1) of the set that steps use. */
   live: number
+  /** Requests that finish on the other set; see `OnRunning`. */
+  oldRequests: number
   shadow: {
-    /** `absent`: its memory is released, until the next update opens it. */
-    state: 'absent' | 'idle' | 'receiving' | 'catching_up'
+    /**
+     * `absent`: its memory is released, until the next update opens it. `old`: requests finish on it, and the next
+     * update waits.
+     */
+    state: 'absent' | 'idle' | 'receiving' | 'catching_up' | 'old'
     /** Tensors that differ from those in use, or may differ: a swap copies those that the update did not bring. */
     behind: number
     bytes: number
+    /** Seconds until the requests that finish on it go on with the set in use; null in other states. */
+    secondsLeft: number | null
   }
 }
 
@@ -39,6 +53,8 @@ export interface UpdateOptions {
   transaction?: string
   /** Default `auto`. CONFLICT if the transaction that it belongs to writes in the other way. */
   swap?: SwapMode
+  /** Default `continue`. CONFLICT without a second set, or if the transaction that it belongs to has another. */
+  onRunning?: OnRunning
 }
 
 /**

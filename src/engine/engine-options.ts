@@ -69,6 +69,8 @@ export interface EngineOptions {
    * 0: as fast as it goes. Default 100.
    */
   shadowRate?: number
+  /** Longest milliseconds that requests may finish on the weights before a swap (`OnRunning`); default 60,000. */
+  oldWeightsTimeoutMs?: number
   /**
    * Records the experts of every token, for requests that return them; default false. CONFIG for a model without
    * experts.

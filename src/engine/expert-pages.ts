@@ -1,3 +1,5 @@
+import type { Sequence } from './scheduling/sequence.ts'
+
 /** Memory is allocated in slabs of this size, each for as many pages as fit. */
 const SLAB_BYTES = 1 << 22
 
@@ -35,6 +37,17 @@ export class ExpertPages {
     this.#pieces(pages, position, position + count, (page, at, length, done) => {
       page.set(rows.subarray((first + done) * width, (first + done + length) * width), at * width)
     })
+  }
+
+  /**
+   * The experts that a sequence asks for, of all its tokens except the last: from its pages if all of them are
+   * computed, otherwise those of the last computation.
+   */
+  of (seq: Sequence): Uint16Array | undefined {
+    const from = seq.request.expertsFrom
+    if (from === undefined) return undefined
+    if (seq.pageCount === 0 || seq.prefilling) return seq.experts
+    return this.read(seq.pages, from, seq.length - 1)
   }
 
   /** Entries of the positions [from, to) of a sequence that holds `pages`; empty if nothing is recorded. */

@@ -7,6 +7,7 @@ export function initialStats (totalTokens: number): SchedulerStats {
     queued: 0,
     paused: null,
     pausing: false,
+    onOldWeights: 0,
     usedTokens: 0,
     cachedTokens: 0,
     totalTokens,

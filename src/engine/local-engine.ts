@@ -42,7 +42,7 @@ export interface WeightKeeper {
   readonly state: WeightState
   readonly releasedMemory: ReleasedMemory
   readonly transactions: WeightTransactions
-  readonly sets: WeightSets | undefined
+  readonly sets: Omit<WeightSets, 'oldRequests'> | undefined
   readonly lastCoverage: WeightCoverage | null
   update: (options?: UpdateOptions) => Promise<WeightUpdate>
   label: (version: string) => boolean
@@ -123,7 +123,8 @@ export class LocalEngine implements RolloutEngine {
   }
 
   get weightSets (): WeightSets | undefined {
-    return this.#weights.sets
+    const { sets } = this.#weights
+    return sets === undefined ? undefined : { ...sets, oldRequests: this.stats.onOldWeights }
   }
 
   get transactions (): WeightTransactions {

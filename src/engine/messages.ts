@@ -5,7 +5,7 @@ import type { Vocabulary } from '../text/vocabulary.ts'
 import type { Columns, PackedInput } from './score-table.ts'
 import type { SchedulerOptions } from './step-device.ts'
 import type { SchedulerStats } from './scheduling/scheduler.ts'
-import type { GateOpening } from '../contract/gate.ts'
+import type { GateOpening, SwapOptions } from '../contract/gate.ts'
 
 // Messages between the main thread and the scheduler's worker thread. The main thread numbers requests and calls; both
 // directions keep their order. Everything here survives a structured clone.
@@ -49,8 +49,12 @@ export type ToWorker =
   | { type: 'shut', call: number, abort: boolean, inPlace: boolean }
   | { type: 'cancelShut', call: number }
   | { type: 'open' } & GateOpening
-  /** As `open`, between two steps and without the gate; replies then. `abort`: ends all requests. */
-  | { type: 'swap', call: number, abort: boolean } & GateOpening
+  /** As `open`, between two steps and without the gate; replies then. */
+  | { type: 'swap', call: number } & SwapOptions & GateOpening
+  /** Replies when no request uses the weights before the last swap. */
+  | { type: 'awaitOld', call: number }
+  /** Requests that do go on with the weights in use. */
+  | { type: 'endOld' }
   | { type: 'relabel', version: string }
   /** Fails all requests, frees the core and ends the thread. */
   | { type: 'close' }

@@ -1,7 +1,7 @@
 import { Worker } from 'node:worker_threads'
 import { RefitError } from '../errors.ts'
 import type { ErrorCode } from '../errors.ts'
-import type { Gate, GateKeeper, GateOpening } from '../contract/gate.ts'
+import type { Gate, GateKeeper, GateOpening, SwapOptions } from '../contract/gate.ts'
 import { EventUnpacker } from './event-unpacker.ts'
 import { Heartbeat } from './heartbeat.ts'
 import { loadOf } from './messages.ts'
@@ -199,9 +199,14 @@ export class SchedulerClient implements GateKeeper {
   }
 
   /** See GateKeeper. */
-  async swap (state: GateOpening, { abort }: { abort: boolean }): Promise<void> {
+  async swap (state: GateOpening, { abort, keepOld }: SwapOptions): Promise<void> {
     if (abort) this.#idleTracker.unsettled()
-    await this.#call({ type: 'swap', abort, ...state })
+    await this.#call({ type: 'swap', abort, keepOld, ...state })
+  }
+
+  /** See GateKeeper. */
+  async oldEnded ({ deadlineMs, signal }: Parameters<GateKeeper['oldEnded']>[0]): Promise<void> {
+    await this.#call({ type: 'awaitOld' }, { type: 'endOld', afterMs: deadlineMs, signal })
   }
 
   relabel (version: string): void {
@@ -250,7 +255,7 @@ export class SchedulerClient implements GateKeeper {
    */
   async #call (
     message: Call,
-    cancel?: { type: 'cancelFlush' | 'cancelShut', afterMs: number, signal?: AbortSignal }
+    cancel?: { type: 'cancelFlush' | 'cancelShut' | 'endOld', afterMs: number, signal?: AbortSignal }
   ): Promise<boolean> {
     this.#requireOpen()
     const call = this.#numbers++

@@ -161,11 +161,15 @@ export class WorkerLoop {
       case 'open':
         return scheduler.open(message)
       case 'swap': {
-        scheduler.swap(message, message.abort)
+        scheduler.swap(message, message)
         this.#replies.push({ type: 'reply', call: message.call, done: true })
         // The step under way has ended: its tokens do not wait for the next one, nor does the update.
         return this.#send()
       }
+      case 'awaitOld':
+        return scheduler.awaitOld(message.call)
+      case 'endOld':
+        return scheduler.endOld()
       case 'relabel':
         return scheduler.setVersion(message.version)
       case 'close': {

@@ -24,6 +24,14 @@ export const swapField = nullable(
     'with the first, else in place. "demand": 409 without a second set. Updates in a transaction are as it was opened.'
 )
 
+/** The same: whether requests that have started finish on the old weights. */
+export const onRunningField = nullable(
+  Type.Union([Type.Literal('continue'), Type.Literal('finish_old')]),
+  '"continue" (default): requests that have started go on with the new weights. "finish_old": they finish on the ' +
+    'weights before, for --old-weights-timeout at most, while new requests use the new ones; 409 without ' +
+    '--shadow-weights. Updates in a transaction are as it was opened.'
+)
+
 /** A field that is accepted and changes no token and no number of a reply. */
 export function unused (description = 'Accepted, and has no effect.') {
   return Type.Optional(Type.Unknown({ description, [ACCEPTED]: true }))

@@ -81,6 +81,7 @@ export class RemoteState {
       queued: number('num_waiting_reqs'),
       paused: this.#paused,
       pausing: this.#pausing > 0,
+      onOldWeights: 0,
       usedTokens: number('num_used_tokens'),
       cachedTokens: 0,
       totalTokens: this.#info.kvTokens,

@@ -30,7 +30,7 @@ export class RemoteTransactions implements WeightTransactions {
   }
 
   async open (
-    { id, owner, expected, version, deadlineMs, scope = false, swap }: TransactionOptions
+    { id, owner, expected, version, deadlineMs, scope = false, swap, onRunning }: TransactionOptions
   ): Promise<TransactionStatus> {
     const fields = {
       ...deadlineMs === undefined ? {} : { deadline: deadlineMs / 1000 },
@@ -43,6 +43,7 @@ export class RemoteTransactions implements WeightTransactions {
         ...id === undefined ? {} : { id },
         ...expected === undefined ? {} : { expected },
         ...swap === undefined ? {} : { swap },
+        ...onRunning === undefined ? {} : { on_running: onRunning },
         ...fields
       })
     return statusOf(reply)

@@ -45,10 +45,15 @@ export class RemoteUpdate implements WeightUpdate {
         `a remote SGLang takes checkpoints on disk, not weights of the kind ${JSON.stringify(source.transport.name)}`
       )
     }
-    const { requireAll = false, swap } = this.#options
+    const { requireAll = false, swap, onRunning } = this.#options
     if (swap === 'demand' && !isRefit) {
       throw new RefitError('UNSUPPORTED', 'swap "demand": a remote SGLang writes weights in place; send swap "auto"', {
         param: 'swap'
+      })
+    }
+    if (onRunning === 'finish_old' && !isRefit) {
+      throw new RefitError('UNSUPPORTED', 'on_running "finish_old": a remote SGLang has one set of weights', {
+        param: 'on_running'
       })
     }
     const isWhole = requireAll === true || (requireAll === 'alone' && !this.#isInside)
@@ -61,7 +66,8 @@ export class RemoteUpdate implements WeightUpdate {
         ...this.#options.deadlineMs === undefined
           ? {}
           : { deadlineMs: this.#options.deadlineMs },
-        ...swap === undefined ? {} : { swap }
+        ...swap === undefined ? {} : { swap },
+        ...onRunning === undefined ? {} : { onRunning }
       }))
         .id
     }

@@ -74,7 +74,7 @@ export class TransactionPart {
 
   /** Opens or joins the transaction. Other updates wait from here on, so do everything else that can fail before. */
   async begin (): Promise<void> {
-    const { owner, transaction, swap, version, deadlineMs, joinsScope = false } = this.#options
+    const { owner, transaction, swap, onRunning, version, deadlineMs, joinsScope = false } = this.#options
     const { transactions } = this.#engine
     const { current } = transactions
     if (transaction != null) this.#id = transaction
@@ -84,7 +84,8 @@ export class TransactionPart {
         owner,
         deadlineMs,
         ...version == null ? {} : { version },
-        ...swap == null ? {} : { swap }
+        ...swap == null ? {} : { swap },
+        ...onRunning == null ? {} : { onRunning }
       })
       this.#id = id
       this.#isOwn = true
@@ -93,12 +94,13 @@ export class TransactionPart {
 
   /** Writes all of a source, and closes it. */
   async write (source: WeightSource): Promise<void> {
-    const { flushCache, version, swap } = this.#options
+    const { flushCache, version, swap, onRunning } = this.#options
     this.#reports.push(
       await writeSource(this.#engine, source, () => ({
         transaction: this.#id,
         flushCache,
         swap,
+        onRunning,
         // An own transaction has the label already.
         version: this.#isOwn ? null : version
       }), this.#record)

@@ -1,4 +1,4 @@
-import type { RolloutEngine, SwapMode } from '../contract/rollout-engine.ts'
+import type { RolloutEngine, OnRunning, SwapMode } from '../contract/rollout-engine.ts'
 import type { WeightSource, WriteReport } from '../contract/weight-source.ts'
 import { errorMessage, RefitError, withPrefix } from '../errors.ts'
 import type { CallJoiner } from '../weights/call-joiner.ts'
@@ -30,6 +30,8 @@ export interface UpdateFields {
   readonly transaction?: string | null | undefined
   /** How it reaches the weights; default `auto`. */
   readonly swap?: SwapMode | null | undefined
+  /** Whether requests that have started finish on the old weights; default `continue`. */
+  readonly onRunning?: OnRunning | null | undefined
   /** Texts that only a retry of the same request repeats. Without them no call joins this one. */
   readonly identity?: readonly string[] | undefined
 }
@@ -91,6 +93,7 @@ export async function joinRetry (
     identity,
     transaction = null,
     swap = null,
+    onRunning = null,
     version = null,
     flushCache = true,
     abortAllRequests = false,
@@ -101,7 +104,10 @@ export async function joinRetry (
 ): Promise<UpdateOutcome> {
   if (identity === undefined) return await run()
   return await retries.join(
-    [...identity, JSON.stringify([transaction, scope, swap, version, flushCache, abortAllRequests, allowMissing])],
+    [
+      ...identity,
+      JSON.stringify([transaction, scope, swap, onRunning, version, flushCache, abortAllRequests, allowMissing])
+    ],
     run
   )
 }
@@ -145,15 +151,17 @@ export async function writeSource (
   record: UpdateRecord
 ): Promise<WriteReport> {
   record.mark('announce')
-  const { abortAllRequests = false, transaction, swap, check, failurePrefix = '', isWhole = false, allowMissing } =
-    options()
+  const first = options()
+  const { abortAllRequests = false, transaction, swap, onRunning, check, failurePrefix = '', isWhole = false } = first
+  const { allowMissing } = first
   const requireAll = allowMissing == null ? isWhole && 'alone' : !allowMissing
   const write = async (): Promise<WriteReport> => {
     const update = await engine.update({
       abortAllRequests,
       ...requireAll === false ? {} : { requireAll },
       ...transaction == null ? {} : { transaction },
-      ...swap == null ? {} : { swap }
+      ...swap == null ? {} : { swap },
+      ...onRunning == null ? {} : { onRunning }
     })
     record.mark('wait')
     try {

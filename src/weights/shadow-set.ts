@@ -1,4 +1,6 @@
 import { errorMessage, RefitError } from '../errors.ts'
+import type { GateKeeper } from '../contract/gate.ts'
+import type { WeightSets } from '../contract/weight-update.ts'
 import type { ModelTable, TensorEntry } from '../model/architecture.ts'
 import type { Access, NativeAddon } from '../native/addon.ts'
 import { bytesOf } from '../native/dtypes.ts'
@@ -10,8 +12,7 @@ import type { WeightLedger } from './weight-state.ts'
 /** Copies between the sets take about this many bytes each: other operations beside steps run between two of them. */
 const SLICE_BYTES = 64 << 20
 
-/** `absent`: its memory is released. */
-export type ShadowState = 'absent' | 'idle' | 'receiving' | 'catching_up'
+export type ShadowState = WeightSets['shadow']['state']
 
 export interface ShadowOptions {
   addon: NativeAddon
@@ -19,8 +20,11 @@ export interface ShadowOptions {
   table: ModelTable
   ledger: WeightLedger
   readers: Readers
+  gates: GateKeeper
   /** Its size. */
   bytes: number
+  /** Longest time that requests may finish on it after a swap, in milliseconds. */
+  oldTimeoutMs: number
   /** Memory that is available now. Null: only the device knows. */
   availableBytes: (() => number) | null
 }
@@ -36,6 +40,8 @@ export class ShadowSet {
   readonly #heldAt = new Map<string, number>()
   #state: ShadowState = 'idle'
   #opening: Promise<void> | undefined
+  /** While requests finish on it: until when, and what makes them go on with the set in use now. */
+  #old: { until: number, hurry: AbortController } | null = null
   /** Resolves when nothing reads it any more that began while it was in use. */
   #read: Promise<void> = Promise.resolve()
 
@@ -52,7 +58,11 @@ export class ShadowSet {
     return { set: this.set, beside: true }
   }
   get state (): ShadowState {
-    return this.#state
+    return this.#old === null ? this.#state : 'old'
+  }
+  /** Until requests that finish on it go on with the set in use; null if none do. */
+  get secondsLeft (): number | null {
+    return this.#old === null ? null : Math.max(0, this.#old.until - performance.now()) / 1000
   }
   /** Number of tensors that differ from those in use, or may differ. */
   get behind (): number {
@@ -60,7 +70,8 @@ export class ShadowSet {
   }
 
   /**
-   * Waits for reads that began before it left use, and takes memory for it, if that was released. Throws NO_MEMORY.
+   * Waits for reads that began before it left use and for requests that finish on it, and takes memory for it, if that
+   * was released. Throws NO_MEMORY.
    */
   async open (): Promise<void> {
     await this.#read
@@ -109,15 +120,31 @@ export class ShadowSet {
     this.#read = readers.valuesRead()
   }
 
+  /** Requests that started before the swap finish on it. */
+  finishOld (): void {
+    const { gates, oldTimeoutMs: deadlineMs } = this.#options
+    const hurry = new AbortController()
+    this.#old = { until: performance.now() + deadlineMs, hurry }
+    // A closed engine has no requests.
+    const ended = gates.oldEnded({ deadlineMs, signal: hurry.signal }).catch(() => {}).then(() => {
+      this.#old = null
+    })
+    this.#read = Promise.all([this.#read, ended]).then(() => {})
+  }
+
   /** The update has ended. What it brought without a swap will be overwritten. */
   end (): void {
     if (this.#state !== 'absent') this.#state = 'idle'
   }
 
-  /** Gives its memory back until the next update opens it. Returns the number of bytes. */
+  /**
+   * Gives its memory back until the next update opens it; requests that finish on it go on with the set in use. Returns
+   * the number of bytes.
+   */
   async release (): Promise<number> {
     if (this.#state === 'absent') return 0
     const { addon, core } = this.#options
+    this.#old?.hurry.abort()
     await this.#read
     this.#state = 'absent'
     this.#heldAt.clear()

@@ -1,5 +1,6 @@
 import type { Gate } from '../contract/gate.ts'
 import type { TransactionOptions } from '../contract/weight-transactions.ts'
+import type { SetOptions } from './choose-set.ts'
 import type { Clock } from './clock.ts'
 import type { ShadowSet } from './shadow-set.ts'
 import type { WeightStore } from './weight-store.ts'
@@ -13,7 +14,7 @@ export interface TransactionContext {
   shut: (options: { abort: boolean, deadlineMs: number, signal: AbortSignal }) => Promise<Gate>
   /** The set of weights that its writes go to; null: those in use. */
   shadow: ShadowSet | null
-  swap: (flushCache: boolean, abort: boolean) => Promise<void>
+  swap: (flushCache: boolean, options: SetOptions) => Promise<void>
   /** Called once at the end. The function that it returns lets the next update in. */
   ended: () => () => void
   /** A gate that is shut already. */

@@ -1,3 +1,4 @@
+import type { SetOptions } from './choose-set.ts'
 import type { SwapMode } from '../contract/weight-update.ts'
 import { RefitError } from '../errors.ts'
 
@@ -47,6 +48,22 @@ export function otherSwap (transaction: string, swap: SwapMode, isShadowed: bool
       isShadowed ? 'writes the second set of weights' : 'writes in place'
     }, and all of its updates do; name swap when it is opened. Nothing has changed`,
     { param: 'swap' }
+  )
+}
+
+/** Refuses an update that asks for another end of its transaction than it was opened for. */
+export function requireSameEnd (
+  transaction: string,
+  { onRunning: planned = 'continue' }: SetOptions,
+  { onRunning = planned, abortAllRequests = false }: SetOptions
+): void {
+  if (onRunning === planned && !(abortAllRequests && planned === 'finish_old')) return
+  throw new RefitError(
+    'CONFLICT',
+    `${onRunning === planned ? 'abort_all_requests' : `on_running ${JSON.stringify(onRunning)}`}: ${transaction} was ` +
+      `opened with on_running ${JSON.stringify(planned)}, which its commit does; name it when it is opened. Nothing ` +
+      'has changed',
+    { param: onRunning === planned ? 'abort_all_requests' : 'on_running' }
   )
 }
 

@@ -12,7 +12,13 @@ import type { WeightSource, WriteReport } from '../contract/weight-source.ts'
 import type { TransactionContext } from './transaction-context.ts'
 import { TransactionDeadline } from './transaction-deadline.ts'
 import { TransactionUpdate } from './transaction-update.ts'
-import { incompleteTransaction, missingTensors, openTransaction, otherSwap } from './transaction-messages.ts'
+import {
+  incompleteTransaction,
+  missingTensors,
+  openTransaction,
+  otherSwap,
+  requireSameEnd
+} from './transaction-messages.ts'
 import { ExclusiveSection } from './exclusive-section.ts'
 import { Update } from './update.ts'
 import type { UpdateContext } from './update.ts'
@@ -68,7 +74,7 @@ export class WeightTransaction {
       shadow,
       shut: async () => await this.#shut(),
       swap: async flushCache => {
-        await context.swap(flushCache, this.#abortRequests)
+        await context.swap(flushCache, { ...options, abortAllRequests: this.#abortRequests })
       },
       leave: () => {
         this.#close()()
@@ -121,6 +127,7 @@ export class WeightTransaction {
     const { swap = 'auto' } = options
     const isShadowed = this.#update.isShadowed
     if (swap === (isShadowed ? 'in_place' : 'demand')) throw otherSwap(this.name, swap, isShadowed)
+    requireSameEnd(this.name, this.#context.options, options)
     return new TransactionUpdate(this, options)
   }
 

@@ -1,6 +1,7 @@
 import type { UpdateOptions, WeightUpdate } from '../contract/rollout-engine.ts'
 import type { TransactionOptions, TransactionStatus, WeightTransactions } from '../contract/weight-transactions.ts'
 import { RefitError } from '../errors.ts'
+import { chooseSet } from './choose-set.ts'
 import type { Clock } from './clock.ts'
 import { expectedNames } from './expected-names.ts'
 import type { Gate } from '../contract/gate.ts'
@@ -50,7 +51,7 @@ export class Transactions implements WeightTransactions {
   async open (options: TransactionOptions): Promise<TransactionStatus> {
     const { store, deadlineMs, enter } = this.#options
     const expected = expectedNames(store.table, store.coverage, options.expected)
-    store.shadowFor(options.swap)
+    chooseSet(store.shadow, options)
     for (;;) {
       const current = await this.#settled()
       if (options.id !== undefined && (options.id === current?.id || this.#ended.has(options.id))) {
@@ -164,7 +165,7 @@ export class Transactions implements WeightTransactions {
       clock,
       options: { deadlineMs, ...options },
       expected,
-      shadow: store.shadowFor(options.swap),
+      shadow: chooseSet(store.shadow, options),
       shut,
       swap,
       gate,

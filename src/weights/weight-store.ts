@@ -1,5 +1,5 @@
 import { randomUUID } from 'node:crypto'
-import { UPDATE_DEADLINE_SECONDS } from '../contract/update-deadline.ts'
+import { OLD_WEIGHTS_TIMEOUT_SECONDS, UPDATE_DEADLINE_SECONDS } from '../contract/update-deadline.ts'
 import { RefitError } from '../errors.ts'
 import type { NativeAddon } from '../native/addon.ts'
 import type { HeldDType } from '../native/dtypes.ts'
@@ -8,7 +8,6 @@ import type {
   MemoryReport,
   MemoryTag,
   ReleasedMemory,
-  SwapMode,
   TensorChecksum,
   UpdateOptions,
   WeightSets,
@@ -29,6 +28,8 @@ import { Readers } from './readers.ts'
 import { runBetweenSteps } from './between-steps.ts'
 import { WeightLedger } from './weight-state.ts'
 import { ShadowSet } from './shadow-set.ts'
+import { chooseSet } from './choose-set.ts'
+import type { SetOptions } from './choose-set.ts'
 import { Transactions } from './transactions.ts'
 import { ExclusiveSection } from './exclusive-section.ts'
 import { Update } from './update.ts'
@@ -58,6 +59,8 @@ export interface WeightStoreOptions {
   patchBytes?: number
   /** The core holds two sets of weights: updates write the one that no step uses (default false). */
   shadow?: boolean
+  /** Longest time that requests may finish on the weights before a swap, in milliseconds (default 60 s). */
+  oldTimeoutMs?: number
   /** The clock of transactions' deadlines. */
   clock?: Clock
 }
@@ -119,6 +122,8 @@ export class WeightStore {
         ledger: this.ledger,
         readers: this.readers,
         bytes: this.addon.coreInfo(this.core).spareBytes,
+        gates: options.gates,
+        oldTimeoutMs: options.oldTimeoutMs ?? OLD_WEIGHTS_TIMEOUT_SECONDS * 1000,
         availableBytes: options.onHost === false ? null : this.#memory.availableBytes
       })
     this.transactions = new Transactions({
@@ -135,8 +140,8 @@ export class WeightStore {
         this.#updates.refuseWaiting(RETRY)
       },
       shut: async ({ abort, deadlineMs, signal }) => await this.#shut(abort, deadlineMs, signal),
-      swap: async (flushCache, abort) => {
-        await this.#swap(flushCache, abort)
+      swap: async (flushCache, options) => {
+        await this.#swap(flushCache, options)
       }
     })
   }
@@ -161,7 +166,7 @@ export class WeightStore {
     for (;;) {
       const part = await this.transactions.join(options)
       if (part !== null) return part
-      const shadow = this.shadowFor(options.swap)
+      const shadow = chooseSet(this.shadow, options)
       // A transaction opened during this call: queueing now would wait for its end.
       if (this.transactions.currentId !== null) continue
       const leave = await this.#enter(left())
@@ -174,31 +179,19 @@ export class WeightStore {
         shadow,
         shut: async () => await this.#shut(options.abortAllRequests ?? false, left()),
         swap: async flushCache => {
-          await this.#swap(flushCache, options.abortAllRequests ?? false)
+          await this.#swap(flushCache, options)
         },
         leave
       })
     }
   }
 
-  /** The set that an update writes beside steps; null: it writes the weights in use. Throws CONFLICT without a set. */
-  shadowFor (mode: SwapMode = 'auto'): ShadowSet | null {
-    if (mode === 'demand' && this.shadow === null) {
-      throw new RefitError(
-        'CONFLICT',
-        'swap "demand": this engine has one set of weights, so updates are written in place; start it with ' +
-          '--shadow-weights, or send swap "auto". Nothing has changed',
-        { param: 'swap' }
-      )
-    }
-    return mode === 'in_place' ? null : this.shadow
-  }
-
   /** See RolloutEngine. */
-  get sets (): WeightSets | undefined {
+  get sets (): Omit<WeightSets, 'oldRequests'> | undefined {
     const { shadow, ledger } = this
     if (shadow === null) return undefined
-    return { live: ledger.set, shadow: { state: shadow.state, behind: shadow.behind, bytes: shadow.bytes } }
+    const { state, behind, bytes, secondsLeft } = shadow
+    return { live: ledger.set, shadow: { state, behind, bytes, secondsLeft } }
   }
 
   /** Moves only the label. Returns false if it waits for the end of a trainer's scope. */
@@ -369,8 +362,10 @@ export class WeightStore {
     }
   }
 
-  async #swap (flushCache: boolean, abort: boolean): Promise<void> {
-    await this.#gates.swap(this.ledger.opening(flushCache), { abort })
+  async #swap (flushCache: boolean, { abortAllRequests: abort = false, onRunning }: SetOptions): Promise<void> {
+    const keepOld = onRunning === 'finish_old'
+    await this.#gates.swap(this.ledger.opening(flushCache), { abort, keepOld })
+    if (keepOld) this.shadow!.finishOld()
   }
 
   async #shut (abort: boolean, deadlineMs: number, signal?: AbortSignal): Promise<Gate> {

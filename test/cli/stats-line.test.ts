@@ -8,6 +8,7 @@ const idle: EngineStats = {
   queued: 0,
   paused: null,
   pausing: false,
+  onOldWeights: 0,
   usedTokens: 0,
   cachedTokens: 0,
   totalTokens: 1000,

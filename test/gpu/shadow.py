@@ -2,6 +2,7 @@
 set is bit for bit a freshly loaded engine when its turn has come."""
 
 import threading
+import time
 
 import models
 from harness import check, test
@@ -112,6 +113,59 @@ def while_requests_run(name):
 
 for architecture in ["qwen3", "qwen3-moe", "olmo2"]:
     test(f"shadow/while-requests-run/{architecture}")(while_requests_run(architecture))
+
+
+@test("shadow/finish-old")
+def finish_old(options):
+    """Requests that have started finish on the weights before an update, bit for bit as without one."""
+    length = 600
+    with room(options) as place:
+        folders = [GOLDENS / "qwen3", models.reseeded(GOLDENS / "qwen3", place / "second", 7)]
+        [prompt] = prompts(3, (50,), 320)
+        for ranks in (1, 2):
+            with shadowed(options, ranks, folders[0], "--model-root", place) as server:
+
+                def generate(replies):
+                    sampling = dict(max_new_tokens=length, temperature=0, ignore_eos=True)
+                    replies.append(server.post("/generate", dict(input_ids=prompt, sampling_params=sampling), 120))
+
+                def update(turn, **fields):
+                    body = dict(model_path=str(folders[turn % 2]), swap="demand", weight_version=str(turn), **fields)
+                    server.post("/update_weights_from_disk", body)
+
+                expected, finished = [], 0
+                for turn in (1, 0):
+                    update(turn)
+                    replies = []
+                    generate(replies)
+                    expected.insert(0, replies[0]["output_ids"])
+                check(expected[0] != expected[1], "the two models answer alike")
+                # Alone, all steps of a request have one sequence, so that its tokens do not depend on others.
+                for turn in range(1, 7):
+                    replies, running = [], threading.Thread(target=lambda: generate(replies))
+                    running.start()
+                    while server.metric("refit:num_requests_running") == 0:
+                        time.sleep(0.002)
+                    update(turn, on_running="finish_old")
+                    finished += server.get("/server_info")["weight_sets"]["old_requests"]
+                    running.join()
+                    [reply] = replies
+                    spans = [span["version"] for span in reply["meta_info"]["weight_versions"]]
+                    check(spans == [str(turn - 1)], f"tp {ranks}, turn {turn}: versions {spans}")
+                    check(reply["output_ids"] == expected[(turn - 1) % 2], f"tp {ranks}, turn {turn}: another answer")
+                check(finished >= 3, f"only {finished} of 6 requests outlasted their update")
+                # Amid others: each request is of one version.
+                streams = Streams(server, 6, 150, 320)
+                for turn in range(7, 19):
+                    update(turn, on_running="finish_old")
+                replies = streams.end(150)
+                spans = {len(reply["meta_info"]["weight_versions"]) for reply in replies}
+                check(spans == {1}, f"tp {ranks}: requests of {spans} versions")
+                used = {reply["meta_info"]["weight_versions"][0]["version"] for reply in replies}
+                check(len(used) > 3, f"tp {ranks}: only the versions {used} were used")
+                replies = []
+                generate(replies)
+                check(replies[0]["output_ids"] == expected[0], f"tp {ranks}: another answer after all updates")
 
 
 @test("shadow/tensors")

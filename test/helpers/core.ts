@@ -5,7 +5,7 @@ import type { NativeAddon } from '../../src/native/addon.ts'
 import type { Architecture, ModelTable } from '../../src/model/architecture.ts'
 import { buildModelTable } from '../../src/model/model-table.ts'
 import { packageRoot } from '../../src/root.ts'
-import type { Gate, GateKeeper } from '../../src/contract/gate.ts'
+import type { Gate, GateKeeper, SwapOptions } from '../../src/contract/gate.ts'
 import { WeightStore } from '../../src/weights/weight-store.ts'
 import type { WeightStoreOptions } from '../../src/weights/weight-store.ts'
 
@@ -24,7 +24,9 @@ export class CountingGates implements GateKeeper {
   requested: Parameters<GateKeeper['shut']>[0] | undefined
   last: Parameters<Gate['open']>[0] | undefined
   labels: string[] = []
-  swaps: (Parameters<GateKeeper['swap']>[0] & { abort: boolean })[] = []
+  swaps: (Parameters<GateKeeper['swap']>[0] & SwapOptions)[] = []
+  /** Ends the requests on old weights; undefined if none are awaited. */
+  endOld: (() => void) | undefined
   losses: string[] = []
   /** Requests that a pause in place left with KV. */
   holders = 0
@@ -42,9 +44,19 @@ export class CountingGates implements GateKeeper {
     }
   }
 
-  async swap (state: Parameters<GateKeeper['swap']>[0], { abort }: { abort: boolean }): Promise<void> {
-    this.swaps.push({ ...state, abort })
+  async swap (state: Parameters<GateKeeper['swap']>[0], options: SwapOptions): Promise<void> {
+    this.swaps.push({ ...state, ...options })
     this.last = state
+  }
+
+  async oldEnded ({ signal }: Parameters<GateKeeper['oldEnded']>[0]): Promise<void> {
+    await new Promise<void>(resolve => {
+      this.endOld = resolve
+      signal.addEventListener('abort', () => {
+        resolve()
+      })
+    })
+    this.endOld = undefined
   }
 
   relabel (version: string): void {

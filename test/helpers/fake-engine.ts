@@ -134,6 +134,7 @@ export class FakeEngine implements RolloutEngine {
       queued: 0,
       paused: this.#paused,
       pausing: this.#pausing,
+      onOldWeights: 0,
       usedTokens: 10,
       cachedTokens: 5,
       totalTokens: this.info.kvTokens,

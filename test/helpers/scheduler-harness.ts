@@ -71,6 +71,10 @@ export class Harness {
   readonly options: SchedulerOptions
   #clock = 0
   #ids = 0
+  /** The set that requests start with. */
+  #live = 0
+  /** The set that is spoilt when a call is answered. */
+  readonly #awaited = new Map<number, number>()
 
   constructor (options: HarnessOptions = {}) {
     const pages = options.pages ?? 64
@@ -91,7 +95,12 @@ export class Harness {
         },
         reply: (call, done) => {
           if (this.replies.has(call)) throw new Error(`call ${call} got two replies`)
-          if (done && this.device.underWay > 0) throw new Error(`call ${call} is answered while a step is under way`)
+          const old = this.#awaited.get(call)
+          // Steps of other weights may be under way then: the device computes with what a set holds when they end.
+          if (old !== undefined) this.device.sets![old] = SPOILT
+          else if (done && this.device.underWay > 0) {
+            throw new Error(`call ${call} is answered while a step is under way`)
+          }
           this.replies.set(call, done)
         }
       },
@@ -142,9 +151,12 @@ export class Harness {
     weights: number,
     options: { flushCache?: boolean, torn?: string | null, asleep?: string | null } = {}
   ): void {
+    const { sets } = this.device
+    const set = this.#live
+    if (sets !== null) sets[set] = weights
     this.device.weights = weights
     this.scheduler.open({
-      set: 0,
+      set,
       epoch: weights,
       version: String(weights),
       flushCache: options.flushCache ?? true,
@@ -154,10 +166,12 @@ export class Harness {
   }
 
   /** Writes other weights into the set that no step uses, puts it in use, and spoils the set that was in use. */
-  swapTo (weights: number, options: { flushCache?: boolean, abort?: boolean } = {}): void {
+  swapTo (weights: number, options: { flushCache?: boolean, abort?: boolean, keepOld?: boolean } = {}): void {
     const sets = this.device.sets ??= [this.device.weights, SPOILT]
-    const set = sets[0] === SPOILT ? 0 : 1
+    const set = 1 - this.#live
+    if (sets[set] !== SPOILT) throw new Error('requests use the set that is written')
     sets[set] = weights
+    this.#live = set
     this.scheduler.swap({
       set,
       epoch: weights,
@@ -165,8 +179,15 @@ export class Harness {
       flushCache: options.flushCache ?? true,
       torn: null,
       asleep: null
-    }, options.abort ?? false)
-    sets[1 - set] = SPOILT
+    }, { abort: options.abort ?? false, keepOld: options.keepOld ?? false })
+    if (options.keepOld !== true) sets[1 - set] = SPOILT
+  }
+
+  /** The same, but requests that have started finish on the weights in use; they are spoilt when `call` is answered. */
+  swapKeepingOld (weights: number, call: number): void {
+    this.swapTo(weights, { keepOld: true })
+    this.#awaited.set(call, 1 - this.#live)
+    this.scheduler.awaitOld(call)
   }
 
   tokens (id: number): number[] {

@@ -98,19 +98,19 @@ export const engine: readonly Mutant[] = [
   },
   {
     why: 'a new epoch keeps the prefix cache',
-    file: 'src/engine/scheduling/scheduler.ts',
-    before: 'if (epoch !== this.#epoch || flushCache) this.#batcher.dropCache',
-    after: 'if (flushCache) this.#batcher.dropCache',
+    file: 'src/engine/scheduling/batcher.ts',
+    before: `    this.dropCache()
+    this.#goOn(() => true)
+`,
+    after: `    this.#goOn(() => true)
+`,
     tests: ['test/engine/scheduler-gate.test.ts']
   },
   {
     why: 'new weights come under the old label',
     file: 'src/engine/scheduling/scheduler.ts',
-    before: `    this.#batcher.set = set
-    this.#batcher.version = version
-`,
-    after: `    this.#batcher.set = set
-`,
+    before: 'this.#batcher.use({ set, epoch, version }, keepOld)',
+    after: "this.#batcher.use({ set, epoch, version: 'old' }, keepOld)",
     tests: ['test/engine/scheduler-gate.test.ts']
   },
   {
@@ -167,10 +167,8 @@ export const engine: readonly Mutant[] = [
   {
     why: 'the most recent leaf is evicted first',
     file: 'src/engine/scheduling/prefix-cache.ts',
-    before: `const node = this.#oldest
-      this.#unlink`,
-    after: `const node = this.#newest!
-      this.#unlink`,
+    before: 'this.#evict(this.#oldest)',
+    after: 'this.#evict(this.#newest!)',
     tests: ['test/engine/prefix-cache.test.ts']
   },
   {

@@ -2,6 +2,7 @@ import type { Mutant } from './mutant.ts'
 
 const TESTS = ['test/weights/shadow.test.ts']
 const TRANSACTIONS = ['test/weights/shadow-transactions.test.ts']
+const OLD = ['test/engine/scheduler-finish-old.test.ts']
 const SWAPS = ['test/engine/scheduler-swap.test.ts']
 
 export const shadow: readonly Mutant[] = [
@@ -65,7 +66,7 @@ export const shadow: readonly Mutant[] = [
   {
     why: 'the step under way loses its weights to a swap',
     file: 'src/engine/scheduling/scheduler.ts',
-    before: `    this.#batcher.land()
+    before: `    if (!keepOld) this.#batcher.land()
     if (abort) this.abortAll()
 `,
     after: `    if (abort) this.abortAll()
@@ -74,9 +75,37 @@ export const shadow: readonly Mutant[] = [
   },
   {
     why: 'steps after a swap compute with the set before it',
-    file: 'src/engine/scheduling/scheduler.ts',
-    before: '    this.#batcher.set = set\n',
-    after: '',
+    file: 'src/engine/scheduling/batcher.ts',
+    before: '    this.#weights.use(weights, keepOld)\n',
+    after: '    this.#weights.use({ ...weights, set: 0 }, keepOld)\n',
     tests: SWAPS
+  },
+  {
+    why: 'a request finds pages of the prefix cache that other weights have computed',
+    file: 'src/engine/memory/kv-memory.ts',
+    before: '  return epochKey(weights?.epoch ?? 0) + cacheKey\n',
+    after: '  return epochKey(0 * (weights?.epoch ?? 0)) + cacheKey\n',
+    tests: OLD
+  },
+  {
+    why: 'requests on old weights run first, and new ones wait for them',
+    file: 'src/engine/scheduling/weights-in-use.ts',
+    before: 'return this.#lastStep === this.#old ? [this.#current, this.#old] : [this.#old, this.#current]',
+    after: 'return [this.#old, this.#current]',
+    tests: OLD
+  },
+  {
+    why: 'requests change their weights while a step under way computes with the old ones',
+    file: 'src/engine/scheduling/batcher.ts',
+    before: '    if (this.onOldWeights > 0) this.land()\n',
+    after: '',
+    tests: OLD
+  },
+  {
+    why: 'an update writes the set that requests still finish on',
+    file: 'src/weights/shadow-set.ts',
+    before: '    this.#read = Promise.all([this.#read, ended]).then(() => {})\n',
+    after: '    void ended\n',
+    tests: ['test/weights/finish-old.test.ts']
   }
 ]

@@ -149,8 +149,8 @@ export const sources: readonly Mutant[] = [
   {
     why: 'an update and its retry with another label are joined',
     file: 'src/updates/run-update.ts',
-    before: 'JSON.stringify([transaction, scope, swap, version, flushCache,',
-    after: 'JSON.stringify([transaction, scope, swap, flushCache,',
+    before: 'JSON.stringify([transaction, scope, swap, onRunning, version, flushCache,',
+    after: 'JSON.stringify([transaction, scope, swap, onRunning, flushCache,',
     tests: [
       'test/routes/sglang/weights.test.ts',
       'test/e2e/tensor-kept.test.ts',

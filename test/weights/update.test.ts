@@ -53,6 +53,7 @@ class HeldGates implements GateKeeper {
   }
 
   async swap (): Promise<void> {}
+  async oldEnded (): Promise<void> {}
   relabel (): void {}
   lost (): void {}
 

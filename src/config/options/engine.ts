@@ -1,5 +1,5 @@
 import type { OptionTable } from '../option.ts'
-import { UPDATE_DEADLINE_SECONDS } from '../../contract/update-deadline.ts'
+import { OLD_WEIGHTS_TIMEOUT_SECONDS, UPDATE_DEADLINE_SECONDS } from '../../contract/update-deadline.ts'
 
 /** Options of the engine: devices, sizes, weight updates. */
 export const ENGINE_OPTIONS = {
@@ -245,6 +245,16 @@ export const ENGINE_OPTIONS = {
     help: 'Gigabytes per second that an update writes at most into the second set of weights on each GPU ' +
       '(--shadow-weights), so that generation keeps its pace; 0: as fast as it goes. Bytes that NCCL receives ' +
       "straight into the weights come at their sender's rate."
+  },
+  oldWeightsTimeout: {
+    type: 'number',
+    default: OLD_WEIGHTS_TIMEOUT_SECONDS,
+    min: 0.001,
+    max: 86400,
+    group: 'engine',
+    value: 'SECONDS',
+    help: 'Longest time that requests may finish on the weights before an update with on_running "finish_old" ' +
+      '(--shadow-weights); then they go on with the new ones. The next update waits for them.'
   },
   enableReturnRoutedExperts: {
     type: 'boolean',

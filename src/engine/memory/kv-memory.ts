@@ -32,7 +32,7 @@ export class KvMemory {
 
   /** Gives a sequence without pages the longest cached prefix of its tokens. */
   attach (seq: Sequence): void {
-    const end = this.cache.match(seq.tokens, seq.matchLimit, seq.cacheKey)
+    const end = this.cache.match(seq.tokens, seq.matchLimit, rootKey(seq))
     this.cache.lock(end)
     seq.node = end
     while (seq.pageCount < end.depth) seq.addPage(0)
@@ -58,7 +58,7 @@ export class KvMemory {
     const full = Math.floor(seq.computed / this.pageSize)
     if (seq.mixed || full <= (seq.node?.depth ?? 0)) return
     const old = seq.node
-    const end = this.cache.extend(old ?? this.cache.root(seq.cacheKey), seq.tokens, seq.pages, full)
+    const end = this.cache.extend(old ?? this.cache.root(rootKey(seq)), seq.tokens, seq.pages, full)
     this.cache.lock(end)
     if (old !== null) this.cache.unlock(old)
     seq.node = end
@@ -86,6 +86,19 @@ export class KvMemory {
     }
   }
 
+  /**
+   * Removes an epoch's entries from the prefix cache. `holders`, all sequences with pages of that epoch, are treated as
+   * in `clear`.
+   */
+  clearEpoch (epoch: number, holders: readonly Sequence[]): void {
+    for (const seq of holders) {
+      if (seq.node !== null) this.cache.unlock(seq.node)
+      seq.node = null
+      seq.mixed = true
+    }
+    this.cache.drop(salt => salt.startsWith(epochKey(epoch)))
+  }
+
   /** Throws unless the pages of `holders` and of the cache account for every page. O(pages): for tests. */
   check (holders: readonly Sequence[]): void {
     this.allocator.check()
@@ -100,4 +113,12 @@ export class KvMemory {
       }
     }
   }
+}
+
+function rootKey ({ weights, cacheKey }: Sequence): string {
+  return epochKey(weights?.epoch ?? 0) + cacheKey
+}
+
+function epochKey (epoch: number): string {
+  return `${epoch}:`
 }

@@ -6,17 +6,20 @@ import { LostDevice } from '../lost-device.ts'
 import { NewTokenRatio } from './new-token-ratio.ts'
 import { PrefillSharing } from './prefill-sharing.ts'
 import type { FinishReason, TokenEvent } from '../../contract/rollout-engine.ts'
-import { bySlot, leastProgressed } from './sequence.ts'
+import { leastProgressed } from './sequence.ts'
 import type { Sequence } from './sequence.ts'
 import { stepTokens } from '../step-device.ts'
 import type { SchedulerOptions } from '../step-device.ts'
 import type { StepBuilder } from './step-builder.ts'
+import { fillStep, reserveDecodes } from './fill-step.ts'
 import { StepResults } from './step-results.ts'
 import { StepsUnderWay } from './steps-under-way.ts'
 import { stuckAfter } from './token-constraint.ts'
 import { giveScores } from '../take-scores.ts'
 import { tokenEvent } from '../token-event.ts'
 import { WaitingQueue } from './waiting-queue.ts'
+import { WeightsInUse } from './weights-in-use.ts'
+import type { StepWeights } from './step-weights.ts'
 import { errorMessage } from '../../errors.ts'
 
 /**
@@ -24,9 +27,6 @@ import { errorMessage } from '../../errors.ts'
  * whether steps may run at all.
  */
 export class Batcher {
-  /** Label of the current weights, and the set that steps compute with. */
-  version: string
-  set = 0
   readonly kv: KvMemory
   readonly experts: ExpertPages
   readonly running: Sequence[] = []
@@ -39,13 +39,14 @@ export class Batcher {
   readonly #live = new Map<number, Sequence>()
   readonly #sharing: PrefillSharing
   readonly #ratio = new NewTokenRatio()
+  readonly #weights: WeightsInUse
   readonly #steps: StepsUnderWay
   readonly #maxBatchTokens: number
   #parked = 0
 
   constructor (options: SchedulerOptions) {
     this.#options = options
-    this.version = options.version
+    this.#weights = new WeightsInUse({ set: 0, epoch: options.epoch, version: options.version })
     this.kv = new KvMemory(options.pages, options.pageSize)
     this.experts = new ExpertPages(options.pageSize, options.recorded ?? 0)
     this.#sharing = new PrefillSharing(this.kv)
@@ -65,6 +66,12 @@ export class Batcher {
     return this.#live.get(id)
   }
 
+  /** Number of sequences that finish on the weights before the last swap. */
+  get onOldWeights (): number {
+    if (this.#weights.old === null) return 0
+    return this.all().filter(seq => this.#weights.isOld(seq)).length
+  }
+
   /** All live sequences, in order of arrival. */
   all (): Sequence[] {
     return [...this.#live.values()]
@@ -78,9 +85,8 @@ export class Batcher {
 
   /** Ends a sequence with the tokens that it has. */
   end (seq: Sequence, finish: FinishReason): void {
-    const event = this.#lastEvent(seq, tokenEvent(seq, this.version, finish))
-    this.#leave(seq, true)
-    this.#options.sink.event(seq.id, event)
+    const { version } = seq.started ? seq.weights! : this.#weights.current
+    this.#finish(seq, tokenEvent(seq, version, finish))
   }
 
   fail (seq: Sequence, code: ErrorCode, message: string): void {
@@ -117,19 +123,37 @@ export class Batcher {
     for (const seq of [...this.running].reverse()) this.#retract(seq)
   }
 
-  /**
-   * Drops the prefix cache, because the weights have changed (`changed`) or on request. Running sequences keep their
-   * pages, which no other request shares from then on.
-   */
-  dropCache (changed: boolean): void {
+  /** Drops the prefix cache. Running sequences keep their pages, which no other request shares from then on. */
+  dropCache (): void {
     this.kv.clear(this.running)
-    if (!changed) return
-    for (const seq of [...this.running].reverse()) {
-      // An unfinished prefill has produced no token yet: it begins again, so that all of it uses the same weights.
-      if (seq.prefilling) this.#suspend(seq)
-      else seq.mixed = true
-    }
-    for (let seq = this.#queue.first; seq !== null; seq = seq.next) seq.resetScores()
+  }
+
+  /** Moves the label of the weights in use. */
+  relabel (version: string): void {
+    this.#weights.current.version = version
+  }
+
+  /**
+   * Sequences start with these weights from now on. Those that have started go on with them as well, or with `keepOld`
+   * finish on the weights that they have. Without it no step may be under way.
+   */
+  use (weights: StepWeights, keepOld: boolean): void {
+    const { epoch } = this.#weights.current
+    this.#weights.use(weights, keepOld)
+    if (keepOld || weights.epoch === epoch) return
+    this.dropCache()
+    this.#goOn(() => true)
+  }
+
+  /** Sequences that finish on the weights before the last swap go on with those in use. Throws LostDevice. */
+  endOld (): void {
+    const { old } = this.#weights
+    if (old === null) return
+    // A step that computes with them has a sequence that does: steps that nobody wants have landed.
+    if (this.onOldWeights > 0) this.land()
+    this.kv.clearEpoch(old.epoch, this.running.filter(seq => this.#weights.isOld(seq)))
+    this.#goOn(seq => seq.weights === old)
+    this.#weights.forgetOld()
   }
 
   /** Throws if pages or lists are inconsistent. For tests. */
@@ -153,10 +177,9 @@ export class Batcher {
     const failed = this.#failStuck()
     const step = this.#plan()
     if (step === null) return failed
-    step.version = this.version
-    step.set = this.set
     try {
       this.#steps.begin(step)
+      this.#weights.begun(step.weights!)
       this.#ratio.decay()
     } catch (error) {
       if (error instanceof LostDevice) throw error
@@ -189,17 +212,13 @@ export class Batcher {
   #admit (startedOnly: boolean): void {
     if (startedOnly && this.startedWaiting === 0) return
     const { maxRunningRequests } = this.#options
-    let prefill = 0
-    let expected = 0
-    for (const seq of this.running) {
-      if (!seq.decodes) prefill += seq.length - seq.nextComputed
-      expected += this.#ratio.estimate(seq)
-    }
+    let { prefill, expected } = this.#ratio.load(this.running)
     if (this.running.length === 0) this.#ratio.reset()
     for (let seq = this.#queue.first, next; seq !== null; seq = next) {
       next = seq.next
       if (this.running.length >= maxRunningRequests || prefill >= this.#maxBatchTokens) return
       if (startedOnly && !seq.started) continue
+      if (!seq.started) seq.weights = this.#weights.current
       this.kv.attach(seq)
       const leader = this.#sharing.leaderOf(seq)
       if (leader !== undefined) {
@@ -240,25 +259,16 @@ export class Batcher {
     this.#sharing.lead(seq)
   }
 
-  /**
-   * Decodes first, one token each. Then prefills in order, as far as the step's tokens reach, in chunks that end at a
-   * page border. Null if there is nothing to compute, or if pages are missing that only the step under way may free.
-   */
+  /** Null if there is nothing to compute, or if pages are missing that only the step under way may free. */
   #plan (): StepBuilder | null {
-    const { kv } = this
-    if (!this.#growDecodes()) return null
-    const step = this.#steps.prepare()
-    for (const seq of bySlot(this.running)) if (seq.generates) step.add(seq, 1, seq.pageCount)
-    for (const seq of this.running) {
-      if (seq.decodes) continue
-      const room = this.#maxBatchTokens - step.tokens
-      const { nextComputed } = seq
-      const rest = seq.length - nextComputed
-      const take = rest <= room ? rest : Math.floor((nextComputed + room) / kv.pageSize) * kv.pageSize - nextComputed
-      if (take <= 0) break
-      step.add(seq, take, kv.pagesFor(nextComputed + take))
+    for (const weights of this.#weights.turns) {
+      const isOfStep = (seq: Sequence): boolean => seq.weights === weights
+      if (!reserveDecodes(() => this.running.filter(isOfStep), this.kv, () => this.#retractOne())) continue
+      const step = this.#steps.prepare(weights)
+      fillStep(step, this.running.filter(isOfStep), this.kv, this.#maxBatchTokens)
+      if (step.sequences.length > 0) return step
     }
-    return step.sequences.length === 0 ? null : step
+    return null
   }
 
   /** A vocabulary that cannot spell what the grammar requires leaves no token to sample. */
@@ -270,21 +280,11 @@ export class Batcher {
     return stuck.length > 0
   }
 
-  /**
-   * Reserves a page for every decode that needs a new one. Retracts sequences, least progress first, until there are
-   * enough; but none while a step is under way, whose results may free pages: returns false.
-   */
-  #growDecodes (): boolean {
-    for (;;) {
-      let need = 0
-      for (const seq of this.running) if (seq.generates && this.kv.pagesFor(seq.nextLength) > seq.pageCount) need++
-      if (need === 0) return true
-      if (need <= this.kv.available) break
-      if (this.#steps.count > 0) return false
-      this.#retract(leastProgressed(this.running))
-      this.#ratio.retracted(this.running)
-    }
-    for (const seq of this.running) if (seq.generates) this.kv.reserve(seq, seq.nextLength)
+  /** Not while a step is under way, whose results may free pages: returns false. */
+  #retractOne (): boolean {
+    if (this.#steps.count > 0) return false
+    this.#retract(leastProgressed(this.running))
+    this.#ratio.retracted(this.running)
     return true
   }
 
@@ -317,30 +317,29 @@ export class Batcher {
       // The first prefill has ended if all tokens so far are from this step.
       if (seq.completion === event.tokens.length) event.times = seq.timesAt(this.#options.now())
       giveScores(seq, event)
-      if (event.finish !== null) {
-        this.#lastEvent(seq, event)
-        this.#leave(seq, true)
-      }
-      this.#options.sink.event(seq.id, event)
+      if (event.finish === null) this.#options.sink.event(seq.id, event)
+      else this.#finish(seq, event)
     }
   }
 
-  /** Adds the fields that only the last event has. The sequence still has its pages. */
-  #lastEvent (seq: Sequence, event: TokenEvent): TokenEvent {
-    const experts = this.#expertsOf(seq)
+  /** Sends the last event, with the fields that only it has. */
+  #finish (seq: Sequence, event: TokenEvent): void {
+    const experts = this.experts.of(seq)
     if (experts !== undefined) event.experts = experts
-    return event
+    this.#leave(seq, true)
+    this.#options.sink.event(seq.id, event)
   }
 
-  /**
-   * The experts of all tokens except the last: from its pages if all of them are computed, otherwise those of the last
-   * computation.
-   */
-  #expertsOf (seq: Sequence): Uint16Array | undefined {
-    const from = seq.request.expertsFrom
-    if (from === undefined) return undefined
-    if (seq.pageCount === 0 || seq.prefilling) return seq.experts
-    return this.experts.read(seq.pages, from, seq.length - 1)
+  /** Sequences that have started go on with the weights in use, without pages that others share. */
+  #goOn (isMeant: (seq: Sequence) => boolean): void {
+    for (const seq of [...this.running].reverse()) {
+      if (!isMeant(seq)) continue
+      // An unfinished prefill has produced no token yet: it begins again, so that all of it uses the same weights.
+      if (seq.prefilling) this.#suspend(seq)
+      else seq.mixed = true
+    }
+    for (let seq = this.#queue.first; seq !== null; seq = seq.next) if (isMeant(seq)) seq.resetScores()
+    for (const seq of this.#live.values()) if (isMeant(seq)) seq.weights = this.#weights.current
   }
 
   #prefilled (seq: Sequence): void {
@@ -359,7 +358,7 @@ export class Batcher {
 
   /** Moves a sequence from running back to waiting, without pages. */
   #suspend (seq: Sequence): void {
-    seq.experts = this.#expertsOf(seq)
+    seq.experts = this.experts.of(seq)
     this.#stop(seq)
     seq.state = 'queued'
     this.startedWaiting++

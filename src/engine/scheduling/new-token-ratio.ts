@@ -18,6 +18,17 @@ export class NewTokenRatio {
     return this.value * Math.min(seq.maxLength - seq.nextLength, CLIP)
   }
 
+  /** Number of tokens that running sequences have to prefill, and are expected to generate. */
+  load (running: readonly Sequence[]): { prefill: number, expected: number } {
+    let prefill = 0
+    let expected = 0
+    for (const seq of running) {
+      if (!seq.decodes) prefill += seq.length - seq.nextComputed
+      expected += this.estimate(seq)
+    }
+    return { prefill, expected }
+  }
+
   decay (): void {
     this.value = Math.max(LEAST, this.value - DECAY)
   }

@@ -20,8 +20,8 @@ export interface CacheNode {
 }
 
 /**
- * Prefix cache: a tree with one node per full page of tokens, and one root per cache salt. It holds entries of one
- * weight epoch only: the owner calls `clear` when weights change, so a page from other weights can never be found.
+ * Prefix cache: a tree with one node per full page of tokens, and one root per cache salt. Salts keep apart what must
+ * never be shared, such as pages that other weights have computed.
  * Nodes without locks are in a list from least to most recently used. Unlocking appends a path leaf first, so a parent
  * always comes after its children and the head of the list is a leaf: eviction takes the head, without a search.
  */
@@ -140,17 +140,16 @@ export class PrefixCache {
   /** Drops the least recently used pages without locks, at most `count`. Returns their number. */
   evict (count: number): number {
     let done = 0
-    for (; done < count && this.#oldest !== null; done++) {
-      const node = this.#oldest
-      this.#unlink(node)
-      this.#forget(node)
-      this.#pages.release(node.page)
-      this.#size--
-      const parent = node.parent!
-      parent.children--
-      if (parent.parent === null) this.#dropIdleRoot(parent)
-    }
+    for (; done < count && this.#oldest !== null; done++) this.#evict(this.#oldest)
     return done
+  }
+
+  /** Drops the pages without locks whose salt is wanted: O(evictable). */
+  drop (isWanted: (salt: string) => boolean): void {
+    for (let node = this.#oldest, newer; node !== null; node = newer) {
+      newer = node.newer
+      if (isWanted(node.salt)) this.#evict(node)
+    }
   }
 
   /**
@@ -192,6 +191,17 @@ export class PrefixCache {
     for (const root of this.#roots.values()) {
       if (root.locks === 0 && root.children === 0) throw new Error('an idle root was kept')
     }
+  }
+
+  /** Drops a leaf without locks. */
+  #evict (node: CacheNode): void {
+    this.#unlink(node)
+    this.#forget(node)
+    this.#pages.release(node.page)
+    this.#size--
+    const parent = node.parent!
+    parent.children--
+    if (parent.parent === null) this.#dropIdleRoot(parent)
   }
 
   #child (parent: CacheNode, tokens: Int32Array, hash: number): CacheNode | undefined {

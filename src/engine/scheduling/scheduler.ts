@@ -8,7 +8,7 @@ import { Constraints } from './constraints.ts'
 import { Sequence } from './sequence.ts'
 import type { TokenConstraint } from './token-constraint.ts'
 import type { SchedulerOptions } from '../step-device.ts'
-import type { GateOpening } from '../../contract/gate.ts'
+import type { GateOpening, SwapOptions } from '../../contract/gate.ts'
 
 export type SchedulerStats = Omit<EngineStats, 'tokensPerSecond'>
 
@@ -22,7 +22,6 @@ export class Scheduler {
   readonly #batcher: Batcher
   readonly #constraints: Constraints
   #arrivals = 0
-  #epoch: number
   #torn: string | null
   #asleep: string | null = null
   #paused: PauseMode | null = null
@@ -32,12 +31,13 @@ export class Scheduler {
   #flushes: number[] = []
   /** Calls that wait until running requests have ended, and then pause. */
   #drains: number[] = []
+  /** Calls that wait until no request uses the weights before the last swap. */
+  #oldWaits: number[] = []
 
   constructor (options: SchedulerOptions) {
     this.#options = options
     this.#batcher = new Batcher(options)
     this.#constraints = new Constraints(options.vocabSize, options.grammars ?? null)
-    this.#epoch = options.epoch
     this.#torn = options.torn
   }
 
@@ -130,7 +130,7 @@ export class Scheduler {
   dropCache (retract: boolean): void {
     this.#batcher.land()
     if (retract) this.#batcher.retractAll()
-    this.#batcher.dropCache(false)
+    this.#batcher.dropCache()
     this.#settle()
   }
 
@@ -177,16 +177,31 @@ export class Scheduler {
     this.#take(state)
   }
 
-  /** Puts a state into effect between two steps: waits for the step under way, and ends all requests with `abort`. */
-  swap (state: GateOpening, abort: boolean): void {
-    this.#batcher.land()
+  /**
+   * Puts a state into effect between two steps: waits for the step under way, and ends all requests with `abort`. With
+   * `keepOld` requests that have started finish on the set of weights that they have, and nothing is waited for.
+   */
+  swap (state: GateOpening, { abort, keepOld }: SwapOptions): void {
+    if (!keepOld) this.#batcher.land()
     if (abort) this.abortAll()
-    this.#take(state)
+    this.#take(state, keepOld)
+  }
+
+  /** Replies true as soon as no request uses the weights before the last swap. */
+  awaitOld (call: number): void {
+    this.#oldWaits.push(call)
+    this.#settle()
+  }
+
+  /** Requests on the weights before the last swap go on with those in use. */
+  endOld (): void {
+    this.#batcher.endOld()
+    this.#settle()
   }
 
   /** Moves only the label. */
   setVersion (version: string): void {
-    this.#batcher.version = version
+    this.#batcher.relabel(version)
   }
 
   /**
@@ -214,6 +229,7 @@ export class Scheduler {
       queued: waiting,
       paused: this.#paused,
       pausing: this.#drains.length > 0,
+      onOldWeights: this.#batcher.onOldWeights,
       usedTokens: kv.held * pageSize,
       cachedTokens: cache.size * pageSize,
       totalTokens: allocator.total * pageSize,
@@ -226,14 +242,20 @@ export class Scheduler {
     this.#batcher.check()
   }
 
-  #take ({ set, epoch, version, flushCache, torn, asleep }: GateOpening): void {
-    if (epoch !== this.#epoch || flushCache) this.#batcher.dropCache(epoch !== this.#epoch)
-    this.#epoch = epoch
-    this.#batcher.set = set
-    this.#batcher.version = version
+  #take ({ set, epoch, version, flushCache, torn, asleep }: GateOpening, keepOld = false): void {
+    // Entries of the prefix cache are found by their epoch: those that old requests use stay until the last has ended.
+    if (flushCache && !keepOld) this.#batcher.dropCache()
+    this.#batcher.use({ set, epoch, version }, keepOld)
     this.#torn = torn
     this.#asleep = asleep
     this.#settle()
+  }
+
+  /** No request is left on the weights before the last swap. */
+  #ended (): void {
+    this.#batcher.endOld()
+    for (const call of this.#oldWaits) this.#options.sink.reply(call, true)
+    this.#oldWaits = []
   }
 
   #abort (seq: Sequence): void {
@@ -243,6 +265,7 @@ export class Scheduler {
   /** Completes calls that wait for such a moment. Throws LostDevice, as all that calls it. */
   #settle (): void {
     this.#batcher.landUnwanted()
+    if (this.#batcher.onOldWeights === 0) this.#ended()
     // This gate opens for a caller that changes nothing, but no step may run meanwhile.
     if (!this.#gateShut && this.#shuts[0]?.inPlace === true) this.#batcher.land()
     const isStopped = this.#paused !== null || this.#asleep !== null
@@ -267,7 +290,7 @@ export class Scheduler {
     // Requests that came after such a pause hold nothing: trainers flush after the pause, while clients go on sending.
     const isEmpty = this.#paused === 'abort' && running.length + startedWaiting === 0
     if (this.#flushes.length > 0 && (isEmpty || this.#batcher.idle)) {
-      this.#batcher.dropCache(false)
+      this.#batcher.dropCache()
       for (const call of this.#flushes) this.#options.sink.reply(call, true)
       this.#flushes = []
     }

@@ -3,6 +3,7 @@ import { GREEDY_TEMPERATURE } from '../check-sampling.ts'
 import type { CacheNode } from './prefix-cache.ts'
 import type { TokenConstraint } from './token-constraint.ts'
 import type { FinishReason } from '../../contract/rollout-engine.ts'
+import type { StepWeights } from './step-weights.ts'
 import type { PlacedRequest } from '../messages.ts'
 import { inputTables } from '../score-table.ts'
 import type { InputTables } from '../score-table.ts'
@@ -19,7 +20,7 @@ export class Sequence {
   readonly request: PlacedRequest
   /** The slot of its adapter; -1 for the base model. */
   readonly slot: number
-  /** Sequences share prefix-cache entries only under the same key. */
+  /** Sequences share prefix-cache entries only under the same key and weights. */
   readonly cacheKey: string
   /** Order of arrival: the order of admission, also after a retraction. */
   readonly arrival: number
@@ -49,6 +50,8 @@ export class Sequence {
   begunRow = -1
   /** Has run before. Updates that wait for running requests also wait for a retracted one. */
   started = false
+  /** Weights that compute it; of a sequence that has not started, those that it was last going to start with. */
+  weights: StepWeights | null = null
   retractions = 0
   /** Times of arrival and of the first run, in milliseconds of the scheduler's clock. */
   arrivedAt = 0

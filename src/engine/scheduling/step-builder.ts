@@ -3,15 +3,16 @@ import type { StepBatch } from '../../native/step.ts'
 import { ROW_INTS, ROW_RAW_LOGPROB, ROW_WANT_LOGPROB } from '../../native/step.ts'
 import { floatList, intList, wordList } from '../growable.ts'
 import type { Sequence } from './sequence.ts'
+import type { StepWeights } from './step-weights.ts'
 
 const NO_IDS: number[] = []
 const NO_ADAPTERS = new Int32Array(0)
 
 /** Gathers one step's batch in arrays that are reused from step to step. */
 export class StepBuilder {
-  /** Label of the weights that compute it, and their set. */
+  /** The weights that compute it, with the label that they had when it began. */
+  weights: StepWeights | null = null
   version = ''
-  set = 0
   /** Sequences of the step, and the number of tokens computed for each. */
   readonly sequences: Sequence[] = []
   readonly takes: number[] = []
@@ -146,7 +147,7 @@ export class StepBuilder {
       ids: this.#ids.view(),
       masks: this.#masks.view(),
       adapters: this.#hasAdapters ? this.#adapters.view() : NO_ADAPTERS,
-      set: this.set
+      set: this.weights?.set ?? 0
     }
   }
 

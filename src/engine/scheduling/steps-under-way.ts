@@ -2,6 +2,7 @@ import type { StepResult } from '../../native/step.ts'
 import { isLost, LostDevice } from '../lost-device.ts'
 import type { SchedulerOptions } from '../step-device.ts'
 import { StepBuilder } from './step-builder.ts'
+import type { StepWeights } from './step-weights.ts'
 
 /** A step that has ended: its results, or the reason why it failed, and how long the device took for it. */
 export type EndedStep = { step: StepBuilder, ms: number } & ({ result: StepResult } | { error: unknown })
@@ -30,10 +31,12 @@ export class StepsUnderWay {
     return this.count > 0 && this.#begun.every(({ step }) => step.sequences.every((_, i) => !step.isWanted(i)))
   }
 
-  /** The next step, empty. */
-  prepare (): StepBuilder {
+  /** The next step, empty, with the weights that compute it. */
+  prepare (weights: StepWeights): StepBuilder {
     const builder = this.#builders[this.#steps & 1]!
     builder.clear()
+    builder.weights = weights
+    builder.version = weights.version
     return builder
   }
 

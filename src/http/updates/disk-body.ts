@@ -4,7 +4,14 @@ import type { DiskUpdate } from '../../updates/disk-update.ts'
 import { nullable, unused } from '../schemas.ts'
 import { allowMissingField, toUpdateFields, updateFields } from './update-fields.ts'
 
-const { weight_version: version, flush_cache: flush, abort_all_requests: abort, transaction, swap } = updateFields
+const {
+  weight_version: version,
+  flush_cache: flush,
+  abort_all_requests: abort,
+  transaction,
+  swap,
+  on_running: onRunning
+} = updateFields
 
 export const DiskUpdateBody = Type.Object({
   model_path: Type.String({
@@ -18,6 +25,7 @@ export const DiskUpdateBody = Type.Object({
   allow_missing: allowMissingField,
   transaction,
   swap,
+  on_running: onRunning,
   is_async: unused(),
   keep_pause: unused(),
   token_step: unused(),

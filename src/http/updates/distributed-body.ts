@@ -5,7 +5,14 @@ import type { DistributedUpdate } from '../../updates/distributed-update.ts'
 import { nullable, unused } from '../schemas.ts'
 import { toUpdateFields, updateFields } from './update-fields.ts'
 
-const { weight_version: version, flush_cache: flush, abort_all_requests: abort, transaction, swap } = updateFields
+const {
+  weight_version: version,
+  flush_cache: flush,
+  abort_all_requests: abort,
+  transaction,
+  swap,
+  on_running: onRunning
+} = updateFields
 
 export const DistributedUpdateBody = Type.Object({
   names: Type.Array(Type.String(), { description: 'Names in checkpoints, in the order in which they are broadcast.' }),
@@ -22,6 +29,7 @@ export const DistributedUpdateBody = Type.Object({
   abort_all_requests: abort,
   transaction,
   swap,
+  on_running: onRunning,
   selector: unused(),
   torch_empty_cache: unused()
 }, { title: 'DistributedUpdateRequest' })

@@ -194,7 +194,14 @@ export function toPlanReply (plan: KnownPlan) {
   }
 }
 
-const { weight_version: version, flush_cache: flush, abort_all_requests: abort, transaction, swap } = updateFields
+const {
+  weight_version: version,
+  flush_cache: flush,
+  abort_all_requests: abort,
+  transaction,
+  swap,
+  on_running: onRunning
+} = updateFields
 
 export const ShardUpdateBody = Type.Object({
   plan: Type.String({ description: 'Id of the plan.' }),
@@ -223,7 +230,8 @@ export const ShardUpdateBody = Type.Object({
   flush_cache: flush,
   abort_all_requests: abort,
   transaction,
-  swap
+  swap,
+  on_running: onRunning
 }, { ...strict, title: 'ShardUpdateRequest' })
 
 export function toShardUpdate (body: Static<typeof ShardUpdateBody>): ShardUpdate {

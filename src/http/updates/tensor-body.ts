@@ -4,7 +4,14 @@ import type { TensorUpdate } from '../../updates/tensor-update.ts'
 import { nullable, unused } from '../schemas.ts'
 import { toUpdateFields, updateFields } from './update-fields.ts'
 
-const { weight_version: version, flush_cache: flush, abort_all_requests: abort, transaction, swap } = updateFields
+const {
+  weight_version: version,
+  flush_cache: flush,
+  abort_all_requests: abort,
+  transaction,
+  swap,
+  on_running: onRunning
+} = updateFields
 
 export const KeptName = Type.Object({
   name: Type.String({ minLength: 1, maxLength: 200 }),
@@ -33,6 +40,7 @@ export const TensorUpdateBody = Type.Object({
   abort_all_requests: abort,
   transaction,
   swap,
+  on_running: onRunning,
   keep: nullable(
     KeptName,
     'Keep the tensors that this request opens, to write them again with `kept`. ' +

@@ -1,8 +1,8 @@
 import { Type } from 'typebox'
-import type { SwapMode } from '../../contract/weight-update.ts'
+import type { OnRunning, SwapMode } from '../../contract/weight-update.ts'
 import type { WriteReport } from '../../contract/weight-source.ts'
 import type { UpdateFields } from '../../updates/run-update.ts'
-import { nullable, swapField, transactionField } from '../schemas.ts'
+import { nullable, onRunningField, swapField, transactionField } from '../schemas.ts'
 
 /** Fields in the body of every weight update, in SGLang's names. */
 export const updateFields = {
@@ -10,7 +10,8 @@ export const updateFields = {
   flush_cache: Type.Optional(Type.Boolean({ description: 'Drop the prefix cache (default true).' })),
   abort_all_requests: Type.Optional(Type.Boolean({ description: 'End running requests instead of waiting for them.' })),
   transaction: transactionField,
-  swap: swapField
+  swap: swapField,
+  on_running: onRunningField
 }
 
 /** Field of updates that bring a whole checkpoint. */
@@ -27,6 +28,7 @@ export interface UpdateFieldsBody {
   abort_all_requests?: boolean | undefined
   transaction?: string | null | undefined
   swap?: SwapMode | null | undefined
+  on_running?: OnRunning | null | undefined
 }
 
 export function toUpdateFields (body: UpdateFieldsBody): UpdateFields {
@@ -36,7 +38,8 @@ export function toUpdateFields (body: UpdateFieldsBody): UpdateFields {
     abortAllRequests: body.abort_all_requests,
     allowMissing: body.allow_missing,
     transaction: body.transaction,
-    swap: body.swap
+    swap: body.swap,
+    onRunning: body.on_running
   }
 }
 

@@ -1,7 +1,7 @@
 import { Type } from 'typebox'
 import type { Static } from 'typebox'
 import { RefitError } from '../../errors.ts'
-import { nullable, swapField, transactionField } from '../schemas.ts'
+import { nullable, onRunningField, swapField, transactionField } from '../schemas.ts'
 import { allowMissingField } from '../updates/update-fields.ts'
 import { bodyCheck } from '../validation.ts'
 
@@ -17,7 +17,8 @@ export const UploadFields = Type.Object({
   mode: nullable(Type.String(), MODE),
   load_format: nullable(Type.String(), 'null or "safetensors".'),
   transaction: transactionField,
-  swap: swapField
+  swap: swapField,
+  on_running: onRunningField
 }, { title: 'UploadFields' })
 
 export type UploadFields = Static<typeof UploadFields>
@@ -26,7 +27,7 @@ const check = bodyCheck(UploadFields)
 /** Fields that must come before the first byte of a file. */
 const EARLY = ['mode', 'load_format'] as const
 /** Fields that must come before a file that is written as it comes. */
-const EARLY_IN_STREAMS = ['abort_all_requests', 'allow_missing', 'transaction', 'swap'] as const
+const EARLY_IN_STREAMS = ['abort_all_requests', 'allow_missing', 'transaction', 'swap', 'on_running'] as const
 
 /** The fields of one upload as they come: those of the query, then those of the form. */
 export class UploadForm {
