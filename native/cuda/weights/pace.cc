@@ -43,12 +43,12 @@ bool paced(const std::vector<Copy2d>& copies, Pace& pace, const std::function<bo
   for (const Copy2d& copy : copies) {
     const int64_t row_bytes = std::max<int64_t>(1, bytes_of(copy) / std::max<int64_t>(1, copy.rows));
     for (int64_t row = 0; row < copy.rows;) {
+      if (bytes + row_bytes > kSliceBytes && !flush()) return false;
       const int64_t room = std::max<int64_t>(1, (kSliceBytes - bytes) / row_bytes);
       const int64_t rows = std::min(copy.rows - row, room);
       slice.push_back(part(copy, row, rows));
       bytes += rows * row_bytes;
       row += rows;
-      if (bytes + row_bytes > kSliceBytes && !flush()) return false;
     }
   }
   return flush();
