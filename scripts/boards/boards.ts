@@ -180,6 +180,33 @@ const updates: Board = {
       ]
     },
     {
+      title: 'Second set of weights',
+      panels: [
+        { title: 'State of the second set', queries: [[`${at('refit:weight_shadow_state')} == 1`, per('state')]] },
+        {
+          title: 'Updates that came into use, by mode',
+          help: 'In the last five minutes.',
+          queries: [[`sum by (instance, mode) (increase(${at('refit:weight_swaps_total')}[5m]))`, per('mode')]]
+        },
+        {
+          title: 'Bytes into the second set',
+          unit: 'Bps',
+          queries: [[
+            `sum by (instance, kind) (rate(${at('refit:weight_shadow_bytes_total')}[$__rate_interval]))`,
+            per('kind')
+          ]]
+        },
+        {
+          title: 'From the last byte to the swap',
+          unit: 's',
+          queries: [
+            [percentile(0.5, 'refit:weight_swap_boundary_seconds'), `p50 ${ONE}`],
+            [percentile(0.99, 'refit:weight_swap_boundary_seconds'), `p99 ${ONE}`]
+          ]
+        }
+      ]
+    },
+    {
       title: 'Transports',
       panels: [
         { title: 'Process groups', queries: [[at('refit:weight_groups'), ONE]] },

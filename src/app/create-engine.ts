@@ -106,6 +106,7 @@ async function start (
     const loadReport = source === null
       ? await loadFromOther({ ...held, info }, options)
       : await inFolder(modelPath, async () => await load(store, source, options.onProgress))
+    store.shadow?.meter.start()
     const loras = adapters === null
       ? null
       : new AdapterStore({

@@ -4,7 +4,7 @@ import type { DeltaHost } from './delta-host.ts'
 import type { Grammar } from './grammar.ts'
 import type { GroupHost } from './group-host.ts'
 import type { WeightCoverage, WeightTransactions } from './weight-transactions.ts'
-import type { UpdateOptions, WeightSets, WeightUpdate } from './weight-update.ts'
+import type { SetMeter, UpdateOptions, WeightSets, WeightUpdate } from './weight-update.ts'
 
 // The interface that the plugin is written against; remote engines implement it too. It takes and returns token ids;
 // src/engine/text-generation.ts adds text.
@@ -173,7 +173,7 @@ export type WeightState = { state: 'current' } | { state: 'torn', tensors: strin
 }
 
 export type { MemoryTag } from '../native/addon.ts'
-export type { OnRunning, SwapMode, UpdateOptions, WeightSets, WeightUpdate } from './weight-update.ts'
+export type { OnRunning, SetMeter, SwapMode, UpdateOptions, WeightSets, WeightUpdate } from './weight-update.ts'
 
 /** Bytes given back per kind of memory that is released. */
 export type ReleasedMemory = Readonly<Partial<Record<MemoryTag, number>>>
@@ -287,6 +287,8 @@ export interface RolloutEngine {
   readonly releasedMemory: ReleasedMemory
   /** Absent on an engine that holds one set of weights. */
   readonly weightSets?: WeightSets | undefined
+  /** Absent with one set, and on engines in other processes. */
+  readonly setMeter?: SetMeter | undefined
   /** Updates of many requests. */
   readonly transactions: WeightTransactions
   /** Null if nothing was written since the last pause or opening. */

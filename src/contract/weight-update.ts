@@ -34,6 +34,23 @@ export interface WeightSets {
   }
 }
 
+/** Counts since the start of an engine with two sets of weights. Its first load is not counted. */
+export interface SetCounts {
+  /** Updates (a transaction is one) that came into use, by the way. */
+  updates: { swap: number, in_place: number }
+  /** Bytes that went into the second set: from sources, and, added up over ranks, from the set in use. */
+  bytes: { received: number, caught_up: number }
+}
+
+export interface SetMeter {
+  readonly counts: Readonly<SetCounts>
+  /**
+   * `swapped` is called after each swap, with the seconds from when all bytes were in the second set until steps used
+   * it. The returned function ends this.
+   */
+  watch: (swapped: (seconds: number) => void) => () => void
+}
+
 export interface UpdateOptions {
   /** End running requests instead of waiting for them. */
   abortAllRequests?: boolean

@@ -8,6 +8,7 @@ import type {
   PauseMode,
   ReleasedMemory,
   RolloutEngine,
+  SetMeter,
   TensorChecksum,
   TokenEvent,
   UpdateOptions,
@@ -43,6 +44,7 @@ export interface WeightKeeper {
   readonly releasedMemory: ReleasedMemory
   readonly transactions: WeightTransactions
   readonly sets: Omit<WeightSets, 'oldRequests'> | undefined
+  readonly shadow: { readonly meter: SetMeter } | null
   readonly lastCoverage: WeightCoverage | null
   update: (options?: UpdateOptions) => Promise<WeightUpdate>
   label: (version: string) => boolean
@@ -125,6 +127,10 @@ export class LocalEngine implements RolloutEngine {
   get weightSets (): WeightSets | undefined {
     const { sets } = this.#weights
     return sets === undefined ? undefined : { ...sets, oldRequests: this.stats.onOldWeights }
+  }
+
+  get setMeter (): SetMeter | undefined {
+    return this.#weights.shadow?.meter
   }
 
   get transactions (): WeightTransactions {

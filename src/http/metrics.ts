@@ -10,6 +10,7 @@ import type { MetricNames } from './metric-families.ts'
 import type { KeptSamples } from './samples/kept-samples.ts'
 import type { TruthMeter } from './samples/truth-meter.ts'
 import { truthMetrics } from './samples/truth-metrics.ts'
+import { setMetrics } from './set-metrics.ts'
 import { REQUEST_BUCKETS, StreamingMetrics, TOKEN_BUCKETS } from './streaming-metrics.ts'
 
 const UPDATE_BUCKETS = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300]
@@ -47,6 +48,7 @@ export class Metrics {
   readonly #updateBytes: Counter<'transport'>
   readonly #adapters: AdapterMetrics | undefined
   readonly #listeners: UpdateListener[] = []
+  #unwatch: () => void = () => {}
   #pausedMs = 0
   #pausedSince: number | null = null
 
@@ -126,6 +128,7 @@ export class Metrics {
     for (const outcome of ['success', 'refused', 'torn']) this.#updates.inc({ outcome }, 0)
     for (const reason of ['stop', 'length', 'abort']) this.#finished.inc({ finished_reason: reason }, 0)
     if (engine.adapters !== undefined) this.#adapters = new AdapterMetrics(this.#refit, engine.adapters)
+    this.#unwatch = setMetrics(this.#refit, engine)
     this.#scraped = this.#registries(names)
   }
 
@@ -267,6 +270,7 @@ export class Metrics {
   }
 
   close (): void {
+    this.#unwatch()
     for (const registry of this.#scraped) registry.clear()
   }
 

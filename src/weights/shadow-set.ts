@@ -7,6 +7,7 @@ import { bytesOf } from '../native/dtypes.ts'
 import { RECT_FIELDS } from '../native/write-layout.ts'
 import { packRects } from './plan.ts'
 import type { Readers } from './readers.ts'
+import { TwoSetMeter } from './set-meter.ts'
 import type { WeightLedger } from './weight-state.ts'
 
 /** Copies between the sets take about this many bytes each: other operations beside steps run between two of them. */
@@ -35,6 +36,7 @@ export interface ShadowOptions {
  */
 export class ShadowSet {
   readonly bytes: number
+  readonly meter = new TwoSetMeter()
   readonly #options: ShadowOptions
   /** Epoch of the write that each of its tensors holds. A tensor without one has indeterminate bytes. */
   readonly #heldAt = new Map<string, number>()
@@ -98,11 +100,12 @@ export class ShadowSet {
     const before = this.#state
     this.#state = 'catching_up'
     try {
-      for (const plans of slices(wanted.map(name => table.tensors.get(name)!))) {
+      for (const { plans, bytes } of slices(wanted.map(name => table.tensors.get(name)!))) {
         const rects = new Float64Array(plans.reduce((sum, plan) => sum + plan.rects.length, 0) * RECT_FIELDS)
         let at = 0
         for (const plan of plans) at = packRects(plan, 0, rects, at)
         await addon.copyWeights(core, rects, ledger.set, this.set)
+        this.meter.wrote('caught_up', bytes)
         for (const { name } of plans) this.#heldAt.set(name, ledger.writtenAt(name))
       }
     } finally {
@@ -185,16 +188,16 @@ function megabytes (bytes: number): string {
   return `${(bytes / 1e6).toFixed(1)} MB`
 }
 
-function* slices (plans: readonly TensorEntry[]): Generator<TensorEntry[]> {
+function* slices (plans: readonly TensorEntry[]): Generator<{ plans: TensorEntry[], bytes: number }> {
   let slice: TensorEntry[] = []
   let bytes = 0
   for (const plan of plans) {
     slice.push(plan)
     bytes += plan.rects.reduce((sum, { rows, cols }) => sum + rows * cols * bytesOf(plan.dtype), 0)
     if (bytes < SLICE_BYTES) continue
-    yield slice
+    yield { plans: slice, bytes }
     slice = []
     bytes = 0
   }
-  if (slice.length > 0) yield slice
+  if (slice.length > 0) yield { plans: slice, bytes }
 }

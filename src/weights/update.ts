@@ -101,7 +101,7 @@ export class Update implements WeightUpdate {
   ): Promise<void> {
     this.#claim()
     this.#busy = true
-    const { shadow, store: { ledger } } = this.#context
+    const { shadow, store: { ledger, shadow: spare } } = this.#context
     const isWritten = this.#written.size > 0
     const flushCache = options.flushCache ?? isWritten
     // A label without a write still comes between two steps, because all tokens of one step carry the same label.
@@ -121,7 +121,10 @@ export class Update implements WeightUpdate {
     if (isWritten) shadow?.swap(this.#written)
     if (options.version !== undefined) ledger.label(options.version)
     await this.#end(flushCache, isChange)
-    if (shadow !== null && isWritten) this.#swapped = { copy: copied - began, swap: performance.now() - copied }
+    if (!isWritten) return
+    if (shadow === null) return spare?.meter.wroteInPlace()
+    this.#swapped = { copy: copied - began, swap: performance.now() - copied }
+    shadow.meter.swapped(this.#swapped.swap)
   }
 
   async abort (reason: string): Promise<void> {
@@ -166,6 +169,7 @@ export class Update implements WeightUpdate {
       : jobs !== undefined
       ? await scatterPlaced(to, plan, jobs)
       : await scatter(to, plan, progress)
+    shadow?.meter.wrote('received', outcome.bytes)
     const scattered = performance.now()
     await this.#settle(plan, outcome, source)
     const ended = performance.now()

@@ -99,7 +99,7 @@ t.test('every query is PromQL', t => {
 async function scrapeAll (t: Test): Promise<{ scrape: Scrape, joined: Scrape }> {
   const folder = modelFolder(t)
   const engines = [
-    await engineServer(t, folder, { enableLora: true }),
+    await engineServer(t, folder, { enableLora: true, shadowWeights: true }),
     await engineServer(t, folder, { enableLora: true })
   ]
   const gateway = await gatewayTo(t, engines.map(({ url }) => url))

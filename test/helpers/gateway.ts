@@ -37,6 +37,7 @@ interface EngineServerOptions extends Partial<ServerOptions> {
   model?: string
   weightVersion?: string
   enableLora?: boolean
+  shadowWeights?: boolean
   /** Other options of its adapters. */
   lora?: Pick<EngineOptions, 'maxCpuLoras' | 'maxLoraRank' | 'maxLoras'>
 }
@@ -51,6 +52,7 @@ export async function engineServer (
     model = 'adder-base',
     weightVersion = 'default',
     enableLora = false,
+    shadowWeights = false,
     lora = {},
     ...options
   }: EngineServerOptions = {}
@@ -61,6 +63,7 @@ export async function engineServer (
     maxTotalTokens: 4096,
     weightVersion,
     enableLora,
+    shadowWeights,
     ...lora
   })
   const app = await createServer({ engine, modelRoots: [folder], closeGraceMs: 200, ...options })

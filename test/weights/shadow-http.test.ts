@@ -4,6 +4,7 @@ import { join } from 'node:path'
 import { packageRoot } from '../../src/root.ts'
 import { sharedMemory, tensorEntry } from '../helpers/shared-tensors.ts'
 import { slowSteps } from '../helpers/slow-steps.ts'
+import type { Server } from '../helpers/transaction-server.ts'
 import { BUCKETS, serve, tensorsOf, until } from '../helpers/transaction-server.ts'
 
 // Updates over HTTP of a server with two sets of weights, which generates meanwhile.
@@ -57,6 +58,7 @@ t.test('updates by every way come into use while a request runs, and the server 
   for (let index = 0; index < BUCKETS; index++) {
     t.equal((await bucket('base', index, { transaction: id })).status, 200)
     t.match((await get('/server_info')).body, { status: 'ready', weight_sets: { shadow: { state: 'receiving' } } })
+    t.same(await shadowStates(get), { absent: 0, idle: 0, receiving: 1, catching_up: 0, old: 0 })
   }
   t.same(await engine.checksums(), expected)
   await ok(`/weight_transactions/${String(id)}/commit`, {})
@@ -67,6 +69,43 @@ t.test('updates by every way come into use while a request runs, and the server 
   hurry()
   await ok('/abort_request', { rid: 'endless' })
   t.equal((await endless).status, 200)
+})
+
+/** Values of a metric by its label. */
+async function valuesOf (get: Server['get'], name: string, label: string): Promise<Record<string, number>> {
+  const { body } = await get('/metrics')
+  const found = String(body).matchAll(new RegExp(`^refit:${name}\\{.*\\b${label}="(\\w+)".*\\} (\\S+)$`, 'gm'))
+  return Object.fromEntries([...found].map(([, key, value]) => [key!, Number(value)]))
+}
+
+async function shadowStates (get: Server['get']): Promise<Record<string, number>> {
+  return await valuesOf(get, 'weight_shadow_state', 'state')
+}
+
+t.test('metrics count what updates do with the sets, and agree with /server_info', async t => {
+  const { ok, get, bucket, folder } = await serve(t, { shadowWeights: true })
+  const swaps = async (): Promise<Record<string, number>> => await valuesOf(get, 'weight_swaps_total', 'mode')
+  const bytes = async (): Promise<Record<string, number>> => await valuesOf(get, 'weight_shadow_bytes_total', 'kind')
+  const boundaries = async (): Promise<number> => {
+    const [, count] = /^refit:weight_swap_boundary_seconds_count\S* (\d+)$/m.exec((await get('/metrics')).body)!
+    return Number(count)
+  }
+  const part = tensorsOf(join(folder, 'base-0')).reduce((sum, { data }) => sum + data.length, 0)
+  const whole = tensorsOf(join(folder, 'base')).reduce((sum, { data }) => sum + data.length, 0)
+  t.same(await swaps(), { swap: 0, in_place: 0 }, 'the first load is not counted')
+  t.same(await bytes(), { received: 0, caught_up: 0 })
+  t.same(await shadowStates(get), { absent: 0, idle: 1, receiving: 0, catching_up: 0, old: 0 })
+  t.equal((await bucket('trained', 0, { allow_missing: true })).status, 200)
+  t.same(await bytes(), { received: part, caught_up: whole - part })
+  await ok('/update_weights_from_disk', { model_path: join(folder, 'trained') })
+  t.same(await bytes(), { received: part + whole, caught_up: whole - part })
+  t.same(await swaps(), { swap: 2, in_place: 0 })
+  await ok('/update_weights_from_disk', { model_path: join(folder, 'base'), swap: 'in_place' })
+  t.same(await swaps(), { swap: 2, in_place: 1 })
+  t.equal(await boundaries(), 2)
+  await ok('/release_memory_occupation', { tags: ['weights'] })
+  t.match((await get('/server_info')).body.weight_sets, { shadow: { state: 'absent' } })
+  t.same(await shadowStates(get), { absent: 1, idle: 0, receiving: 0, catching_up: 0, old: 0 })
 })
 
 t.test('an upload that breaks off while it is written changes nothing, and is no torn weight', async t => {
@@ -103,7 +142,7 @@ t.test('abort_all_requests ends requests at the swap, and a label alone moves be
 })
 
 t.test('a server with one set refuses swap "demand" before the first byte, and takes auto', async t => {
-  const { post, ok, folder, engine } = await serve(t)
+  const { post, get, ok, folder, engine } = await serve(t)
   const before = await engine.checksums()
   const body = { model_path: join(folder, 'trained'), swap: 'demand' }
   const refused = await post('/update_weights_from_disk', body)
@@ -115,5 +154,6 @@ t.test('a server with one set refuses swap "demand" before the first byte, and t
   t.match(await post('/weight_transactions', { owner: 'trainer', swap: 'now' }), { status: 400 })
   t.same(await engine.checksums(), before)
   await ok('/update_weights_from_disk', { ...body, swap: 'auto' })
+  t.notMatch((await get('/metrics')).body, /shadow|weight_swap/)
   t.notSame(await engine.checksums(), before)
 })
