@@ -1,3 +1,4 @@
+import type { SwapTimes } from './weight-source.ts'
 import type { OnRunning, SwapMode } from './weight-update.ts'
 
 /** Options of a transaction. */
@@ -53,6 +54,8 @@ export interface TransactionStatus {
   outcome: 'old' | 'new' | 'torn' | null
   /** Why it was aborted. */
   reason: string | null
+  /** After a commit that has swapped the sets of weights; `at`: when it began (performance.now of the engine). */
+  swapped: SwapTimes & { at: number } | null
 }
 
 /**

@@ -82,8 +82,11 @@ export interface UpdateOptions {
 export interface WeightUpdate {
   /** Absent before its first write, and on engines in other processes. In a transaction: the transaction's. */
   readonly closure?: GateClosure | undefined
-  /** After its commit, if that has swapped the sets of weights; absent on engines in other processes. */
-  readonly swapped?: SwapTimes | undefined
+  /**
+   * After its commit, if that has swapped the sets of weights; `at`: when that began, by performance.now. Absent on
+   * engines in other processes.
+   */
+  readonly swapped?: SwapTimes & { at: number } | undefined
   /**
    * Checks all of the source, then writes all of it. Throws before the first byte, or after it: then WEIGHTS_TORN in
    * place, else the error of the source.

@@ -1,4 +1,5 @@
 import type { TransactionOptions, TransactionStatus, WeightTransactions } from '../contract/weight-transactions.ts'
+import type { SwapTimes } from '../contract/weight-source.ts'
 import { RefitError } from '../errors.ts'
 import type { RemoteState } from './remote-state.ts'
 
@@ -118,6 +119,7 @@ function statusOf (fields: Fields): TransactionStatus {
     failed_count: failedCount,
     torn_count: tornCount,
     seconds_left: secondsLeft,
+    ms,
     ...rest
   } = fields
   return {
@@ -129,6 +131,8 @@ function statusOf (fields: Fields): TransactionStatus {
     missingCount,
     failedCount,
     tornCount,
-    secondsLeft
+    secondsLeft,
+    // Another process has another clock.
+    swapped: ms == null ? null : { ...ms as SwapTimes, at: performance.now() }
   } as unknown as TransactionStatus
 }

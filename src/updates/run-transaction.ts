@@ -1,9 +1,9 @@
 import type { RolloutEngine } from '../contract/rollout-engine.ts'
-import type { WeightSource, WriteReport } from '../contract/weight-source.ts'
+import type { SwapTimes, WeightSource, WriteReport } from '../contract/weight-source.ts'
 import { errorMessage, RefitError } from '../errors.ts'
 import { sumReports } from '../weights/sum-reports.ts'
 import { measureUpdate } from './measure-update.ts'
-import { joinRetry, registerPending, tornCount, writeSource } from './run-update.ts'
+import { joinRetry, registerPending, swapTimes, tornCount, writeSource } from './run-update.ts'
 import type { UpdateFields, UpdateHost, UpdateOutcome } from './run-update.ts'
 import type { UpdateRecord } from './update-record.ts'
 
@@ -65,6 +65,7 @@ export class TransactionPart {
   #id: string | null = null
   #isOwn = false
   #isCommitted = false
+  #swapped: SwapTimes | null = null
 
   constructor (engine: RolloutEngine, options: TransactionRunOptions, record: UpdateRecord) {
     this.#engine = engine
@@ -115,13 +116,16 @@ export class TransactionPart {
   /** Commits an own transaction, once. `run` calls it itself if its peer waits for the commit. */
   async commit (): Promise<void> {
     if (!this.#isOwn || this.#isCommitted) return
-    await this.#engine.transactions.commit(this.#id, { flushCache: this.#options.flushCache ?? true })
+    const status = await this.#engine.transactions.commit(this.#id, { flushCache: this.#options.flushCache ?? true })
     this.#isCommitted = true
-    this.#record.mark('commit')
+    this.#swapped = status?.swapped ?? null
+    this.#record.committed(this.#swapped)
   }
 
   get report (): WriteReport {
-    return { ...sumReports(this.#reports), ...this.#isOwn ? {} : { transaction: this.#id! } }
+    const sums = sumReports(this.#reports)
+    const ms = { ...sums.ms, ...swapTimes(this.#swapped) }
+    return { ...sums, ms, ...this.#isOwn ? {} : { transaction: this.#id! } }
   }
 
   /** Ends the transaction after an error, and returns the error for the caller. */

@@ -1,5 +1,5 @@
-import type { RolloutEngine, OnRunning, SwapMode } from '../contract/rollout-engine.ts'
-import type { WeightSource, WriteReport } from '../contract/weight-source.ts'
+import type { OnRunning, RolloutEngine, SwapMode } from '../contract/rollout-engine.ts'
+import type { SwapTimes, WeightSource, WriteReport } from '../contract/weight-source.ts'
 import { errorMessage, RefitError, withPrefix } from '../errors.ts'
 import type { CallJoiner } from '../weights/call-joiner.ts'
 import { measureUpdate } from './measure-update.ts'
@@ -175,7 +175,7 @@ export async function writeSource (
       const { flushCache = true, version, allowTorn = true } = options()
       await update.commit({ flushCache, allowTorn, ...version == null ? {} : { version } })
       record.committed(update.swapped)
-      return { ...report, ms: { ...report.ms, ...update.swapped } }
+      return { ...report, ms: { ...report.ms, ...swapTimes(update.swapped) } }
     } catch (error) {
       await update.abort(errorMessage(error))
       throw withPrefix(failurePrefix, error)
@@ -190,6 +190,11 @@ export async function writeSource (
   } catch (error) {
     throw source.explain?.(error) ?? error
   }
+}
+
+/** The part of a report's times. */
+export function swapTimes (swapped: SwapTimes | null | undefined): Partial<SwapTimes> {
+  return swapped == null ? {} : { copy: swapped.copy, swap: swapped.swap }
 }
 
 /**

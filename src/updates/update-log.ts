@@ -1,6 +1,8 @@
 import { randomBytes } from 'node:crypto'
 import type { RolloutEngine } from '../contract/rollout-engine.ts'
 import type { TransactionStatus } from '../contract/weight-transactions.ts'
+import type { SwapTimes } from '../contract/weight-source.ts'
+import { MAX_SPANS } from './update-entry.ts'
 import type { UpdateEntry } from './update-entry.ts'
 import { UpdateRecord } from './update-record.ts'
 import { currentSender } from './sender.ts'
@@ -127,6 +129,7 @@ export class UpdateLog {
     if (entry.outcome !== 'running' || status?.state === 'open') return
     const { labelBefore, closure, ended } = entry
     entry.ended = Math.max(ended, closure?.openedAt ?? ended)
+    if (status?.swapped != null) addSwap(entry, status.swapped)
     entry.labelAfter = status?.state === 'committed' ? status.version ?? labelBefore : labelBefore
     entry.outcome = status === null || status.outcome === 'new'
       ? 'done'
@@ -142,4 +145,14 @@ export class UpdateLog {
     }
     entry.revision = ++this.#revision
   }
+}
+
+/** Adds the phases of a commit, which is a request after those that wrote. */
+function addSwap (entry: UpdateEntry, { at, copy, swap }: SwapTimes & { at: number }): void {
+  const request = entry.requests
+  entry.ms.copy = copy
+  entry.ms.swap = swap
+  entry.ended = Math.max(entry.ended, at + copy + swap)
+  if (entry.spans.length >= MAX_SPANS) return
+  entry.spans.push({ phase: 'copy', at, ms: copy, request }, { phase: 'swap', at: at + copy, ms: swap, request })
 }

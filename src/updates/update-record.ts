@@ -64,8 +64,8 @@ export class UpdateRecord {
   }
 
   /** The update was committed; `swapped` if that has swapped the sets of weights. */
-  committed (swapped: SwapTimes | undefined): void {
-    if (swapped !== undefined) {
+  committed (swapped: SwapTimes | null | undefined): void {
+    if (swapped != null) {
       this.#spans(this.#at, { copy: swapped.copy, swap: swapped.swap })
       this.#at += swapped.copy + swapped.swap
     }

@@ -12,6 +12,7 @@ import type { WeightSource, WriteReport } from '../contract/weight-source.ts'
 import type { TransactionContext } from './transaction-context.ts'
 import { TransactionDeadline } from './transaction-deadline.ts'
 import { TransactionUpdate } from './transaction-update.ts'
+import { reportTransaction } from './transaction-report.ts'
 import {
   incompleteTransaction,
   missingTensors,
@@ -24,7 +25,6 @@ import { Update } from './update.ts'
 import type { UpdateContext } from './update.ts'
 
 const QUEUED_WRITES = 64
-const SHOWN_NAMES = 100
 
 type End = Pick<TransactionStatus, 'state' | 'outcome' | 'reason'>
 
@@ -371,9 +371,7 @@ export class WeightTransaction {
 
   #statusAt (end: End | null): TransactionStatus {
     const { clock, expected, store: { ledger: { state } } } = this.#context
-    const missing = this.#missing()
-    const torn = state.state === 'torn' ? state.tensors : []
-    return {
+    return reportTransaction({
       id: this.id,
       owner: this.owner,
       scope: this.isScope,
@@ -382,18 +380,16 @@ export class WeightTransaction {
       version: this.#version ?? null,
       expected: expected === null ? null : expected.size,
       written: this.#update.written.size,
-      missing: missing.slice(0, SHOWN_NAMES),
-      missingCount: missing.length,
-      failed: [...this.#failed].slice(0, SHOWN_NAMES),
-      failedCount: this.#failed.size,
-      torn: torn.slice(0, SHOWN_NAMES),
-      tornCount: torn.length,
+      missing: this.#missing(),
+      failed: [...this.#failed],
+      torn: state.state === 'torn' ? state.tensors : [],
       writes: this.#count,
       bytes: this.#bytes,
       seconds: (clock.now() - this.#openedAt) / 1000,
       secondsLeft: end === null ? this.#deadline.msLeft / 1000 : null,
       outcome: end?.outcome ?? null,
-      reason: end?.reason ?? null
-    }
+      reason: end?.reason ?? null,
+      swapped: this.#update.swapped ?? null
+    })
   }
 }

@@ -47,7 +47,7 @@ export class Update implements WeightUpdate {
   readonly #lost = new Set<string>()
   #gate: Gate | undefined
   #closure: GateClosure | undefined
-  #swapped: SwapTimes | undefined
+  #swapped: SwapTimes & { at: number } | undefined
   #shutting: Promise<Gate> | undefined
   #writing = 0
   /** A commit is under way. */
@@ -67,7 +67,7 @@ export class Update implements WeightUpdate {
   }
 
   /** See WeightUpdate. */
-  get swapped (): SwapTimes | undefined {
+  get swapped (): SwapTimes & { at: number } | undefined {
     return this.#swapped
   }
 
@@ -101,7 +101,7 @@ export class Update implements WeightUpdate {
   ): Promise<void> {
     this.#claim()
     this.#busy = true
-    const { shadow, store: { ledger, shadow: spare } } = this.#context
+    const { shadow, store: { ledger } } = this.#context
     const isWritten = this.#written.size > 0
     const flushCache = options.flushCache ?? isWritten
     // A label without a write still comes between two steps, because all tokens of one step carry the same label.
@@ -120,11 +120,7 @@ export class Update implements WeightUpdate {
     const copied = performance.now()
     if (isWritten) shadow?.swap(this.#written)
     if (options.version !== undefined) ledger.label(options.version)
-    await this.#end(flushCache, isChange)
-    if (!isWritten) return
-    if (shadow === null) return spare?.meter.wroteInPlace()
-    this.#swapped = { copy: copied - began, swap: performance.now() - copied }
-    shadow.meter.swapped(this.#swapped.swap)
+    await this.#end(flushCache, isChange, isWritten ? { began, copied } : undefined)
   }
 
   async abort (reason: string): Promise<void> {
@@ -296,8 +292,11 @@ export class Update implements WeightUpdate {
     if (missing.length > 0) throw missingTensors(missing)
   }
 
-  /** `isChange`: the scheduler must know the ledger's state, though it holds no gate. */
-  async #end (flushCache: boolean, isChange: boolean): Promise<void> {
+  /**
+   * `isChange`: the scheduler must know the ledger's state, though it holds no gate. `times`: it commits what it has
+   * written.
+   */
+  async #end (flushCache: boolean, isChange: boolean, times?: { began: number, copied: number }): Promise<void> {
     this.#ended = true
     const { shadow, swap, store: { ledger } } = this.#context
     try {
@@ -305,10 +304,19 @@ export class Update implements WeightUpdate {
       await this.#gate?.open(ledger.opening(flushCache)).finally(() => {
         this.#closure!.openedAt = performance.now()
       })
+      // Before `leave`: a transaction records its end there.
+      if (times !== undefined) this.#count(times)
     } finally {
       shadow?.end()
       this.#context.leave()
     }
+  }
+
+  #count ({ began, copied }: { began: number, copied: number }): void {
+    const { shadow, store } = this.#context
+    if (shadow === null) return store.shadow?.meter.wroteInPlace()
+    this.#swapped = { at: began, copy: copied - began, swap: performance.now() - copied }
+    shadow.meter.swapped(this.#swapped.swap)
   }
 
   /** Parallel writes share one request for the gate. */

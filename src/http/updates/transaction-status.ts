@@ -36,11 +36,15 @@ export const Transaction = Type.Object({
   outcome: Type.Union([Type.Literal('old'), Type.Literal('new'), Type.Literal('torn'), Type.Null()], {
     description: 'After its end, the state of the weights: old (as before), new (as written) or torn.'
   }),
-  reason: Type.Union([Type.String(), Type.Null()], { description: 'The reason of an abort.' })
+  reason: Type.Union([Type.String(), Type.Null()], { description: 'The reason of an abort.' }),
+  ms: Type.Union([Type.Object({ copy: Type.Number(), swap: Type.Number() }), Type.Null()], {
+    description: 'After a commit that has swapped the sets of weights: milliseconds to copy the tensors that it had ' +
+      'not received, and until steps used the other set.'
+  })
 }, { title: 'WeightTransaction', description: 'State of a weight transaction, or how it ended.' })
 
 export function toTransaction (
-  { scope, version, expected, written, missingCount, failedCount, tornCount, secondsLeft, seconds, ...rest }:
+  { scope, version, expected, written, missingCount, failedCount, tornCount, secondsLeft, seconds, swapped, ...rest }:
     TransactionStatus
 ): Static<typeof Transaction> {
   return {
@@ -53,7 +57,8 @@ export function toTransaction (
     failed_count: failedCount,
     torn_count: tornCount,
     seconds: rounded(seconds),
-    seconds_left: secondsLeft === null ? null : rounded(secondsLeft)
+    seconds_left: secondsLeft === null ? null : rounded(secondsLeft),
+    ms: swapped === null ? null : { copy: swapped.copy, swap: swapped.swap }
   }
 }
 

@@ -75,6 +75,35 @@ t.test('all requests of a scope are one update, which ends with the scope', asyn
   t.same([...new Set(update.spans.map(([, , , request]: number[]) => request))], [0, 1, 2])
 })
 
+t.test('the commit of a transaction reports how long its copies and its swap took, as an update does', async t => {
+  const server = await serve(t, { shadowWeights: true })
+  const { id } = await server.ok('/weight_transactions', { owner: 'test' })
+  t.equal((await server.get('/weight_transactions')).body.open.ms, null)
+  for (const index of [0, 1]) t.equal((await server.bucket('trained', index, { transaction: id })).status, 200)
+  const committed = await server.ok(`/weight_transactions/${id}/commit`, {})
+  t.ok(committed.ms.copy > 0 && committed.ms.swap > 0)
+  t.same(Object.keys(committed.ms), ['copy', 'swap'])
+  t.same((await server.get(`/weight_transactions/${id}`)).body.ms, committed.ms)
+  const { updates: [update] } = (await server.get('/updates')).body
+  t.match(update, { transaction: id, requests: 2, outcome: 'done' })
+  for (const phase of ['copy', 'swap']) t.ok(Math.abs(update.ms[phase] - committed.ms[phase]) < 0.01, phase)
+  t.same(update.spans.slice(-2).map(([phase, , , request]: unknown[]) => [phase, request]), [['copy', 2], ['swap', 2]])
+  const { traceEvents } = (await server.get(`/updates/${update.id}/trace.json`)).body
+  const events = ['update', 'copy', 'swap'].map(name =>
+    traceEvents.find((event: { ph: string, name: string }) => event.ph === 'X' && event.name.startsWith(name))
+  )
+  t.ok(events[1].ts + events[1].dur <= events[2].ts + 1, 'the swap follows the copies')
+  t.ok(events[2].ts + events[2].dur <= events[0].ts + events[0].dur + 1, 'the update ends with the swap')
+
+  await server.ok('/begin_weight_update', {})
+  t.equal((await server.bucket('base', 0)).status, 200)
+  const scope = (await server.ok('/end_weight_update', {})).transaction
+  t.ok(scope.ms.copy > 0 && scope.ms.swap > 0)
+  const inPlace = await server.ok('/weight_transactions', { owner: 'test', swap: 'in_place' })
+  t.equal((await server.bucket('trained', 0, { transaction: inPlace.id })).status, 200)
+  t.equal((await server.ok(`/weight_transactions/${inPlace.id}/commit`, {})).ms, null)
+})
+
 t.test('an aborted transaction is torn, with its reason; a stranger meanwhile has an entry of its own', async t => {
   const server = await serve(t)
   const { id } = await server.ok('/weight_transactions', { owner: 'test', expected: 'all' })
