@@ -81,6 +81,11 @@ export class BroadcastStream implements WeightStream {
     this.#places = this.#group.places(this.#pieces, job, access.set ?? 0)
   }
 
+  /** It is received into host memory, and the gate stays open. */
+  receiveBeside (): void {
+    this.#access = { beside: true }
+  }
+
   get touched (): boolean {
     return this.#touched
   }
@@ -151,7 +156,7 @@ export class BroadcastStream implements WeightStream {
     await this.#turn(false)
     if (this.hasEnded) return
     if (this.#group.needsGate) {
-      await this.#group.runBetweenSteps(async () => {
+      await this.#group.gate.shut(async () => {
         // An update of a second set may have begun it meanwhile, and need the gate for it.
         if (this.#dropping === undefined) await this.drop(false, false)
       })
@@ -168,6 +173,14 @@ export class BroadcastStream implements WeightStream {
    * beside steps), it drops the refused ones.
    */
   async #turn (mayDrop: boolean, isBeside = this.#isBeside): Promise<void> {
+    if (!mayDrop || isBeside) return await this.#waitForTurn(mayDrop, isBeside)
+    // The gate is shut. Streams ahead that arrive beside steps may need it to connect.
+    await this.#group.gate.lend(async () => {
+      await this.#waitForTurn(true, false)
+    })
+  }
+
+  async #waitForTurn (mayDrop: boolean, isBeside: boolean): Promise<void> {
     for (;;) {
       const ahead = this.#group.ahead(this)
       const live = ahead.find(stream => !stream.#isRefused)

@@ -8,6 +8,7 @@ import { describeGroup, groupError, namePart } from './group-messages.ts'
 import type { GroupSpec } from './group-spec.ts'
 import { DirectPlaces } from './direct-places.ts'
 import type { Places } from './direct-places.ts'
+import { LentGate } from './lent-gate.ts'
 import type { GroupLink } from './link.ts'
 import { BroadcastStream } from './broadcast-stream.ts'
 import { bytesIn } from './pieces.ts'
@@ -39,6 +40,7 @@ export class WeightGroup {
   readonly counts: GroupCounts
   /** For messages. */
   readonly title: string
+  readonly gate: LentGate
   readonly #options: WeightGroupOptions
   readonly #control = new AbortController()
   /** Requests whose broadcasts have not all arrived, in the order of arrival. */
@@ -62,6 +64,7 @@ export class WeightGroup {
     this.spec = options.spec
     this.counts = options.counts
     this.title = describeGroup(options.spec, options.host.ranks)
+    this.gate = new LentGate(async run => await options.host.runBetweenSteps(run, options.timeoutMs))
   }
 
   get state (): GroupState {
@@ -255,7 +258,7 @@ export class WeightGroup {
     }
     if (!isBeside || !this.needsGate || (this.#link!.isConnected && wanted === null)) return await run()
     // A phase: without the gate the group is out of step with its sender, as after any failed receive.
-    await this.#phase('stopping generation to connect', async () => await this.runBetweenSteps(run))
+    await this.#phase('stopping generation to connect', async () => await this.gate.use(run))
   }
 
   async #stage (room: Room): Promise<void> {
@@ -273,11 +276,6 @@ export class WeightGroup {
       read = await this.#options.host.native.groupRead(this.handle, slot, 0, bytes, deadline.timeoutMs)
     })
     return read
-  }
-
-  /** Runs with the gate shut. */
-  async runBetweenSteps (run: () => Promise<void>): Promise<void> {
-    await this.#options.host.runBetweenSteps(run, this.#options.timeoutMs)
   }
 
   /** Aborts a group that cannot stay in step. */

@@ -170,6 +170,7 @@ export class FakeGroups {
           Float64Array.from(messages.flatMap(({ into, offset, bytes }) => into === 0 ? [offset, bytes] : [0, 0]))
         ])
       },
+      groupRead: async (_group: number, _slot: number, _offset: number, bytes: number) => new Uint8Array(bytes),
       groupArrive: async (group: number) => {
         const [slot, parts] = this.#begun[0]!
         try {

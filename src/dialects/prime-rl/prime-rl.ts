@@ -114,8 +114,8 @@ class PrimeRl {
   }
 
   /**
-   * All state dicts are one transaction: nothing is generated before the last one, and an abort in the middle leaves
-   * torn weights.
+   * All state dicts are one transaction. Nothing is generated before the last one, and an abort in the middle leaves
+   * torn weights; with a second set of weights generation goes on, and an abort changes nothing.
    */
   async #receive (folder: string | null): Promise<void> {
     const group = this.#context.groups.get(GROUP)
@@ -131,7 +131,9 @@ class PrimeRl {
         group.abandon(`an update was refused before anything of it was received: ${errorMessage(error)}`)
         throw error
       })
-      await this.#write(part, new StateDicts(group, this.#context.distributed), () => group.failure !== null)
+      const { distributed, engine } = this.#context
+      const dicts = new StateDicts(group, distributed, engine.weightSets !== undefined)
+      await this.#write(part, dicts, () => group.failure !== null)
     })
   }
 

@@ -18,10 +18,13 @@ const MOST_BYTES = 64 << 20
 export class StateDicts {
   readonly #group: WeightGroup
   readonly #receiver: DistributedReceiver
+  readonly #isBeside: boolean
 
-  constructor (group: WeightGroup, receiver: DistributedReceiver) {
+  /** `isBeside`: the state dicts go to a second set of weights, while steps go on. */
+  constructor (group: WeightGroup, receiver: DistributedReceiver, isBeside: boolean) {
     this.#group = group
     this.#receiver = receiver
+    this.#isBeside = isBeside
   }
 
   async count (): Promise<number> {
@@ -34,7 +37,7 @@ export class StateDicts {
    */
   async open (title: string): Promise<DistributedSource> {
     const bytes = await this.#integer(`the length of the metadata of ${title}`, 1, MOST_BYTES)
-    const pickle = await receiveBytes(this.#group, bytes, `the metadata of ${title}`)
+    const pickle = await receiveBytes(this.#group, bytes, `the metadata of ${title}`, this.#isBeside)
     const metadata = this.#known(() => readStateDictMetadata(pickle))
     return await this.#receiver.open({
       ...metadata,
@@ -45,7 +48,7 @@ export class StateDicts {
   }
 
   async #integer (what: string, least: number, most: number): Promise<number> {
-    const bytes = await receiveBytes(this.#group, INTEGER_BYTES, what)
+    const bytes = await receiveBytes(this.#group, INTEGER_BYTES, what, this.#isBeside)
     const value = new DataView(bytes.buffer, bytes.byteOffset).getBigInt64(0, true)
     return this.#known(() => {
       if (value >= least && value <= most) return Number(value)

@@ -92,7 +92,8 @@ export class MessageJobs implements Omit<PlacedJobs, 'counts'> {
     if (this.#given === this.#chunks.length || this.#dropping !== undefined || this.#group.failure !== null) return
     await this
       .#group
-      .runBetweenSteps(async () => {
+      .gate
+      .shut(async () => {
         this.#access = {}
         await this.drop(false)
       })
