@@ -145,8 +145,22 @@ export const nativeCuda: readonly Mutant[] = [
   {
     why: 'every adapter is expanded with the matrix of the first slot',
     file: 'native/cuda/adapters/adapters_expand.cu',
-    before: 'w.b + (segment.slot * all + before + begin) * w.rank',
-    after: 'w.b + (before + begin) * w.rank',
+    before: 'w.b + (segment.slot * at.all + at.before + at.begin) * w.rank',
+    after: 'w.b + (at.before + at.begin) * w.rank',
+    tests: ['native/test/gpu/adapters/adapters_test.cu']
+  },
+  {
+    why: 'a block expands its third tile of columns with the B of its first',
+    file: 'native/cuda/adapters/adapters_expand.cu',
+    before: 'fetch(stage, tile + ring.kStages * step);',
+    after: 'commit_async();',
+    tests: ['native/test/gpu/adapters/adapters_test.cu']
+  },
+  {
+    why: 'lanes that share the activation of two rows take the columns of others',
+    file: 'native/cuda/adapters/adapters_activate.cu',
+    before: 'if (i / kPairs == part)',
+    after: 'if (i / kPairs == (part ^ 1))',
     tests: ['native/test/gpu/adapters/adapters_test.cu']
   },
   {

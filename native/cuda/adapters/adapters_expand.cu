@@ -13,53 +13,57 @@ int64_t column_tiles(int64_t columns) {
   return (columns + kExpandWarps * kExpandColumns - 1) / (kExpandWarps * kExpandColumns);
 }
 
-// Blocks (columns of the slices, each slice in whole blocks; segment; part of the segment). It begins early, and then
-// loads B.
-template <class Out, int Halves, bool kVector>
-__global__ void __launch_bounds__(kExpandThreads, 4)
-    expand_kernel(AdapterWeights w, const __grid_constant__ SegmentsParameter segments, const bf16* t, Out* y,
-                  int64_t ldy) {
-  constexpr int kRows = Halves * kExpandHalf, kColumns = kExpandWarps * kExpandColumns;
-  const AdapterSegment segment = segments.at(blockIdx.y);
-  const int rows = min(segment.rows - static_cast<int>(blockIdx.z) * kRows, kRows);
-  if (rows <= 0) return wait_for_kernel_before();
-  int64_t tile = blockIdx.x, before = 0, all = 0, columns = 0;  // before: columns of the slices before this one
-  int slice = 0;
+// The columns of y that a warp computes in one tile.
+struct ExpandTile {
+  int slice;
+  int64_t before, all;  // columns of the slices before this one, and of all
+  int64_t begin, left;  // the first column in the slice, and how many there are from it on; may be negative
+};
+__device__ __forceinline__ ExpandTile expand_tile(const AdapterWeights& w, int64_t tile) {
+  constexpr int kColumns = kExpandWarps * kExpandColumns;
+  ExpandTile at{};
+  int64_t columns = 0;
 #pragma unroll
   for (int i = 0; i < kMostAdapterSlices; i++) {
     if (i >= w.slices) break;
     const int64_t tiles = (w.columns[i] + kColumns - 1) / kColumns;
-    if (i == slice) {
+    if (i == at.slice) {
       if (tile >= tiles) {
         tile -= tiles;
-        before += w.columns[i];
-        slice++;
+        at.before += w.columns[i];
+        at.slice++;
       } else {
         columns = w.columns[i];
       }
     }
-    all += w.columns[i];
+    at.all += w.columns[i];
   }
-  const int64_t begin = (tile * kExpandWarps + threadIdx.x / 32) * kExpandColumns;  // within the slice
-  if (begin >= columns) return wait_for_kernel_before();
-  const int64_t first = segment.first + int64_t{blockIdx.z} * kRows;
+  at.begin = (tile * kExpandWarps + threadIdx.x / 32) * kExpandColumns;
+  at.left = columns - at.begin;
+  return at;
+}
+
+// Adds a tile to `rows` rows of t and y. B's first columns are at `stage` of the ring.
+template <class Out, int Halves, bool kVector>
+__device__ __forceinline__ void expand_one(const AdapterWeights& w, int slot, const ExpandTile& at, const bf16* b,
+                                           const bf16* t, Out* y, int64_t ldy, int rows, const ExpandRing<1>& ring,
+                                           int stage) {
   const int g = threadIdx.x % 32 / 4, own = threadIdx.x % 4 * 8;
-  const int64_t there = columns - begin - own;  // columns of this thread that exist
-  Out* const to = y + first * ldy + before + begin + own;
-  ExpandWarp<Halves> warp;
-  const int64_t ldt = int64_t{w.slices} * w.rank;
-  warp.start(t + first * ldt + slice * w.rank, ldt, rows, w.b + (segment.slot * all + before + begin) * w.rank, w.rank,
-             columns - begin);
-  const AdapterEntry entry = adapter_entry(w, segment.slot, slice);
-  wait_for_kernel_before();
-  if (entry.rank == 0) return;
+  const int64_t there = at.left - own, ldt = int64_t{w.slices} * w.rank;  // there: this thread's columns that exist
+  Out* const to = y + at.before + at.begin + own;
+  const AdapterEntry entry = adapter_entry(w, slot, at.slice);
   Eight<Out> base[Halves];
 #pragma unroll
   for (int h = 0; h < Halves; h++) {
     const int m = h * kExpandHalf + g;
     if (m < rows) base[h].template load<kVector>(to + m * ldy, there);
   }
-  warp.finish(entry.rank);
+  ExpandWarp<Halves> warp;
+  warp.place(t + at.slice * w.rank, ldt, rows, b, w.rank, at.left);
+  warp.load_t(own, w.rank);
+  ring.wait();
+  warp.finish(entry.rank, ring, stage, 0);
+  if (entry.rank == 0) return;
 #pragma unroll
   for (int h = 0; h < Halves; h++) {
     const int m = h * kExpandHalf + g;
@@ -70,15 +74,53 @@ __global__ void __launch_bounds__(kExpandThreads, 4)
   }
 }
 
+// Blocks (columns of the slices, each slice in whole tiles; segment; part of the segment). It begins early, and then
+// loads B.
+template <class Out, int Halves, bool kVector>
+__global__ void __launch_bounds__(kExpandThreads, 4)
+    expand_kernel(AdapterWeights w, const __grid_constant__ SegmentsParameter segments, const bf16* t, Out* y,
+                  int64_t ldy, int tiles) {
+  constexpr int kRows = Halves * kExpandHalf;
+  __shared__ ExpandRing<1> ring;
+  const AdapterSegment segment = segments.at(blockIdx.y);
+  const int rows = min(segment.rows - static_cast<int>(blockIdx.z) * kRows, kRows), step = static_cast<int>(gridDim.x);
+  if (rows <= 0) return wait_for_kernel_before();
+  const int64_t first = segment.first + int64_t{blockIdx.z} * kRows;
+  const auto b_of = [&](const ExpandTile& at) { return w.b + (segment.slot * at.all + at.before + at.begin) * w.rank; };
+  const auto fetch = [&](int stage, int tile) {
+    if (tile < tiles) {
+      const ExpandTile at = expand_tile(w, tile);
+      if (at.left > 0) ring.copy(stage, 0, b_of(at), w.rank, at.left);
+    }
+    commit_async();
+  };
+  int tile = static_cast<int>(blockIdx.x);
+#pragma unroll
+  for (int stage = 0; stage < ring.kStages; stage++) fetch(stage, tile + stage * step);
+  wait_for_kernel_before();
+  for (int stage = 0; tile < tiles; tile += step, stage = (stage + 1) % ring.kStages) {
+    const ExpandTile at = expand_tile(w, tile);
+    if (at.left > 0) {
+      expand_one<Out, Halves, kVector>(w, segment.slot, at, b_of(at), t + first * w.slices * w.rank, y + first * ldy,
+                                       ldy, rows, ring, stage);
+    }
+    __syncwarp();
+    fetch(stage, tile + ring.kStages * step);
+  }
+}
+
 template <class Out, int Halves, bool kVector>
 void launch(const AdapterWeights& w, const AdapterSegments& s, const bf16* t, Out* y, int64_t ldy, cudaStream_t stream,
             bool early) {
   constexpr int kRows = Halves * kExpandHalf;
-  int64_t blocks = 0;
-  for (int i = 0; i < w.slices; i++) blocks += column_tiles(w.columns[i]);
-  const dim3 grid(static_cast<unsigned>(blocks), s.count, (s.most_rows + kRows - 1) / kRows);
+  int64_t tiles = 0;
+  for (int i = 0; i < w.slices; i++) tiles += column_tiles(w.columns[i]);
+  const int parts = (s.most_rows + kRows - 1) / kRows;
+  // Parts that have rows; those of long segments differ too much to be spread evenly.
+  const int64_t filled = std::min(s.count * parts, s.count + s.rows / kRows);
+  const dim3 grid(s.rows >= kWideFrom ? static_cast<unsigned>(tiles) : expand_blocks(tiles, filled), s.count, parts);
   launch_early(expand_kernel<Out, Halves, kVector>, early, grid, kExpandThreads, stream,
-               "launch of the adapters' expand", w, SegmentsParameter(s, s.count), t, y, ldy);
+               "launch of the adapters' expand", w, SegmentsParameter(s, s.count), t, y, ldy, static_cast<int>(tiles));
 }
 
 // One block a row of a segment.

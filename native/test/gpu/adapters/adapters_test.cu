@@ -133,6 +133,9 @@ void run_cases(const Options& options) {
       run_case<float>(random, slots, rank, 33, {51}, count, longest);
     }
   }
+  // So many segments that a block computes several tiles of columns, of both slices; a row alone has a block for each.
+  run_case<bf16>(random, 5, 48, 64, {2056, 1032}, 150, 2);
+  run_case<float>(random, 3, 16, 64, {2056}, 200, 12);
   if (options.quick) return;
   // Shapes of one rank of two of an 8B model.
   run_case<bf16>(random, 3, 32, 4096, {2048, 512, 512}, 70, 40);
@@ -141,9 +144,9 @@ void run_cases(const Options& options) {
 }
 
 // The same bits as expand and the activation one after the other, for rows of the base model, too.
-void check_activate(uint64_t seed, Activation activation, int64_t rows, int64_t longest) {
+void check_activate(uint64_t seed, Activation activation, int64_t rows, int64_t longest, int64_t inter = 328) {
   Random random(seed);
-  const int64_t inter = 328, K = 64;
+  const int64_t K = 64;
   Adapters adapters(random, 3, 48, K, {inter, inter});
   const std::vector<int32_t> slots = random_slots(random, rows, 3, longest);
   Segments segments(slots);
@@ -339,6 +342,12 @@ int run(int argc, char** argv) {
     if (options.quick && rows > 100) continue;
     check_activate(options.seed + rows, Activation::kSilu, rows, 40);
     check_activate(options.seed + rows, Activation::kGeluTanh, rows, 700);
+  }
+  // Lanes share the activation of segments of one, two and four rows; a block computes several tiles of many segments.
+  for (const int64_t longest : {1, 2, 4, 8, 30}) {
+    check_activate(options.seed + longest, Activation::kSilu, 9, longest);
+    check_activate(options.seed + longest, Activation::kSilu, 90, longest, 4104);
+    check_activate(options.seed + longest, Activation::kGeluTanh, 90, longest, 4104);
   }
   for (const int64_t rows : {1, 5, 40, 70, 600}) {
     if (options.quick && rows > 100) continue;
