@@ -17,10 +17,24 @@ export interface SlotLayout {
   sums: PackedSums
   /** The modules in the order of their lines in the digest: a line without its checksums, and the number of A. */
   lines: ReadonlyArray<{ head: string, a: number }>
+  /** The last whole job of a slot that had nothing to clear. */
+  last?: WholeJob
+}
+
+/** A job that writes a slot's ranks, scales and tensors. */
+export interface WholeJob extends Pick<WriteJob, 'tensors' | 'rects'> {
+  modules: readonly PlannedModule[]
+  /** Count of the sources of the tensors. */
+  sources: number
+  /** Sources of the ranks and scales, and their bytes. */
+  own: WriteJob['sources']
+  ownBytes: number
 }
 
 /** Layouts kept for one list of modules: a trainer's adapter comes into a few slots by turns. */
 const MOST_SLOTS = 4
+/** Digits of a checksum in a digest. */
+const SUM_DIGITS = 16
 
 /**
  * Layouts of adapters in slots. A trainer sends the same adapter at every step, so its layouts are computed once for
@@ -62,16 +76,30 @@ function layOutSlot (slot: number, modules: readonly Module[]): SlotLayout {
   return { rects: sums.rects, sums, lines }
 }
 
-/** Over the checksums, ranks and scales of all modules, whatever their order in the source (docs/adapters.md). */
-export function digestOf ({ lines }: SlotLayout, checksums: readonly string[]): string {
+/**
+ * Over the checksums, ranks and scales of all modules, whatever their order in the source (docs/adapters.md).
+ * `checksums`: of A and B of each module in turn.
+ */
+export function digestOf ({ lines }: SlotLayout, checksums: BigUint64Array): string {
+  // One text of all checksums, because texts of single ones take most of the time of a small adapter's digest.
+  const hex = Buffer.from(bytesIn(checksums)).swap64().toString('hex')
   let text = ''
-  for (const { head, a } of lines) text += `${head}${checksums[a]} ${checksums[a + 1]}\n`
+  for (const { head, a } of lines) {
+    const at = a * SUM_DIGITS
+    text += `${head}${hex.slice(at, at + SUM_DIGITS)} ${hex.slice(at + SUM_DIGITS, at + 2 * SUM_DIGITS)}\n`
+  }
   return createHash('sha256').update(text).digest('hex').slice(0, 16)
 }
 
 /** Whether every B is zero: a sync that delivers nothing. */
-export function isZero (checksums: readonly string[]): boolean {
-  return checksums.every((sum, index) => index % 2 === 0 || /^0+$/.test(sum))
+export function isZero (checksums: BigUint64Array): boolean {
+  const halves = new Uint32Array(checksums.buffer, checksums.byteOffset, 2 * checksums.length)
+  for (let at = 2; at < halves.length; at += 4) if (halves[at] !== 0 || halves[at + 1] !== 0) return false
+  return true
+}
+
+function bytesIn ({ buffer, byteOffset, byteLength }: BigUint64Array): Uint8Array {
+  return new Uint8Array(buffer, byteOffset, byteLength)
 }
 
 /** True if each half is one matrix of its source, so that its rectangles are those of `SlotLayout`. */

@@ -1,21 +1,23 @@
 import { errorMessage, RefitError } from '../errors.ts'
 import type { AdapterModule } from '../model/adapter-modules.ts'
 import { slotRank } from '../model/adapter-slots.ts'
-import type { ModelTable, Rect, TensorEntry } from '../model/architecture.ts'
+import type { ModelTable, Rect } from '../model/architecture.ts'
 import type { AnnouncedTensor, StoredSource, WeightSource } from '../contract/weight-source.ts'
 import type { GateClosure } from '../contract/gate.ts'
 import type { Access, NativeAddon } from '../native/addon.ts'
 import { bytesOf } from '../native/dtypes.ts'
-import type { WriteJob } from '../native/write-job.ts'
+import type { WriteJob, WriteOutcome } from '../native/write-job.ts'
+import { TENSOR_FIELDS } from '../native/write-layout.ts'
 import type { HeldDType } from '../native/dtypes.ts'
-import { checksumsOf } from '../weights/checksum.ts'
-import type { MatchedTensor } from '../weights/match.ts'
+import { totalsOf } from '../weights/checksum.ts'
 import { layOut } from '../weights/plan.ts'
 import { scatterStream } from '../weights/scatter-stream.ts'
 import { writeJob } from '../weights/scatter.ts'
 import type { AdapterPlan, PlannedModule } from './plan-adapter.ts'
 import { areWhole, digestOf, isZero, joinJobs, slotJob, SlotLayouts } from './slot-layout.ts'
-import type { SlotLayout } from './slot-layout.ts'
+import type { SlotLayout, WholeJob } from './slot-layout.ts'
+import { matched, memorySource } from './slot-source.ts'
+import type { Placed } from './slot-source.ts'
 
 /** The content of a slot: for each module the rank and the scale. */
 export interface SlotContent {
@@ -53,6 +55,8 @@ export class SlotMemory {
   readonly #layouts = new SlotLayouts()
   /** By slot and module: rows of A and columns of B from here on are zero. */
   readonly #filled: Map<string, number>[]
+  /** By slot: the layout of what it holds, if all of it was written by one job. */
+  readonly #held: (SlotLayout | undefined)[] = []
 
   constructor (options: SlotMemoryOptions) {
     this.#options = options
@@ -76,30 +80,51 @@ export class SlotMemory {
     if (source.kind === 'patch') throw new RefitError('ADAPTER_REFUSED', 'LoRA adapters are sent whole, not as changes')
     if (source.kind === 'placed') throw new RefitError('ADAPTER_REFUSED', 'LoRA adapters are sent whole, not in shards')
     const layout = this.#layouts.of(slot, like)
-    const written = source.kind === 'stored' && areWhole(modules)
-      ? { bytes: await this.#writeWhole(slot, source, modules, layout) }
-      : await this.#writeParts(slot, source, modules, deadlineMs)
-    const checksums = await this.#checksums(layout)
+    const { sums, ...written } = source.kind === 'stored' && areWhole(modules)
+      ? await this.#writeWhole(slot, source, modules, layout)
+      : { sums: undefined, ...await this.#writeParts(slot, source, modules, deadlineMs) }
+    const checksums = totalsOf(layout.sums, sums ?? await this.#checksums(layout))
     return { ...written, digest: digestOf(layout, checksums), isZero: isZero(checksums) }
   }
 
-  /** Ranks, scales and tensors in one job, because each job waits for all ranks. */
+  /** Ranks, scales, tensors and checksums in one job, because each job waits for all ranks. */
   async #writeWhole (
     slot: number,
     source: StoredSource,
     modules: readonly PlannedModule[],
     layout: SlotLayout
-  ): Promise<number> {
-    const { entries, source: own, settle } = this.#setting(slot, { modules })
-    const { job, bytes } = layOut(own, entries.map(matched))
+  ): Promise<{ bytes: number, sums?: BigUint64Array }> {
+    const known = this.#held[slot] === layout ? layout.last : undefined
+    this.#held[slot] = undefined
+    const isKnown = known?.modules === modules && known.sources === source.sources.length
+    const { whole, settle } = isKnown
+      ? { whole: known, settle: () => {} }
+      : this.#wholeJob(slot, source, modules, layout)
+    const { tensors, rects, own, ownBytes } = whole
     const names = (index: number): string => {
       const { a, b } = modules[index >> 1] ?? {}
-      return (index % 2 === 0 ? a : b)?.name ?? entries[index - 2 * modules.length]?.tensor.name ?? '?'
+      return (index % 2 === 0 ? a : b)?.name ?? 'ranks and scales'
     }
-    const whole = joinJobs(slotJob(source, modules, layout), job)
-    const all = await this.#run(source, whole, 2 * modules.length + entries.length, names)
+    const job = { sources: [...source.sources, ...own], tensors, rects, sums: layout.sums }
+    const { bytes, sums } = await this.#run(source, job, tensors.length / TENSOR_FIELDS, names)
     settle()
-    return all - bytes
+    this.#held[slot] = layout
+    return { bytes: bytes - ownBytes, ...sums === undefined ? {} : { sums } }
+  }
+
+  /** It is kept if it has nothing to clear: the same adapter in the same memory needs no other one. */
+  #wholeJob (
+    slot: number,
+    source: StoredSource,
+    modules: readonly PlannedModule[],
+    layout: SlotLayout
+  ): { whole: WholeJob, settle: () => void } {
+    const { entries, source: setting, settle } = this.#setting(slot, { modules })
+    const { job, bytes: ownBytes } = layOut(setting, entries.map(matched))
+    const { tensors, rects } = joinJobs(slotJob(source, modules, layout), job)
+    const whole = { modules, sources: source.sources.length, own: job.sources, ownBytes, tensors, rects }
+    if (entries.length === 1) layout.last = whole
+    return { whole, settle }
   }
 
   async #writeParts (
@@ -204,6 +229,7 @@ export class SlotMemory {
   /** The memory of all slots was released and has come back with any content. */
   forget (): void {
     const { modules, rank } = this.#options.table.adapters!
+    this.#held.length = 0
     for (const filled of this.#filled) for (const name of modules.keys()) filled.set(name, rank)
   }
 
@@ -213,6 +239,7 @@ export class SlotMemory {
    */
   #setting (slot: number, content: SlotContent): Setting {
     const { table, dtype } = this.#options
+    this.#held[slot] = undefined
     const modules = [...table.adapters!.modules.values()]
     const entries: Placed[] = [this.#tableEntry(slot)]
     const filled = this.#filled[slot]!
@@ -275,27 +302,32 @@ export class SlotMemory {
     return new Uint8Array(values.buffer)
   }
 
-  async #checksums ({ sums }: SlotLayout): Promise<string[]> {
-    const { tensors } = await this.#options.besideSteps(
-      async () => await checksumsOf(this.#options, sums, { access: this.#beside })
-    )
-    return tensors.map(({ checksum }) => checksum)
+  async #checksums ({ sums: { rects, cols } }: SlotLayout): Promise<BigUint64Array> {
+    const { addon, core, besideSteps } = this.#options
+    return await besideSteps(async () => await addon.checksum(core, rects, cols, this.#beside))
   }
 
   /** Returns the bytes read. */
   async #copy (source: StoredSource, tensors: readonly Placed[]): Promise<number> {
     const plan = layOut({ ...source, tensors: tensors.map(({ tensor }) => tensor) }, tensors.map(matched))
-    return await this.#run(source, plan.job, plan.tensors.length, index => plan.tensors[index]?.name ?? '?')
+    const { bytes } = await this.#run(source, plan.job, plan.tensors.length, index => plan.tensors[index]?.name ?? '?')
+    return bytes
   }
 
-  /** `names`: of the job's tensors. Returns the bytes read. */
-  async #run (source: StoredSource, job: WriteJob, count: number, names: (index: number) => string): Promise<number> {
+  /** `names`: of the job's tensors. */
+  async #run (
+    source: StoredSource,
+    job: WriteJob,
+    count: number,
+    names: (index: number) => string
+  ): Promise<WriteOutcome> {
     const { addon, core, besideSteps } = this.#options
-    const { bytes, error } = await besideSteps(
+    const outcome = await besideSteps(
       async () => await writeJob({ addon, core, access: this.#beside }, job, count)
     )
+    const { error } = outcome
     if (error !== undefined) throw readError(source, names(error.tensor), error.message)
-    return bytes
+    return outcome
   }
 
   async #receive (
@@ -335,39 +367,9 @@ interface Setting {
 
 type StreamedSource = Extract<WeightSource, { kind: 'streamed' }>
 
-interface Placed {
-  tensor: AnnouncedTensor
-  rects: Rect[]
-}
-
-function matched ({ tensor, rects }: Placed): MatchedTensor {
-  const [rows, cols] = tensor.shape as [number, number]
-  const plan: TensorEntry = {
-    name: tensor.name,
-    shape: tensor.shape,
-    rows,
-    cols,
-    rects,
-    dtype: 'float32',
-    alternative: true
-  }
-  return { plan, tensor, ranks: null }
-}
-
 /** The rectangles that an adapter takes in a slot, with its padding to whole tiles. */
 function imageRects (slot: number, { module, rank }: { module: AdapterModule, rank: number }): Rect[] {
   return [...module.a(slot, 0, slotRank(rank)), ...module.b(slot, 0, slotRank(rank))]
-}
-
-function memorySource (sources: StoredSource['sources'], tensors: readonly AnnouncedTensor[]): StoredSource {
-  return {
-    kind: 'stored',
-    transport: { name: 'host memory', readError: 'INTERNAL' },
-    tensors,
-    sources,
-    verify: async () => {},
-    close: async () => {}
-  }
 }
 
 function readError ({ transport }: WeightSource, tensor: string, message: unknown): RefitError {

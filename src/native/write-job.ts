@@ -45,6 +45,8 @@ export interface WriteJob {
   rects: Float64Array
   /** Limit for the segments' events; default 60,000. When it passes, the write fails and has changed nothing. */
   eventTimeoutMs?: number
+  /** Checksums of what the parameters hold after the write, as `NativeAddon.checksum` has them. */
+  sums?: { rects: Float64Array, cols: Float64Array }
 }
 
 /** A write never rejects for a fault on the way; its outcome reports how far it came. */
@@ -60,4 +62,6 @@ export interface WriteOutcome {
   segmentsClosed?: number
   /** The write succeeded, but a mapping could not be closed. The next write tries to close it again. */
   warning?: string
+  /** The checksums of `WriteJob.sums`, unless the write failed. */
+  sums?: BigUint64Array
 }

@@ -42,6 +42,17 @@ export function packSums (plans: readonly SumPlan[]): PackedSums {
   return { plans, rects, cols: Float64Array.from(plans, plan => plan.cols) }
 }
 
+/** The sums of whole tensors, from those of their rectangles; see checksums. */
+export function totalsOf ({ plans }: Pick<PackedSums, 'plans'>, sums: BigUint64Array): BigUint64Array {
+  if (sums.length === plans.length) return sums
+  const totals = new BigUint64Array(plans.length)
+  let next = 0
+  for (const [index, plan] of plans.entries()) {
+    totals[index] = total(plan, sums.subarray(next, next += plan.rects.length), false)
+  }
+  return totals
+}
+
 /** The same of any tensors of a core. Copies of the tensors in `torn` may differ. */
 export async function checksumsOf (
   { addon, core, table }: Pick<WeightStore, 'addon' | 'core' | 'table'>,

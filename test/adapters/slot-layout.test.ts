@@ -65,16 +65,19 @@ t.test('a joined job has the sources, tensors and rectangles of both under new n
 })
 
 t.test('a digest has one line for each module, sorted, whatever their order in the source', async t => {
-  const sums = modules.flatMap((_, i) => [`a${i}`.padStart(16, '0'), `b${i}`.padStart(16, '0')])
+  const sums = BigUint64Array.from(modules.flatMap((_, i) => [BigInt(i), 0xfedcba9876543210n - BigInt(i)]))
+  const digits = [...sums].map(sum => sum.toString(16).padStart(16, '0'))
   const lines = modules.map(({ module: { name }, rank, scale }, i) =>
-    `${name} ${rank} ${Math.fround(scale)} ${sums[2 * i]} ${sums[2 * i + 1]}\n`
+    `${name} ${rank} ${Math.fround(scale)} ${digits[2 * i]} ${digits[2 * i + 1]}\n`
   )
   const wanted = createHash('sha256').update(lines.sort().join('')).digest('hex').slice(0, 16)
   t.equal(digestOf(new SlotLayouts().of(0, modules), sums), wanted)
   const reversed = [...modules].reverse()
-  const turned = reversed.flatMap((_, i) => sums.slice(2 * (modules.length - 1 - i), 2 * (modules.length - i)))
+  const turned = BigUint64Array.from(
+    reversed.flatMap((_, i) => [...sums.slice(2 * (modules.length - 1 - i), 2 * (modules.length - i))])
+  )
   t.equal(digestOf(new SlotLayouts().of(1, reversed), turned), wanted)
-  const zero = '0'.repeat(16)
-  t.ok(isZero(['00000000000000a1', zero, zero, zero]))
-  t.notOk(isZero([zero, zero, zero, '0000000000000001']))
+  t.ok(isZero(BigUint64Array.of(161n, 0n, 0n, 0n)))
+  t.notOk(isZero(BigUint64Array.of(0n, 0n, 0n, 1n)))
+  t.notOk(isZero(BigUint64Array.of(0n, 1n << 63n, 0n, 0n)))
 })

@@ -343,6 +343,20 @@ export const weights: readonly Mutant[] = [
     tests: ['test/adapters/stream.test.ts', 'test/weights/stream.test.ts']
   },
   {
+    why: 'an adapter at another place in memory is read from where the one before it was',
+    file: 'src/adapters/slot-memory.ts',
+    before: 'const isKnown = known?.modules === modules && known.sources',
+    after: 'const isKnown = known !== undefined && known.sources',
+    tests: ['test/adapters/slot-memory.test.ts']
+  },
+  {
+    why: 'a slot whose memory was lost is written as if it held what it did',
+    file: 'src/adapters/slot-memory.ts',
+    before: 'this.#held.length = 0',
+    after: '',
+    tests: ['test/adapters/slot-memory.test.ts']
+  },
+  {
     why: "expected checksums ignore where a module's part of a fused tensor begins",
     file: 'src/adapters/sent-tensor.ts',
     before: '(offset - this.#begin) / size',

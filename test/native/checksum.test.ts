@@ -1,3 +1,4 @@
+import { openSync } from 'node:fs'
 import t from 'tap'
 import { native } from '../../src/native/load-addon.ts'
 import type { DType } from '../../src/native/dtypes.ts'
@@ -54,6 +55,27 @@ t.test('partial sums of ranks add up to the checksum of the tensor, for any spli
       }
       addon.closeCore(core)
     }
+  }
+})
+
+t.test('a write returns checksums of what the parameters hold after it, unless it failed', async t => {
+  for (const ranks of [1, 2]) {
+    const { config, tensors } = plainModel({ ranks, dtype: 'bfloat16', hidden: 64 })
+    const core = addon.createCore(config)
+    await addon.scramble(core, 3n)
+    const { job } = codedJob(tensors, { dtype: 'bfloat16' })
+    const sums = {
+      rects: Float64Array.from(tensors.flatMap((tensor, t) => tensor.rects.flatMap(rect => [t, ...rect]))),
+      cols: Float64Array.from(tensors, tensor => tensor.cols)
+    }
+    const outcome = await addon.write(core, { ...job, sums })
+    t.same(outcome.sums, await addon.checksum(core, sums.rects, sums.cols))
+    t.notOk('sums' in await addon.write(core, job))
+    const closed = await addon.write(core, { ...job, sources: [{ fd: openSync('/dev/null', 'r') }], sums })
+    t.ok(closed.error)
+    t.notOk('sums' in closed)
+    t.throws(() => addon.write(core, { ...job, sums: { ...sums, cols: new Float64Array() } }), /tensor 0/)
+    addon.closeCore(core)
   }
 })
 

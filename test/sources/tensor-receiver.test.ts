@@ -7,6 +7,7 @@ import { buildModelTable } from '../../src/model/model-table.ts'
 import { ARCHITECTURES } from '../../src/model/families.ts'
 import type { ModelTable } from '../../src/model/architecture.ts'
 import { TensorReceiver } from '../../src/sources/tensor/tensor-receiver.ts'
+import type { TensorSource } from '../../src/sources/tensor/tensor.ts'
 import { CoveredNames } from '../../src/weights/covered-names.ts'
 import type { WeightStore } from '../../src/weights/weight-store.ts'
 import { storeOf } from '../helpers/core.ts'
@@ -346,6 +347,25 @@ t.test('a slot of a CUDA counter goes down by one for each refused handle', asyn
   }
   t.equal(taken, storages.length)
 })
+
+for (const files of [1, 20]) {
+  t.test(`the memory of a sender that has ended is found gone, ${files} files`, async t => {
+    for (const nearBytes of [0, 1 << 20]) {
+      const receiver = new TensorReceiver({ ranks: 1, nearBytes })
+      const memories = Array.from({ length: files }, () => sharedMemory(t, bytesOf(codedTensor(1, 'x', 4))))
+      const tensors = memories.map((memory, index) => ({ name: `w${index}`, memory, shape: [4] }))
+      const source = await receiver.open({ entries: [tensorEntry(tensors)], loadFormat: null }) as TensorSource
+      await source.look()
+      memories.at(-1)!.unlink()
+      await t.rejects(source.look(), {
+        code: 'TENSOR_PAYLOAD',
+        message: /the sender has ended: its shared memory .* gone/
+      })
+      await source.close()
+      await receiver.close()
+    }
+  })
+}
 
 t.test('a receiver that closes releases all open handles, and accepts no more', async t => {
   const receiver = new TensorReceiver({ ranks: 1 })

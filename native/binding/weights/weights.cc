@@ -1,5 +1,6 @@
 #include "binding/weights/weights.h"
 
+#include <optional>
 #include <stdexcept>
 #include <utility>
 
@@ -18,6 +19,22 @@ using Held = std::vector<Napi::Reference<Napi::Value>>;
 // A Uint8Array's length is bounded by 2^32 on the oldest supported Node.
 constexpr uint64_t kMaxReadBytes = uint64_t{1} << 32;
 
+// Rectangles whose checksums are wanted, and the columns of the tensors that they name.
+struct Sums {
+  std::vector<Rect> rects;
+  std::vector<int64_t> tensor_cols;
+};
+
+Sums parse_sums(const Napi::Value& rects, const Napi::Value& tensor_cols, const CoreConfig& config) {
+  Sums sums{parse_rects(rects, "rects"), {}};
+  const auto cols = to_span<double>(tensor_cols, "tensorCols");
+  for (size_t i = 0; i < cols.size(); i++) {
+    sums.tensor_cols.push_back(exact_integer(rects.Env(), cols[i], kMaxSafe, "tensorCols", i, ""));
+  }
+  check_checksum(sums.rects, sums.tensor_cols, config.ranks, config.params);
+  return sums;
+}
+
 class WriteTask : public Task {
  public:
   void run(Device& device, const std::atomic<bool>& cancel) override {
@@ -26,6 +43,9 @@ class WriteTask : public Task {
     const auto kept = std::move(owned.kept);
     owned.job.cancel = &cancel;
     outcome_ = device.write(owned.job, access);
+    // Here, because another task would wait for two more changes of threads.
+    if (sums_after && outcome_.error.empty())
+      sums_ = device.checksum(sums_after->rects, sums_after->tensor_cols, access);
   }
 
   Napi::Value result(Napi::Env env, const Held&) override {
@@ -35,6 +55,7 @@ class WriteTask : public Task {
     out.Set("segmentsOpened", static_cast<double>(outcome_.segments_opened));
     out.Set("segmentsClosed", static_cast<double>(outcome_.segments_closed));
     if (!outcome_.warning.empty()) out.Set("warning", outcome_.warning);
+    if (sums_after && outcome_.error.empty()) out.Set("sums", from_vector(env, sums_));
     if (!outcome_.error.empty()) {
       Napi::Object error = Napi::Object::New(env);
       error.Set("message", outcome_.error);
@@ -45,9 +66,11 @@ class WriteTask : public Task {
   }
 
   OwnedJob owned;
+  std::optional<Sums> sums_after;
 
  private:
   WriteOutcome outcome_;
+  std::vector<uint64_t> sums_;
 };
 
 // Copies straight into the array that the promise resolves to.
@@ -72,13 +95,14 @@ class ReadTask : public Task {
 
 class ChecksumTask : public Task {
  public:
-  void run(Device& device, const std::atomic<bool>&) override { sums_ = device.checksum(rects, tensor_cols, access); }
+  explicit ChecksumTask(Sums wanted) : wanted_(std::move(wanted)) {}
+  void run(Device& device, const std::atomic<bool>&) override {
+    sums_ = device.checksum(wanted_.rects, wanted_.tensor_cols, access);
+  }
   Napi::Value result(Napi::Env env, const Held&) override { return from_vector(env, sums_); }
 
-  std::vector<Rect> rects;
-  std::vector<int64_t> tensor_cols;
-
  private:
+  const Sums wanted_;
   std::vector<uint64_t> sums_;
 };
 
@@ -142,6 +166,11 @@ Napi::Value write(const Napi::CallbackInfo& info) {
   Held held;
   parse_job(info[1], task->owned, held);
   check_write(task->owned.job, core->config().ranks, core->config().params);
+  const Napi::Value sums = to_object(info[1], "job").Get("sums");
+  if (!sums.IsUndefined()) {
+    const Napi::Object wanted = to_object(sums, "job.sums");
+    task->sums_after = parse_sums(wanted.Get("rects"), wanted.Get("cols"), core->config());
+  }
   task->borrows = !held.empty();
   task->access = to_access(info[2], core->config());
   return EnvState::of(info.Env()).submit(info.Env(), core, std::move(task), std::move(held));
@@ -188,14 +217,8 @@ Napi::Value read(const Napi::CallbackInfo& info) {
 Napi::Value checksum(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
   const auto core = core_of(info);
-  auto task = std::make_shared<ChecksumTask>();
-  task->rects = parse_rects(info[1], "rects");
-  const auto cols = to_span<double>(info[2], "tensorCols");
-  for (size_t i = 0; i < cols.size(); i++) {
-    task->tensor_cols.push_back(exact_integer(env, cols[i], kMaxSafe, "tensorCols", i, ""));
-  }
+  auto task = std::make_shared<ChecksumTask>(parse_sums(info[1], info[2], core->config()));
   task->access = to_access(info[3], core->config());
-  check_checksum(task->rects, task->tensor_cols, core->config().ranks, core->config().params);
   return EnvState::of(env).submit(env, core, std::move(task), {});
 }
 

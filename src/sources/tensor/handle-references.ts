@@ -27,3 +27,8 @@ export function referencesOf (storages: Iterable<TensorStorage>): HandleReferenc
 export function referencesOfLists ({ columns: { counters } }: HandleLists): HandleReferences {
   return { files: new Map(), counters: new Map(counters.map(({ file, slots }) => [file, slots])) }
 }
+
+/** The names of all files that the references are in. */
+export function filesOf (references: readonly HandleReferences[]): string[] {
+  return references.flatMap(({ files, counters }) => [...files.keys(), ...counters.keys()])
+}

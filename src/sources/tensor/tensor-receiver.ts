@@ -12,9 +12,11 @@ import { unpackSegments } from './cuda-segments.ts'
 import { checkLoaders, loadTensors, unknownFormat } from './load-tensors.ts'
 import type { HeldTensors } from './load-tensors.ts'
 import type { HeldSources, SentEntries, ToHandleThread } from './handle-messages.ts'
+import { filesOf } from './handle-references.ts'
 import type { HandleReferences } from './handle-references.ts'
 import { HandleThread, ThreadEnded } from './handle-thread.ts'
 import type { ThreadLife, HandleTotals } from './handle-thread.ts'
+import { isSharedMemory } from './shared-memory.ts'
 import { TensorPatch, TensorSource } from './tensor.ts'
 import type { HandleHold, TensorPatchParts, TensorSourceParts } from './tensor.ts'
 import { VERL_DELTA, VerlDelta } from './verl-delta.ts'
@@ -26,6 +28,8 @@ type PoolRequestOf<T extends ToHandleThread['type']> = Omit<Extract<ToHandleThre
 const OWN_FORMATS = ['flattened_bucket', 'direct']
 /** Characters of base64 and bytes of pickles that are read on the event loop: some 500 handles, 2 ms. */
 const NEAR_BYTES = 256 << 10
+/** Files of a sender that the event loop looks at itself: it takes less time than a message to a thread. */
+const FEW_FILES = 8
 
 export interface TensorPayload {
   /** `serialized_named_tensors`. */
@@ -328,7 +332,11 @@ export class TensorReceiver {
     const thread = this.#thread
     return {
       isOpen: () => !life.ended,
-      findGone: async () => (await thread.request(life, { type: 'look', of })).gone,
+      findGone: async () => {
+        const files = filesOf(references)
+        if (!life.ended && files.length <= FEW_FILES) return files.find(file => !isSharedMemory(file)) ?? null
+        return (await thread.request(life, { type: 'look', of })).gone
+      },
       release: async () => {
         // A thread that ends closes its files. The references are still held, unless the thread was closed and released
         // them.
