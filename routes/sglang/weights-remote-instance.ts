@@ -98,7 +98,8 @@ const remoteInstance: UpdateRoutes = async (app, { context }) => {
       description: 'Does the same as a start with --load-from, on a running engine: ' +
         'updates wait, and nothing is generated until every checksum has been compared. ' +
         'If the client closes the connection, the load is given up. Nothing has changed if no byte had arrived; ' +
-        'otherwise all weights are torn until they are written again.',
+        'otherwise all weights are torn until they are written again. ' +
+        'With a second set of weights (`swap`) generation goes on, and a load that fails changes nothing.',
       tags,
       body: PeerLoadBody,
       response: { 200: Loaded, ...refusals(WeightsRefusal) }

@@ -7,6 +7,7 @@ import { showAddress } from '../rendezvous/connection.ts'
 import { Deadline } from '../rendezvous/deadline.ts'
 import { checksums } from '../weights/checksum.ts'
 import type { WriteReport } from '../contract/weight-source.ts'
+import type { SwapMode } from '../contract/weight-update.ts'
 import { allOf, asRefitError } from './all-of.ts'
 import { chooseRoute, loadRefusal } from './fleet-info.ts'
 import type { FleetInfo, Receiver, Route } from './fleet-info.ts'
@@ -38,10 +39,12 @@ export interface PeerLoadOptions {
 
 /** Options for an engine that serves while it loads. */
 export interface LiveLoadOptions {
-  /** Aborts the load. Before the first byte nothing has changed; after it, all weights are torn. */
+  /** Aborts the load. Before the first byte nothing has changed; after it, all weights are torn, if in place. */
   signal?: AbortSignal | undefined
   /** Ends running requests instead of waiting for them (default false). */
   abort?: boolean
+  /** How the bytes reach the weights (default `in_place`). */
+  swap?: SwapMode | undefined
   /**
    * Runs calls that allocate on GPUs while no step runs. Default: at once, because an engine that starts runs no steps.
    */
@@ -65,10 +68,10 @@ const POLL_MS = 500
 const GRACE_MS = 1000
 
 /**
- * Loads the weights and the label of another engine, which continues to serve. Nothing is generated between the first
- * byte and the end of the comparison. Waits while the peer is not ready. Every other failure throws, and this engine
- * then has no usable weights: ENGINE_FAILED, WEIGHTS_MISMATCH (another model or dtype, or bytes that differ in the
- * end), CONFIG (the key), DEADLINE, GROUP_*.
+ * Loads the weights and the label of another engine, which continues to serve. Waits while the peer is not ready.
+ * In place, nothing is generated between the first byte and the end of the comparison, and after a failure the weights
+ * are torn. Throws ENGINE_FAILED, WEIGHTS_MISMATCH (another model or dtype, or bytes that differ in the end), CONFIG
+ * (the key), DEADLINE, GROUP_*.
  */
 export async function loadFromPeer (
   own: OwnEngine,
@@ -143,7 +146,7 @@ async function transfer (
   running: LiveLoadOptions
 ): Promise<PeerLoadResult> {
   const { timeoutMs = TIMEOUT_MS, pieceBytes = PIECE_BYTES, ncclPath, onProgress } = options
-  const { signal, abort = false, still = async run => await run() } = running
+  const { signal, abort = false, still = async run => await run(), swap } = running
   const { store } = own
   const { table } = store
   const stop = new AbortController()
@@ -179,8 +182,11 @@ async function transfer (
         begin: () => {
           send().catch(() => {})
         },
-        settle: async () => {
-          await leaveLinks(links, timeoutMs)
+        swap,
+        settle: async ({ access, still }) => {
+          await still(async () => {
+            await leaveLinks(links, timeoutMs)
+          })
           const timer = setTimeout(() => {
             stop.abort(
               new RefitError(
@@ -192,7 +198,7 @@ async function transfer (
           const { checksums: theirs, weight_version: version } = await send().finally(() => {
             clearTimeout(timer)
           })
-          verifyChecksums((await checksums(store)).tensors, theirs)
+          verifyChecksums((await checksums(store, access)).tensors, theirs)
           return version
         }
       }))

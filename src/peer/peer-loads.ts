@@ -1,10 +1,12 @@
 import type { HeldWeights } from '../engine/held-weights.ts'
 import type { EngineInfo } from '../contract/rollout-engine.ts'
+import type { SwapMode } from '../contract/weight-update.ts'
 import { RefitError } from '../errors.ts'
 import { resolveMaster } from '../rendezvous/resolve-master.ts'
 import { Deadline } from '../rendezvous/deadline.ts'
 import type { PeerLoadResult } from './load-from-peer.ts'
 import type { StoreRules } from './remote-stores.ts'
+import { chooseSet } from '../weights/choose-set.ts'
 
 export interface PeerLoadRequest {
   /** URL of the engine that has the weights: http or https. */
@@ -12,6 +14,7 @@ export interface PeerLoadRequest {
   key?: string | undefined
   timeoutMs: number
   abort: boolean
+  swap: SwapMode
   /** Aborts the load. */
   signal: AbortSignal
 }
@@ -38,15 +41,16 @@ export class PeerLoads {
 
   /**
    * Throws the errors of loadFromPeer, MASTER_REFUSED for an address that is not allowed, and CONFLICT during another
-   * load or an update of many requests.
+   * load or an update of many requests, and for `demand` without a second set of weights.
    */
-  async load ({ url, key, timeoutMs, abort, signal }: PeerLoadRequest): Promise<PeerLoadResult> {
+  async load ({ url, key, timeoutMs, abort, swap, signal }: PeerLoadRequest): Promise<PeerLoadResult> {
     if (this.#from !== null) {
       throw new RefitError('CONFLICT', `this engine is already loading weights from ${this.#from}`)
     }
     this.#from = url
     try {
       const { store } = this.#own
+      chooseSet(store.shadow, { swap })
       await store.transactions.requireNone()
       const both = AbortSignal.any([signal, this.#closing.signal])
       // It has an HTTP client, which takes long to import.
@@ -59,6 +63,7 @@ export class PeerLoads {
       }, {
         signal: both,
         abort,
+        swap,
         still: async run => await store.runBetweenSteps(run, timeoutMs),
         names: FIELDS
       })

@@ -7,8 +7,10 @@ import type { StreamPiece, WeightStream } from '../contract/weight-stream.ts'
 export interface PieceStreamOptions {
   addon: NativeGroups
   group: number
-  /** Staging and receiving require the gate to be shut. */
+  /** Staging and beginning require that no step runs, and so does receiving in place. */
   needsGate: boolean
+  /** Runs a function while no step runs. */
+  still: (run: () => Promise<void>) => Promise<void>
   /** In the sender's order. */
   pieces: readonly CheckpointPiece[]
   timeoutMs: number
@@ -26,7 +28,7 @@ export class PieceStream implements WeightStream {
   readonly #options: PieceStreamOptions
   #index = 0
   #receiving: Promise<void> | undefined
-  #staged: Promise<void> | undefined
+  #begun: Promise<void> | undefined
 
   constructor (options: PieceStreamOptions) {
     this.#options = options
@@ -57,10 +59,12 @@ export class PieceStream implements WeightStream {
   }
 
   async #take (index: number): Promise<void> {
-    const { addon, group, pieces, timeoutMs, begin } = this.#options
-    this.#staged ??= addon.stageGroup(group, longestPiece(pieces), Math.min(pieces.length, 2))
-    await this.#staged
-    if (index === 0) await begin()
+    const { addon, group, pieces, timeoutMs, begin, still } = this.#options
+    this.#begun ??= still(async () => {
+      await addon.stageGroup(group, longestPiece(pieces), Math.min(pieces.length, 2))
+      await begin()
+    })
+    await this.#begun
     await addon.groupReceive(group, slotOf(index), Float64Array.of(0, pieces[index]!.length), 0, timeoutMs)
   }
 }

@@ -1,10 +1,16 @@
 import { errorMessage, RefitError } from '../errors.ts'
 import { cutCheckpoint, layOutCheckpoint, weightBytes } from '../model/checkpoint-layout.ts'
 import { DISTRIBUTED } from '../process-groups/transport.ts'
+import { chooseSet } from '../weights/choose-set.ts'
 import { overwriteWeights } from '../weights/exclusive-access.ts'
 import type { WeightSource, WriteReport } from '../contract/weight-source.ts'
+import type { ShadowSet } from '../weights/shadow-set.ts'
 import type { WeightStore } from '../weights/weight-store.ts'
+import type { SwapMode } from '../contract/weight-update.ts'
+import type { WeightStream } from '../contract/weight-stream.ts'
+import type { Access } from '../native/addon.ts'
 import { allOf } from './all-of.ts'
+import { ParameterStream } from './parameter-stream.ts'
 import { PieceStream } from './piece-stream.ts'
 import { meetLinks } from './remote-link.ts'
 import type { Link } from './remote-link.ts'
@@ -22,11 +28,20 @@ export interface ReceiveOptions extends SendOptions {
    * Runs when all bytes are there, before anything is generated from them. Throws if they differ from the sender's,
    * else returns the label.
    */
-  settle?: () => Promise<string>
+  settle?: (received: Received) => Promise<string>
+  /** How the bytes reach the weights (default `in_place`). */
+  swap?: SwapMode | undefined
   /** Ends running requests instead of waiting for them (default false). */
   abort?: boolean
   /** Aborted before the first byte is written, nothing changes. */
   signal?: AbortSignal | undefined
+}
+
+export interface Received {
+  /** The weights that the bytes went to; undefined: those in use. */
+  access?: Access | undefined
+  /** Runs what uses GPUs beside receives, like a barrier, while no step runs. */
+  still: (run: () => Promise<void>) => Promise<void>
 }
 
 /** The counterpart of `sendWeights`: receives every parameter over joined links. Only `settle` changes the label. */
@@ -35,9 +50,10 @@ export async function receiveWeights (
   links: readonly Link[],
   options: ReceiveOptions
 ): Promise<WriteReport> {
-  return options.layout === 'parameters'
+  const shadow = chooseSet(store.shadow, { swap: options.swap ?? 'in_place' })
+  return options.layout === 'parameters' && shadow === null
     ? await receiveParameters(store, links, options)
-    : await receiveTensors(store, links[0]!, options)
+    : await receiveTensors(store, links, options, shadow)
 }
 
 async function receiveParameters (
@@ -56,7 +72,7 @@ async function receiveParameters (
         for (const link of links) link.abort(reason)
       }
     )
-    return await settle?.()
+    return await settle?.({ still: async run => await run() })
   }, {
     abort,
     deadlineMs: timeoutMs,
@@ -84,38 +100,31 @@ async function receiveParameters (
 
 async function receiveTensors (
   store: WeightStore,
-  link: Link,
-  { pieceBytes, timeoutMs, begin, onProgress, settle, abort = false, signal }: ReceiveOptions
+  links: readonly Link[],
+  options: ReceiveOptions,
+  shadow: ShadowSet | null
 ): Promise<WriteReport> {
-  const { addon } = store
-  const { handle, onGpus } = link
+  const { timeoutMs, settle, abort = false, signal } = options
   const layout = layOutCheckpoint(store.table)
-  const pieces = [...cutCheckpoint(layout, pieceBytes)]
+  const onGpus = links.some(link => link.onGpus)
+  // In place, the update has the gate.
+  const still = async (run: () => Promise<void>): Promise<void> =>
+    shadow !== null && onGpus ? await store.runBetweenSteps(run, timeoutMs) : await run()
   const source: WeightSource = {
     kind: 'streamed',
     transport: DISTRIBUTED,
     tensors: layout.tensors.map(({ plan: { name, dtype, shape }, offset }) => (
       { name, dtype, shape, source: 0, offset }
     )),
-    stream: new PieceStream({
-      addon,
-      group: handle,
-      needsGate: onGpus,
-      pieces,
-      timeoutMs,
-      begin: async () => {
-        begin?.()
-        await meetLinks([link], timeoutMs)
-      },
-      onProgress: bytes => {
-        onProgress?.(bytes, layout.bytes)
-      }
-    }),
+    stream: streamOf(store, links, options, { layout, still }),
     verify: async () => {},
     close: async () => {}
   }
-  // `settle` compares the weights in use with the sender's.
-  const update = await store.update({ abortAllRequests: abort, deadlineMs: timeoutMs, swap: 'in_place' })
+  const update = await store.update({
+    abortAllRequests: abort,
+    deadlineMs: timeoutMs,
+    swap: shadow === null ? 'in_place' : 'demand'
+  })
   const { epoch } = store
   try {
     if (store.transactions.current !== null) {
@@ -126,9 +135,20 @@ async function receiveTensors (
     }
     signal?.throwIfAborted()
     const report = await update.write(source)
-    const version = await settle?.()
+    const written = performance.now()
+    const version = await settle?.({ access: shadow?.access, still })
+    const settled = performance.now()
     await update.commit({ requireAll: true, ...version === undefined ? {} : { version } })
-    return report
+    const { swapped } = update
+    return {
+      ...report,
+      ms: {
+        ...report.ms,
+        verify: report.ms.verify + settled - written,
+        ...swapped === undefined ? {} : { copy: swapped.copy, swap: swapped.swap },
+        total: report.ms.total + performance.now() - written
+      }
+    }
   } catch (error) {
     // The bytes that arrived have not been compared.
     if (store.epoch !== epoch) {
@@ -139,6 +159,44 @@ async function receiveTensors (
     await update.abort(errorMessage(error))
     throw error
   }
+}
+
+function streamOf (
+  store: WeightStore,
+  links: readonly Link[],
+  { layout: way, pieceBytes, timeoutMs, begin, onProgress }: ReceiveOptions,
+  { layout, still }: { layout: ReturnType<typeof layOutCheckpoint>, still: Received['still'] }
+): WeightStream {
+  const { addon, core } = store
+  const meet = async (): Promise<void> => {
+    begin?.()
+    await meetLinks(links, timeoutMs)
+  }
+  if (way === 'parameters') {
+    return new ParameterStream({
+      links,
+      bytes: layout.bytes,
+      begin: async () => {
+        await still(meet)
+      },
+      receive: async ({ handle }, rank, set) => {
+        await addon.groupParams(handle, core, rank, 0, timeoutMs, set)
+      }
+    })
+  }
+  const [{ handle, onGpus }] = links as [Link]
+  return new PieceStream({
+    addon,
+    group: handle,
+    needsGate: onGpus,
+    pieces: [...cutCheckpoint(layout, pieceBytes)],
+    timeoutMs,
+    begin: meet,
+    still,
+    onProgress: bytes => {
+      onProgress?.(bytes, layout.bytes)
+    }
+  })
 }
 
 /** Throws WEIGHTS_MISMATCH unless the checksums equal the sender's. */

@@ -75,6 +75,8 @@ export class RemoteUpdate implements WeightUpdate {
     const fields = {
       ...id === null ? {} : { transaction: id },
       ...isWhole ? { allow_missing: false } : {},
+      // The remote engine refuses a way that is not the transaction's.
+      ...isRefit && swap !== undefined ? { swap } : {},
       ...this.#options.abortAllRequests === true ? { abort_all_requests: true } : {}
     }
     if (isEmpty) {

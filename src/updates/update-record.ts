@@ -54,7 +54,14 @@ export class UpdateRecord {
     const began = Math.max(this.#at, now - ms.total)
     // In a transaction, writes take turns.
     if (transaction !== undefined) this.#span('wait', this.#at, began - this.#at)
-    this.#spans(began, { plan: ms.plan, gate: ms.gate, scatter: ms.write, verify: ms.verify })
+    const { plan, gate, write: scatter, verify, copy, swap } = ms
+    this.#spans(began, {
+      plan,
+      gate,
+      scatter,
+      verify,
+      ...copy === undefined || swap === undefined ? {} : { copy, swap }
+    })
     this.#at = now
     const entry = this.#entry
     entry.bytes += bytes

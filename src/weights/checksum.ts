@@ -9,14 +9,14 @@ import { packRects } from './plan.ts'
 /**
  * Checksums of all checkpoint tensors as the engine holds them, and of each rank's part (docs/checksum.md). A tensor's
  * checksum is the sum over its rectangles. A region that several ranks hold counts once and must be equal on all of
- * them, except in a torn tensor; a difference throws INTERNAL.
+ * them, except in a torn tensor; a difference throws INTERNAL. `access`: the weights to read (default those in use).
  */
-export async function checksums (store: WeightStore): Promise<TensorChecksums> {
+export async function checksums (store: WeightStore, access?: Access): Promise<TensorChecksums> {
   const plans = [...store.table.tensors.values()].filter(plan => !plan.alternative)
   const { state } = store
   return await checksumsOf(store, packSums(plans), {
-    torn: new Set(state.state === 'torn' ? state.tensors : []),
-    access: { set: store.ledger.set }
+    torn: new Set(state.state === 'torn' && access === undefined ? state.tensors : []),
+    access: access ?? { set: store.ledger.set }
   })
 }
 

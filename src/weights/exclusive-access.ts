@@ -63,6 +63,7 @@ export async function overwriteWeights (
       })
       store.ledger.markAllWritten()
       if (version !== undefined) store.ledger.label(version)
+      store.shadow?.meter.wroteInPlace()
     } finally {
       await gate.open(store.ledger.opening(true))
     }

@@ -1,6 +1,7 @@
 import t from 'tap'
 import type { Test } from 'tap'
 import { useLoop } from '../helpers/nccl-trainer.ts'
+import { slowSteps } from '../helpers/slow-steps.ts'
 import { answers, serve, until } from '../helpers/load-from.ts'
 import type { Member } from '../helpers/load-from.ts'
 
@@ -47,13 +48,16 @@ function watchCalls ({ engine }: Member): { names: Set<string>, stepped: Set<str
   return seen
 }
 
-async function pair (t: Test, from: number, to: number): Promise<[peer: Member, one: Member]> {
+async function pair (t: Test, from: number, to: number, shadowWeights = false): Promise<[peer: Member, one: Member]> {
   const peer = await serve(t, 'adder', { device: 'cuda', baseGpuId: 0, tp: from, weightVersion: 'step-9' }, {
     ncclPath: loop
   })
-  const one = await serve(t, 'adder-base', { device: 'cuda', baseGpuId: from, tp: to, weightVersion: 'step-1' }, {
-    ncclPath: loop
-  })
+  const one = await serve(
+    t,
+    'adder-base',
+    { device: 'cuda', baseGpuId: from, tp: to, weightVersion: 'step-1', shadowWeights },
+    { ncclPath: loop }
+  )
   return [peer, one]
 }
 
@@ -113,6 +117,34 @@ for (const [from, to] of [[1, 1], [2, 2], [1, 2], [2, 1]] as const) {
         t.ok(names.has('ncclConnect') && names.has('endGroup'))
         t.same([...stepped], [])
       }
+      t.same(await one.sums(), await peer.sums())
+      t.same(await answers(one), await answers(peer))
+    }
+  )
+}
+
+for (const [from, to] of [[1, 1], [2, 2], [1, 2]] as const) {
+  t.test(
+    `over NCCL, from tp ${from} to tp ${to}, into a second set: the engine stops only to connect and to leave`,
+    async t => {
+      const [peer, one] = await pair(t, from, to, true)
+      const watched = watchCalls(one)
+      const hurry = slowSteps(t, 3, 20)
+      const running = one.post('/generate', {
+        text: '12+30=',
+        sampling_params: { max_new_tokens: 1500, ignore_eos: true }
+      })
+      await until(() => one.engine.stats.running === 1)
+      t.match(await one.post('/update_weights_from_peer', { url: peer.url, swap: 'demand' }), {
+        status: 200,
+        body: { weight_version: 'step-9', backend: 'nccl', report: { ms: { swap: Number } } }
+      })
+      t.equal(one.engine.stats.running, 1)
+      hurry()
+      one.engine.abortAll()
+      await running
+      t.ok(watched.names.has('ncclConnect') && watched.names.has('endGroup'))
+      for (const name of ['ncclConnect', 'groupBarrier', 'stageGroup', 'endGroup']) t.notOk(watched.stepped.has(name))
       t.same(await one.sums(), await peer.sums())
       t.same(await answers(one), await answers(peer))
     }

@@ -320,3 +320,19 @@ async function speaker (
   })
   return { url: `http://127.0.0.1:${(server.address() as AddressInfo).port}`, answers, heard }
 }
+
+t.test('an update in a transaction passes its swap, and the remote engine refuses the other way', async t => {
+  const folder = modelFolder(t)
+  const { url, engine } = await engineServer(t, folder, { shadowWeights: true })
+  const remote = await connect(t, url)
+  const source = memorySource(engine.held!.store.table, ['model.norm.weight'], 1)
+  for (const [opened, other] of [['demand', 'in_place'], ['in_place', 'demand']] as const) {
+    const { id } = await remote.transactions.open({ owner: 'far', swap: opened })
+    const wrong = await remote.update({ transaction: id, swap: other })
+    await t.rejects(wrong.write(source), { code: 'CONFLICT' }, other)
+    await wrong.abort('it was refused')
+    const update = await remote.update({ transaction: id, swap: opened })
+    t.match(await update.write(source), { tensors: 1 })
+    t.match(await remote.transactions.abort(id, 'enough'), { state: 'aborted' })
+  }
+})

@@ -7,7 +7,7 @@ import { RefitError, withPrefix } from '../../errors.ts'
 import { measureUpdate } from '../../updates/measure-update.ts'
 import type { UpdatesContext } from '../context.ts'
 import { invalid } from '../refuse.ts'
-import { nullable } from '../schemas.ts'
+import { nullable, swapField } from '../schemas.ts'
 
 const GROUP_NAME = 'weight_send_group'
 const MOST_PIECE_BYTES = 1 << 30
@@ -87,7 +87,8 @@ export const PeerLoadBody = Type.Object({
       description: 'Seconds to wait until the other engine is ready, and for each step of the transfer (default 300).'
     })
   ),
-  abort_all_requests: Type.Optional(Type.Boolean({ description: 'End running requests instead of waiting for them.' }))
+  abort_all_requests: Type.Optional(Type.Boolean({ description: 'End running requests instead of waiting for them.' })),
+  swap: swapField
 }, { title: 'PeerUpdateRequest' })
 
 const DEFAULT_TIMEOUT_S = 300
@@ -152,6 +153,7 @@ export async function loadFromOther (context: UpdatesContext, body: Static<typeo
         key: body.api_key ?? undefined,
         timeoutMs: (body.timeout ?? DEFAULT_TIMEOUT_S) * 1000,
         abort: body.abort_all_requests ?? false,
+        swap: body.swap ?? 'auto',
         signal: goneSignal(reply)
       })
       .catch(error => {
