@@ -183,6 +183,7 @@ const updates: Board = {
       title: 'Second set of weights',
       panels: [
         { title: 'State of the second set', queries: [[`${at('refit:weight_shadow_state')} == 1`, per('state')]] },
+        { title: 'Requests that finish on old weights', queries: [[at('refit:requests_on_old_weights'), ONE]] },
         {
           title: 'Updates that came into use, by mode',
           help: 'In the last five minutes.',

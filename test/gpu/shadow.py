@@ -118,7 +118,7 @@ for architecture in ["qwen3", "qwen3-moe", "olmo2"]:
 @test("shadow/finish-old")
 def finish_old(options):
     """Requests that have started finish on the weights before an update, bit for bit as without one."""
-    length = 600
+    length = 400
     with room(options) as place:
         folders = [GOLDENS / "qwen3", models.reseeded(GOLDENS / "qwen3", place / "second", 7)]
         [prompt] = prompts(3, (50,), 320)
