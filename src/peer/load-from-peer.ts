@@ -7,7 +7,7 @@ import { showAddress } from '../rendezvous/connection.ts'
 import { Deadline } from '../rendezvous/deadline.ts'
 import { checksums } from '../weights/checksum.ts'
 import type { WriteReport } from '../contract/weight-source.ts'
-import type { SwapMode } from '../contract/weight-update.ts'
+import type { OnRunning, SwapMode } from '../contract/weight-update.ts'
 import { allOf, asRefitError } from './all-of.ts'
 import { chooseRoute, loadRefusal } from './fleet-info.ts'
 import type { FleetInfo, Receiver, Route } from './fleet-info.ts'
@@ -45,6 +45,8 @@ export interface LiveLoadOptions {
   abort?: boolean
   /** How the bytes reach the weights (default `in_place`). */
   swap?: SwapMode | undefined
+  /** Default `continue`. */
+  onRunning?: OnRunning | undefined
   /**
    * Runs calls that allocate on GPUs while no step runs. Default: at once, because an engine that starts runs no steps.
    */
@@ -146,7 +148,7 @@ async function transfer (
   running: LiveLoadOptions
 ): Promise<PeerLoadResult> {
   const { timeoutMs = TIMEOUT_MS, pieceBytes = PIECE_BYTES, ncclPath, onProgress } = options
-  const { signal, abort = false, still = async run => await run(), swap } = running
+  const { signal, abort = false, still = async run => await run(), swap, onRunning } = running
   const { store } = own
   const { table } = store
   const stop = new AbortController()
@@ -183,6 +185,7 @@ async function transfer (
           send().catch(() => {})
         },
         swap,
+        onRunning,
         settle: async ({ access, still }) => {
           await still(async () => {
             await leaveLinks(links, timeoutMs)

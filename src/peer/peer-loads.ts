@@ -1,6 +1,6 @@
 import type { HeldWeights } from '../engine/held-weights.ts'
 import type { EngineInfo } from '../contract/rollout-engine.ts'
-import type { SwapMode } from '../contract/weight-update.ts'
+import type { OnRunning, SwapMode } from '../contract/weight-update.ts'
 import { RefitError } from '../errors.ts'
 import { resolveMaster } from '../rendezvous/resolve-master.ts'
 import { Deadline } from '../rendezvous/deadline.ts'
@@ -15,6 +15,7 @@ export interface PeerLoadRequest {
   timeoutMs: number
   abort: boolean
   swap: SwapMode
+  onRunning: OnRunning
   /** Aborts the load. */
   signal: AbortSignal
 }
@@ -43,14 +44,14 @@ export class PeerLoads {
    * Throws the errors of loadFromPeer, MASTER_REFUSED for an address that is not allowed, and CONFLICT during another
    * load or an update of many requests, and for `demand` without a second set of weights.
    */
-  async load ({ url, key, timeoutMs, abort, swap, signal }: PeerLoadRequest): Promise<PeerLoadResult> {
+  async load ({ url, key, timeoutMs, abort, swap, onRunning, signal }: PeerLoadRequest): Promise<PeerLoadResult> {
     if (this.#from !== null) {
       throw new RefitError('CONFLICT', `this engine is already loading weights from ${this.#from}`)
     }
     this.#from = url
     try {
       const { store } = this.#own
-      chooseSet(store.shadow, { swap })
+      chooseSet(store.shadow, { swap, onRunning, abortAllRequests: abort })
       await store.transactions.requireNone()
       const both = AbortSignal.any([signal, this.#closing.signal])
       // It has an HTTP client, which takes long to import.
@@ -64,6 +65,7 @@ export class PeerLoads {
         signal: both,
         abort,
         swap,
+        onRunning,
         still: async run => await store.runBetweenSteps(run, timeoutMs),
         names: FIELDS
       })

@@ -6,7 +6,7 @@ import { overwriteWeights } from '../weights/exclusive-access.ts'
 import type { WeightSource, WriteReport } from '../contract/weight-source.ts'
 import type { ShadowSet } from '../weights/shadow-set.ts'
 import type { WeightStore } from '../weights/weight-store.ts'
-import type { SwapMode } from '../contract/weight-update.ts'
+import type { OnRunning, SwapMode } from '../contract/weight-update.ts'
 import type { WeightStream } from '../contract/weight-stream.ts'
 import type { Access } from '../native/addon.ts'
 import { allOf } from './all-of.ts'
@@ -31,6 +31,8 @@ export interface ReceiveOptions extends SendOptions {
   settle?: (received: Received) => Promise<string>
   /** How the bytes reach the weights (default `in_place`). */
   swap?: SwapMode | undefined
+  /** Default `continue`. */
+  onRunning?: OnRunning | undefined
   /** Ends running requests instead of waiting for them (default false). */
   abort?: boolean
   /** Aborted before the first byte is written, nothing changes. */
@@ -123,7 +125,8 @@ async function receiveTensors (
   const update = await store.update({
     abortAllRequests: abort,
     deadlineMs: timeoutMs,
-    swap: shadow === null ? 'in_place' : 'demand'
+    swap: shadow === null ? 'in_place' : 'demand',
+    ...options.onRunning === undefined ? {} : { onRunning: options.onRunning }
   })
   const { epoch } = store
   try {

@@ -37,7 +37,12 @@ export class LentGate {
         this.#waiting.delete(enter)
       }
       // If the gate is lent first, this request finds that `run` has begun.
-      this.shut(start).finally(ended).then(resolve, reject)
+      // A call that did not get the gate may run in one that was lent.
+      const shut = this.shut(start).catch(async (error: unknown) => {
+        if (running === undefined) throw error
+        await running
+      })
+      shut.finally(ended).then(resolve, reject)
     })
   }
 

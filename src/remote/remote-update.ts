@@ -77,6 +77,7 @@ export class RemoteUpdate implements WeightUpdate {
       ...isWhole ? { allow_missing: false } : {},
       // The remote engine refuses a way that is not the transaction's.
       ...isRefit && swap !== undefined ? { swap } : {},
+      ...isRefit && onRunning !== undefined ? { on_running: onRunning } : {},
       ...this.#options.abortAllRequests === true ? { abort_all_requests: true } : {}
     }
     if (isEmpty) {

@@ -122,7 +122,7 @@ async function release (
     requireMemory(
       weightBytes,
       available.forCopies(),
-      'a copy of the weights (--enable-weights-cpu-backup, or sleep at level 1). Nothing has changed'
+      'a copy of the weights (--enable-weights-cpu-backup, or sleep at level 1). The weights in use have not changed'
     )
   }
   // No read begins from here on.
@@ -141,7 +141,7 @@ async function release (
       'NO_MEMORY',
       `${messageOf(error)}: a copy of ${
         megabytes(weightBytes)
-      } of weights (--enable-weights-cpu-backup) does not fit into memory. Nothing has changed`,
+      } of weights (--enable-weights-cpu-backup) does not fit into memory. The weights in use have not changed`,
       { cause: error }
     )
   }

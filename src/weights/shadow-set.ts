@@ -12,6 +12,7 @@ import type { WeightLedger } from './weight-state.ts'
 
 /** Copies between the sets take about this many bytes each: other operations beside steps run between two of them. */
 const SLICE_BYTES = 64 << 20
+const LONGEST_TIMER_MS = 2 ** 31 - 1
 
 export type ShadowState = WeightSets['shadow']['state']
 
@@ -26,6 +27,8 @@ export interface ShadowOptions {
   bytes: number
   /** Longest time that requests may finish on it after a swap, in milliseconds. */
   oldTimeoutMs: number
+  /** Generation is paused. */
+  isPaused: () => boolean
   /** Memory that is available now. Null: only the device knows. */
   availableBytes: (() => number) | null
 }
@@ -42,8 +45,8 @@ export class ShadowSet {
   readonly #heldAt = new Map<string, number>()
   #state: ShadowState = 'idle'
   #opening: Promise<void> | undefined
-  /** While requests finish on it: until when, and what makes them go on with the set in use now. */
-  #old: { until: number, hurry: AbortController } | null = null
+  /** While requests finish on it: until when, its end, and what makes them go on with the set in use now. */
+  #old: { until: number, ended: Promise<void>, hurry: AbortController } | null = null
   /** Resolves when nothing reads it any more that began while it was in use. */
   #read: Promise<void> = Promise.resolve()
 
@@ -73,9 +76,12 @@ export class ShadowSet {
 
   /**
    * Waits for reads that began before it left use and for requests that finish on it, and takes memory for it, if that
-   * was released. Throws NO_MEMORY.
+   * was released. Requests that are paused are not waited for: they go on with the set in use. Throws NO_MEMORY, and
+   * DEADLINE or CONFLICT (the signal) while requests finish on it: then nothing has changed.
    */
-  async open (): Promise<void> {
+  async open ({ deadlineMs = Infinity, signal }: { deadlineMs?: number, signal?: AbortSignal } = {}): Promise<void> {
+    if (this.#options.isPaused()) this.hurryOld()
+    if (this.#old !== null) await endedWithin(this.#old.ended, deadlineMs, signal)
     await this.#read
     if (this.#state !== 'absent') return
     this.#opening ??= this.#restore().finally(() => {
@@ -127,12 +133,17 @@ export class ShadowSet {
   finishOld (): void {
     const { gates, oldTimeoutMs: deadlineMs } = this.#options
     const hurry = new AbortController()
-    this.#old = { until: performance.now() + deadlineMs, hurry }
-    // A closed engine has no requests.
-    const ended = gates.oldEnded({ deadlineMs, signal: hurry.signal }).catch(() => {}).then(() => {
+    const ended = gates.oldEnded({ deadlineMs, signal: hurry.signal }).finally(() => {
       this.#old = null
     })
-    this.#read = Promise.all([this.#read, ended]).then(() => {})
+    // A closed engine has no requests. An update that waits gets the error.
+    ended.catch(() => {})
+    this.#old = { until: performance.now() + deadlineMs, ended, hurry }
+  }
+
+  /** Requests that finish on it go on with the set in use. */
+  hurryOld (): void {
+    this.#old?.hurry.abort()
   }
 
   /** The update has ended. What it brought without a swap will be overwritten. */
@@ -147,7 +158,8 @@ export class ShadowSet {
   async release (): Promise<number> {
     if (this.#state === 'absent') return 0
     const { addon, core } = this.#options
-    this.#old?.hurry.abort()
+    this.hurryOld()
+    await this.#old?.ended.catch(() => {})
     await this.#read
     this.#state = 'absent'
     this.#heldAt.clear()
@@ -173,6 +185,31 @@ export class ShadowSet {
     }
     this.#state = 'idle'
   }
+}
+
+/** Waits for requests on the weights before the last update. */
+async function endedWithin (ended: Promise<void>, deadlineMs: number, signal?: AbortSignal): Promise<void> {
+  const time = AbortSignal.timeout(Math.min(Math.ceil(deadlineMs), LONGEST_TIMER_MS))
+  const either = signal === undefined ? time : AbortSignal.any([time, signal])
+  let stop = (): void => {}
+  const givenUp = new Promise<void>((_resolve, reject) => {
+    stop = () => {
+      const isCancelled = signal?.aborted === true
+      const why = isCancelled ? 'the update was cancelled' : 'its deadline has passed'
+      reject(
+        new RefitError(
+          isCancelled ? 'CONFLICT' : 'DEADLINE',
+          'requests still finish on the weights before the last update (on_running "finish_old"), for ' +
+            `--old-weights-timeout at most, and ${why}. Nothing has changed`
+        )
+      )
+    }
+  })
+  if (either.aborted) stop()
+  either.addEventListener('abort', stop)
+  await Promise.race([ended, givenUp]).finally(() => {
+    either.removeEventListener('abort', stop)
+  })
 }
 
 function noMemory (why: string, cause?: unknown): RefitError {

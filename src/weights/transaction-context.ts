@@ -14,7 +14,7 @@ export interface TransactionContext {
   shut: (options: { abort: boolean, deadlineMs: number, signal: AbortSignal }) => Promise<Gate>
   /** The set of weights that its writes go to; null: those in use. */
   shadow: ShadowSet | null
-  swap: (flushCache: boolean, options: SetOptions) => Promise<void>
+  swap: (flushCache: boolean, isChanged: boolean, options: SetOptions) => Promise<void>
   /** Called once at the end. The function that it returns lets the next update in. */
   ended: () => () => void
   /** A gate that is shut already. */

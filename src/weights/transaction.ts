@@ -73,8 +73,8 @@ export class WeightTransaction {
       signal: this.#aborting.signal,
       shadow,
       shut: async () => await this.#shut(),
-      swap: async flushCache => {
-        await context.swap(flushCache, { ...options, abortAllRequests: this.#abortRequests })
+      swap: async (flushCache, isChanged) => {
+        await context.swap(flushCache, isChanged, { ...options, abortAllRequests: this.#abortRequests })
       },
       leave: () => {
         this.#close()()

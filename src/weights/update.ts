@@ -26,8 +26,10 @@ export interface UpdateContext {
   shadow: ShadowSet | null
   /** Shuts the gate within the rest of the deadline. */
   shut: () => Promise<Gate>
-  /** Puts the ledger's state into effect between two steps. */
-  swap: (flushCache: boolean) => Promise<void>
+  /** Milliseconds until its deadline (default: none). */
+  msLeft?: () => number
+  /** Puts the ledger's state into effect between two steps. `isChanged`: the sets have changed places. */
+  swap: (flushCache: boolean, isChanged: boolean) => Promise<void>
   /** Lets the next update in. */
   leave: () => void
   /** Several writes may run at once; the caller makes sure that no two have a tensor in common (default false). */
@@ -212,8 +214,12 @@ export class Update implements WeightUpdate {
 
   /** Makes the parameters ready for a write. `isPatch`: the write reads them first. */
   async #open (names: ReadonlySet<string>, isPatch: boolean): Promise<void> {
-    const { store, shadow } = this.#context
-    await (shadow === null ? this.#shut() : shadow.open())
+    const { store, shadow, msLeft, signal } = this.#context
+    if (shadow === null) await this.#shut()
+    else {
+      const deadline = msLeft === undefined ? {} : { deadlineMs: msLeft() }
+      await shadow.open({ ...deadline, ...signal === undefined ? {} : { signal } })
+    }
     await store.mappings.closePending(store.addon, store.core)
     if (shadow === null) return
     if (isPatch) await shadow.catchUp(names, this.#written)
@@ -300,7 +306,7 @@ export class Update implements WeightUpdate {
     this.#ended = true
     const { shadow, swap, store: { ledger } } = this.#context
     try {
-      if (shadow !== null && isChange) await swap(flushCache)
+      if (shadow !== null && isChange) await swap(flushCache, times !== undefined)
       await this.#gate?.open(ledger.opening(flushCache)).finally(() => {
         this.#closure!.openedAt = performance.now()
       })

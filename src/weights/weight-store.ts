@@ -123,6 +123,7 @@ export class WeightStore {
         readers: this.readers,
         bytes: this.addon.coreInfo(this.core).spareBytes,
         gates: options.gates,
+        isPaused: () => this.#isPaused,
         oldTimeoutMs: options.oldTimeoutMs ?? OLD_WEIGHTS_TIMEOUT_SECONDS * 1000,
         availableBytes: options.onHost === false ? null : this.#memory.availableBytes
       })
@@ -140,8 +141,8 @@ export class WeightStore {
         this.#updates.refuseWaiting(RETRY)
       },
       shut: async ({ abort, deadlineMs, signal }) => await this.#shut(abort, deadlineMs, signal),
-      swap: async (flushCache, options) => {
-        await this.#swap(flushCache, options)
+      swap: async (...args) => {
+        await this.#swap(...args)
       }
     })
   }
@@ -178,8 +179,9 @@ export class WeightStore {
         requireAll: (options.requireAll ?? false) !== false,
         shadow,
         shut: async () => await this.#shut(options.abortAllRequests ?? false, left()),
-        swap: async flushCache => {
-          await this.#swap(flushCache, options)
+        msLeft: left,
+        swap: async (flushCache, isChanged) => {
+          await this.#swap(flushCache, isChanged, options)
         },
         leave
       })
@@ -307,6 +309,7 @@ export class WeightStore {
 
   /** Aborts the open transaction. */
   async close (): Promise<void> {
+    this.shadow?.hurryOld()
     await this.transactions.close()
   }
 
@@ -362,8 +365,9 @@ export class WeightStore {
     }
   }
 
-  async #swap (flushCache: boolean, { abortAllRequests: abort = false, onRunning }: SetOptions): Promise<void> {
-    const keepOld = onRunning === 'finish_old'
+  async #swap (flushCache: boolean, isChanged: boolean, options: SetOptions): Promise<void> {
+    const { abortAllRequests: abort = false, onRunning } = options
+    const keepOld = isChanged && onRunning === 'finish_old'
     await this.#gates.swap(this.ledger.opening(flushCache), { abort, keepOld })
     if (keepOld) this.shadow!.finishOld()
   }

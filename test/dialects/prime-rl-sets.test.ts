@@ -44,14 +44,14 @@ async function world (t: Test, engine: EngineOptions) {
   const half = tensors.length >> 1
   const dicts = [tensors.slice(0, half), tensors.slice(half)]
   /** `shown`: between the header and the tensors of each state dict. */
-  const update = async (variant: number, folder: string, shown: () => void = () => {}): Promise<Reply> => {
+  const update = async (variant: number, folder: string, shown: () => unknown = () => {}): Promise<Reply> => {
     const send = async (): Promise<void> => {
       await trainer.broadcast(int64(dicts.length))
       for (const dict of dicts) {
         const pickle = metadata(dict)
         await trainer.broadcast(int64(pickle.length))
         await trainer.broadcast(pickle)
-        shown()
+        await shown()
         await trainer.broadcast(
           Buffer.concat(dict.map(({ name, elements }) => Buffer.from(codedTensor(variant, name, elements).buffer)))
         )
@@ -111,11 +111,13 @@ t.test('a trainer that dies between two state dicts changes nothing with two set
     const { server, table, trainer, update } = await world(t, { shadowWeights })
     t.match(await update(1, '/steps/1'), { status: 200 })
     let shown = 0
-    const broken = update(2, '/steps/2', () => {
-      if (++shown === 2) {
-        trainer.end().catch(() => {})
-        throw new Error('the trainer dies')
-      }
+    const broken = update(2, '/steps/2', async () => {
+      if (++shown < 2) return
+      // Otherwise it may die before a byte of the first has been written.
+      const hasWritten = (): boolean => (server.engine.transactions.current?.written ?? 0) > 0
+      while (!hasWritten()) await new Promise(resolve => setTimeout(resolve, 5))
+      trainer.end().catch(() => {})
+      throw new Error('the trainer dies')
     })
     await t.rejects(broken, { message: 'the trainer dies' })
     while (server.engine.transactions.current !== null) await new Promise(resolve => setTimeout(resolve, 5))

@@ -104,8 +104,8 @@ export const shadow: readonly Mutant[] = [
   {
     why: 'an update writes the set that requests still finish on',
     file: 'src/weights/shadow-set.ts',
-    before: '    this.#read = Promise.all([this.#read, ended]).then(() => {})\n',
-    after: '    void ended\n',
+    before: '    if (this.#old !== null) await endedWithin(this.#old.ended, deadlineMs, signal)\n',
+    after: '',
     tests: ['test/weights/finish-old.test.ts']
   }
 ]

@@ -1,6 +1,7 @@
 import t from 'tap'
 import { join } from 'node:path'
 import { packageRoot } from '../../src/root.ts'
+import { openDiskSource } from '../../src/sources/disk/disk.ts'
 import { rollout } from '../helpers/rollout.ts'
 import { slowSteps } from '../helpers/slow-steps.ts'
 import { serve, until } from '../helpers/transaction-server.ts'
@@ -76,7 +77,42 @@ t.test('the next update waits for requests on old weights, and after their time 
   t.match(engine.weightSets, { live: 0, oldRequests: 0, shadow: { state: 'idle', secondsLeft: null } })
   hurry()
   const got = await running
-  t.same([...new Set(got.versions)], ['aa', 'bb', 'third'], 'it went on with the weights in use')
+  t.equal(got.versions[0], 'aa')
+  t.equal(got.versions.at(-1), 'third', 'it went on with the weights in use')
+})
+
+t.test('an update waits for old requests within its deadline, not for paused ones, and not past a close', async t => {
+  const models = writeModels(t)
+  const engine = await engineOf(t, models.whole('aa'), { weightVersion: 'aa', shadowWeights: true })
+  slowSteps(t, 4, 20)
+  const running = rollout(engine, requestOf(4, 2000))
+  await until(() => engine.stats.running === 1)
+  await update(engine, models.root, models.whole('bb'), 'bb', 'finish_old')
+  const before = await engine.checksums()
+  const source = await openDiskSource(models.whole('ab'), { roots: [models.root] })
+  const late = await engine.update({ deadlineMs: 200 })
+  await t.rejects(late.write(source), { code: 'DEADLINE', message: /finish_old.*Nothing has changed/ })
+  await late.abort('late')
+  await source.close()
+  t.match(engine.weightSets, { oldRequests: 1, shadow: { state: 'old' } })
+  const label = await engine.update({ onRunning: 'finish_old' })
+  const { secondsLeft } = engine.weightSets!.shadow
+  await label.commit({ version: 'label', flushCache: true })
+  t.ok(engine.weightSets!.shadow.secondsLeft! <= secondsLeft!, 'a label alone starts no time anew')
+  t.equal(engine.stats.cachedTokens, 0, 'and flushes the cache')
+  t.same(await engine.checksums(), before)
+
+  await engine.pause('in_place')
+  await update(engine, models.root, models.whole('ab'), 'ab', 'finish_old')
+  t.match(engine.weightSets, { oldRequests: 1, shadow: { state: 'old' } }, 'it finishes on bb now')
+  await engine.resume()
+  const waiting = update(engine, models.root, models.whole('aa'), 'last')
+  const ended = running.catch((error: unknown) => error)
+  await new Promise(resolve => setTimeout(resolve, 100))
+  const began = performance.now()
+  await Promise.all([engine.close(), waiting.catch(() => {})])
+  t.ok(performance.now() - began < 30_000, 'the close does not wait for 60 s')
+  await ended
 })
 
 t.test('sleep sends requests on from old weights at once', async t => {

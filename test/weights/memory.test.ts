@@ -189,7 +189,7 @@ t.test('without memory a copy is refused before anything changes, and a resume c
   await t.rejects(store.release(), {
     code: 'NO_MEMORY',
     message:
-      /a copy of [\d.]+ MB of weights \(--enable-weights-cpu-backup\) does not fit into memory\. Nothing has changed/
+      /a copy of [\d.]+ MB of weights \(--enable-weights-cpu-backup\) does not fit into memory\. The weights in use have not changed/
   })
   t.same(store.state, { state: 'current' })
   t.same(await store.checksums(), before)
@@ -308,7 +308,7 @@ t.test("a release can override the engine's setting for a copy of the weights", 
   await write(1)
   await t.rejects(store.release(['weights'], { keepWeights: true }), {
     code: 'NO_MEMORY',
-    message: /sleep at level 1\)\. Nothing has changed/
+    message: /sleep at level 1\)\. The weights in use have not changed/
   })
   t.equal(store.state.state, 'current')
 })

@@ -191,9 +191,10 @@ export class Batcher {
   #collect (): void {
     const ended = this.#steps.collect()
     if ('error' in ended) {
-      // The step behind it took tokens of it, so its requests fail as well.
-      const steps = this.#steps.count === 0 ? [ended] : [ended, this.#steps.collect()]
-      for (const { step } of steps) this.#failStep(step, ended.error)
+      this.#failStep(ended.step, ended.error)
+      // The step behind it took tokens of it, unless it computes with other weights.
+      if (this.#steps.count === 0 || this.#steps.next!.weights !== ended.step.weights) return
+      this.#failStep(this.#steps.collect().step, ended.error)
       return
     }
     this.#apply(ended.step, ended.result)
@@ -263,7 +264,7 @@ export class Batcher {
   #plan (): StepBuilder | null {
     for (const weights of this.#weights.turns) {
       const isOfStep = (seq: Sequence): boolean => seq.weights === weights
-      if (!reserveDecodes(() => this.running.filter(isOfStep), this.kv, () => this.#retractOne())) continue
+      if (!reserveDecodes(() => this.running.filter(isOfStep), this.kv, () => this.#retractOne())) return null
       const step = this.#steps.prepare(weights)
       fillStep(step, this.running.filter(isOfStep), this.kv, this.#maxBatchTokens)
       if (step.sequences.length > 0) return step

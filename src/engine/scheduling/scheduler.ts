@@ -265,9 +265,9 @@ export class Scheduler {
   /** Completes calls that wait for such a moment. Throws LostDevice, as all that calls it. */
   #settle (): void {
     this.#batcher.landUnwanted()
-    if (this.#batcher.onOldWeights === 0) this.#ended()
     // This gate opens for a caller that changes nothing, but no step may run meanwhile.
     if (!this.#gateShut && this.#shuts[0]?.inPlace === true) this.#batcher.land()
+    if (this.#batcher.onOldWeights === 0) this.#ended()
     const isStopped = this.#paused !== null || this.#asleep !== null
     // Held requests wait through a release, a resume and the update that cures the weights. Nothing else would end them
     // here.

@@ -26,6 +26,11 @@ export class StepsUnderWay {
     return this.#begun.length
   }
 
+  /** The step whose results come next. */
+  get next (): StepBuilder | undefined {
+    return this.#begun[0]?.step
+  }
+
   /** Steps are under way, and no sequence wants their results. */
   get areUnwanted (): boolean {
     return this.count > 0 && this.#begun.every(({ step }) => step.sequences.every((_, i) => !step.isWanted(i)))

@@ -7,7 +7,7 @@ import { RefitError, withPrefix } from '../../errors.ts'
 import { measureUpdate } from '../../updates/measure-update.ts'
 import type { UpdatesContext } from '../context.ts'
 import { invalid } from '../refuse.ts'
-import { nullable, swapField } from '../schemas.ts'
+import { nullable, onRunningField, swapField } from '../schemas.ts'
 
 const GROUP_NAME = 'weight_send_group'
 const MOST_PIECE_BYTES = 1 << 30
@@ -88,7 +88,8 @@ export const PeerLoadBody = Type.Object({
     })
   ),
   abort_all_requests: Type.Optional(Type.Boolean({ description: 'End running requests instead of waiting for them.' })),
-  swap: swapField
+  swap: swapField,
+  on_running: onRunningField
 }, { title: 'PeerUpdateRequest' })
 
 const DEFAULT_TIMEOUT_S = 300
@@ -154,6 +155,7 @@ export async function loadFromOther (context: UpdatesContext, body: Static<typeo
         timeoutMs: (body.timeout ?? DEFAULT_TIMEOUT_S) * 1000,
         abort: body.abort_all_requests ?? false,
         swap: body.swap ?? 'auto',
+        onRunning: body.on_running ?? 'continue',
         signal: goneSignal(reply)
       })
       .catch(error => {
