@@ -9,8 +9,8 @@ export type SwapMode = 'auto' | 'in_place' | 'demand'
 
 /**
  * Requests that have started when an update swaps the sets of weights. `continue`: they go on with the new weights.
- * `finish_old`: they finish on those before, which only new requests leave, until a deadline; then they go on as with
- * `continue`. It needs a second set.
+ * `finish_old`: they finish on the weights before, until a deadline; then they go on as with `continue`. It needs a
+ * second set.
  */
 export type OnRunning = 'continue' | 'finish_old'
 

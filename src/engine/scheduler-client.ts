@@ -1,3 +1,4 @@
+import { LONGEST_TIMER_MS } from '../contract/update-deadline.ts'
 import { Worker } from 'node:worker_threads'
 import { RefitError } from '../errors.ts'
 import type { ErrorCode } from '../errors.ts'
@@ -29,7 +30,6 @@ type Call = ToWorker extends infer M ? M extends { call: number } ? Omit<M, 'cal
 const WORKER = new URL(`./worker${import.meta.url.endsWith('.ts') ? '.ts' : '.js'}`, import.meta.url)
 
 const NAMED_REQUESTS = 20
-const LONGEST_TIMER_MS = 2 ** 31 - 1
 
 /**
  * The main thread's side of the scheduler: streams of requests, calls, and the gate. Keeps the process alive until

@@ -3,6 +3,7 @@ import { cutCheckpoint, layOutCheckpoint, weightBytes } from '../model/checkpoin
 import { DISTRIBUTED } from '../process-groups/transport.ts'
 import { chooseSet } from '../weights/choose-set.ts'
 import { overwriteWeights } from '../weights/exclusive-access.ts'
+import { swapTimes } from '../weights/sum-reports.ts'
 import type { WeightSource, WriteReport } from '../contract/weight-source.ts'
 import type { ShadowSet } from '../weights/shadow-set.ts'
 import type { WeightStore } from '../weights/weight-store.ts'
@@ -142,13 +143,12 @@ async function receiveTensors (
     const version = await settle?.({ access: shadow?.access, still })
     const settled = performance.now()
     await update.commit({ requireAll: true, ...version === undefined ? {} : { version } })
-    const { swapped } = update
     return {
       ...report,
       ms: {
         ...report.ms,
         verify: report.ms.verify + settled - written,
-        ...swapped === undefined ? {} : { copy: swapped.copy, swap: swapped.swap },
+        ...swapTimes(update.swapped),
         total: report.ms.total + performance.now() - written
       }
     }

@@ -36,8 +36,7 @@ export class LentGate {
       const ended = (): void => {
         this.#waiting.delete(enter)
       }
-      // If the gate is lent first, this request finds that `run` has begun.
-      // A call that did not get the gate may run in one that was lent.
+      // If the gate is lent first, this request finds that `run` has begun; or it gets no gate while `run` goes on.
       const shut = this.shut(start).catch(async (error: unknown) => {
         if (running === undefined) throw error
         await running

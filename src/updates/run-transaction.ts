@@ -1,9 +1,9 @@
 import type { RolloutEngine } from '../contract/rollout-engine.ts'
 import type { SwapTimes, WeightSource, WriteReport } from '../contract/weight-source.ts'
 import { errorMessage, RefitError } from '../errors.ts'
-import { sumReports } from '../weights/sum-reports.ts'
+import { sumReports, swapTimes } from '../weights/sum-reports.ts'
 import { measureUpdate } from './measure-update.ts'
-import { joinRetry, registerPending, swapTimes, tornCount, writeSource } from './run-update.ts'
+import { joinRetry, registerPending, tornCount, writeSource } from './run-update.ts'
 import type { UpdateFields, UpdateHost, UpdateOutcome } from './run-update.ts'
 import type { UpdateRecord } from './update-record.ts'
 

@@ -1,7 +1,8 @@
 import type { OnRunning, RolloutEngine, SwapMode } from '../contract/rollout-engine.ts'
-import type { SwapTimes, WeightSource, WriteReport } from '../contract/weight-source.ts'
+import type { WeightSource, WriteReport } from '../contract/weight-source.ts'
 import { errorMessage, RefitError, withPrefix } from '../errors.ts'
 import type { CallJoiner } from '../weights/call-joiner.ts'
+import { swapTimes } from '../weights/sum-reports.ts'
 import { measureUpdate } from './measure-update.ts'
 import type { MeasuredHost } from './measure-update.ts'
 import type { UpdateRecord } from './update-record.ts'
@@ -151,9 +152,16 @@ export async function writeSource (
   record: UpdateRecord
 ): Promise<WriteReport> {
   record.mark('announce')
-  const first = options()
-  const { abortAllRequests = false, transaction, swap, onRunning, check, failurePrefix = '', isWhole = false } = first
-  const { allowMissing } = first
+  const {
+    abortAllRequests = false,
+    transaction,
+    swap,
+    onRunning,
+    check,
+    failurePrefix = '',
+    isWhole = false,
+    allowMissing
+  } = options()
   const requireAll = allowMissing == null ? isWhole && 'alone' : !allowMissing
   const write = async (): Promise<WriteReport> => {
     const update = await engine.update({
@@ -190,11 +198,6 @@ export async function writeSource (
   } catch (error) {
     throw source.explain?.(error) ?? error
   }
-}
-
-/** The part of a report's times. */
-export function swapTimes (swapped: SwapTimes | null | undefined): Partial<SwapTimes> {
-  return swapped == null ? {} : { copy: swapped.copy, swap: swapped.swap }
 }
 
 /**

@@ -1,5 +1,4 @@
-// setTimeout fires at once for a longer delay.
-const LONGEST_TIMER_MS = 2 ** 31 - 1
+import { LONGEST_TIMER_MS } from '../contract/update-deadline.ts'
 
 /** The time that deadlines of transactions use. Tests pass a clock of their own. */
 export interface Clock {

@@ -1,7 +1,5 @@
+import { LONGEST_TIMER_MS } from '../contract/update-deadline.ts'
 import { RefitError } from '../errors.ts'
-
-// setTimeout fires at once for a longer delay.
-const LONGEST_TIMER_MS = 2 ** 31 - 1
 
 /** A holder or a waiter. With names: others may be inside if they share none of them. Null: no other may be inside. */
 interface Claim {

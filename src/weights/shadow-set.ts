@@ -1,3 +1,4 @@
+import { LONGEST_TIMER_MS } from '../contract/update-deadline.ts'
 import { errorMessage, RefitError } from '../errors.ts'
 import type { GateKeeper } from '../contract/gate.ts'
 import type { WeightSets } from '../contract/weight-update.ts'
@@ -12,7 +13,6 @@ import type { WeightLedger } from './weight-state.ts'
 
 /** Copies between the sets take about this many bytes each: other operations beside steps run between two of them. */
 const SLICE_BYTES = 64 << 20
-const LONGEST_TIMER_MS = 2 ** 31 - 1
 
 export type ShadowState = WeightSets['shadow']['state']
 

@@ -1,4 +1,4 @@
-import type { WriteReport } from '../contract/weight-source.ts'
+import type { SwapTimes, WriteReport } from '../contract/weight-source.ts'
 
 const SHOWN_NAMES = 100
 
@@ -30,4 +30,9 @@ export function sumReports (reports: readonly WriteReport[]): WriteReport {
     },
     gbPerSecond: bytes / 1e6 / Math.max(write, 1e-3)
   }
+}
+
+/** The part of a report's times that a swap of the sets of weights adds. */
+export function swapTimes (swapped: SwapTimes | null | undefined): Partial<SwapTimes> {
+  return swapped == null ? {} : { copy: swapped.copy, swap: swapped.swap }
 }

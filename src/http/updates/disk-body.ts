@@ -4,28 +4,14 @@ import type { DiskUpdate } from '../../updates/disk-update.ts'
 import { nullable, unused } from '../schemas.ts'
 import { allowMissingField, toUpdateFields, updateFields } from './update-fields.ts'
 
-const {
-  weight_version: version,
-  flush_cache: flush,
-  abort_all_requests: abort,
-  transaction,
-  swap,
-  on_running: onRunning
-} = updateFields
-
 export const DiskUpdateBody = Type.Object({
   model_path: Type.String({
     minLength: 1,
     description: 'A folder, a .safetensors file or an index, inside the allowed roots.'
   }),
   load_format: nullable(Type.String(), 'null, "auto" or "safetensors".'),
-  weight_version: version,
-  flush_cache: flush,
-  abort_all_requests: abort,
+  ...updateFields,
   allow_missing: allowMissingField,
-  transaction,
-  swap,
-  on_running: onRunning,
   is_async: unused(),
   keep_pause: unused(),
   token_step: unused(),

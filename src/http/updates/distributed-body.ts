@@ -5,15 +5,6 @@ import type { DistributedUpdate } from '../../updates/distributed-update.ts'
 import { nullable, unused } from '../schemas.ts'
 import { toUpdateFields, updateFields } from './update-fields.ts'
 
-const {
-  weight_version: version,
-  flush_cache: flush,
-  abort_all_requests: abort,
-  transaction,
-  swap,
-  on_running: onRunning
-} = updateFields
-
 export const DistributedUpdateBody = Type.Object({
   names: Type.Array(Type.String(), { description: 'Names in checkpoints, in the order in which they are broadcast.' }),
   dtypes: Type.Array(Type.String(), { description: '"bfloat16", or as torch prints it, "torch.bfloat16".' }),
@@ -24,12 +15,7 @@ export const DistributedUpdateBody = Type.Object({
     '"flattened_bucket": one broadcast of bytes, all tensors one after another. ' +
       'Anything else: one broadcast for each tensor.'
   ),
-  weight_version: version,
-  flush_cache: flush,
-  abort_all_requests: abort,
-  transaction,
-  swap,
-  on_running: onRunning,
+  ...updateFields,
   selector: unused(),
   torch_empty_cache: unused()
 }, { title: 'DistributedUpdateRequest' })

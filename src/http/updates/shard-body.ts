@@ -194,15 +194,6 @@ export function toPlanReply (plan: KnownPlan) {
   }
 }
 
-const {
-  weight_version: version,
-  flush_cache: flush,
-  abort_all_requests: abort,
-  transaction,
-  swap,
-  on_running: onRunning
-} = updateFields
-
 export const ShardUpdateBody = Type.Object({
   plan: Type.String({ description: 'Id of the plan.' }),
   digest: Type.Optional(Type.String({ description: 'Its digest: 409 PLAN_STALE if it differs.' })),
@@ -226,12 +217,7 @@ export const ShardUpdateBody = Type.Object({
   upload: Type.Optional(
     Type.Boolean({ description: 'Instead of all: the ranks upload their blocks (POST /shard_plans/{id}/parts).' })
   ),
-  weight_version: version,
-  flush_cache: flush,
-  abort_all_requests: abort,
-  transaction,
-  swap,
-  on_running: onRunning
+  ...updateFields
 }, { ...strict, title: 'ShardUpdateRequest' })
 
 export function toShardUpdate (body: Static<typeof ShardUpdateBody>): ShardUpdate {

@@ -4,15 +4,6 @@ import type { TensorUpdate } from '../../updates/tensor-update.ts'
 import { nullable, unused } from '../schemas.ts'
 import { toUpdateFields, updateFields } from './update-fields.ts'
 
-const {
-  weight_version: version,
-  flush_cache: flush,
-  abort_all_requests: abort,
-  transaction,
-  swap,
-  on_running: onRunning
-} = updateFields
-
 export const KeptName = Type.Object({
   name: Type.String({ minLength: 1, maxLength: 200 }),
   generation: Type.Integer({
@@ -35,12 +26,7 @@ export const TensorUpdateBody = Type.Object({
       '"direct": a list of each rank\'s own parameters, as SGLang names and shapes them. ' +
       'Other names: custom loaders that were registered when the server started.'
   ),
-  weight_version: version,
-  flush_cache: flush,
-  abort_all_requests: abort,
-  transaction,
-  swap,
-  on_running: onRunning,
+  ...updateFields,
   keep: nullable(
     KeptName,
     'Keep the tensors that this request opens, to write them again with `kept`. ' +

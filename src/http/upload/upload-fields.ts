@@ -1,8 +1,8 @@
 import { Type } from 'typebox'
 import type { Static } from 'typebox'
 import { RefitError } from '../../errors.ts'
-import { nullable, onRunningField, swapField, transactionField } from '../schemas.ts'
-import { allowMissingField } from '../updates/update-fields.ts'
+import { nullable } from '../schemas.ts'
+import { allowMissingField, updateFields } from '../updates/update-fields.ts'
 import { bodyCheck } from '../validation.ts'
 
 const MODE =
@@ -10,15 +10,10 @@ const MODE =
   'if it breaks off, the error names the torn tensors.'
 
 export const UploadFields = Type.Object({
-  weight_version: nullable(Type.String(), 'The label of the new weights.'),
-  flush_cache: Type.Optional(Type.Boolean({ description: 'Drop the prefix cache (default true).' })),
-  abort_all_requests: Type.Optional(Type.Boolean({ description: 'End running requests instead of waiting for them.' })),
+  ...updateFields,
   allow_missing: allowMissingField,
   mode: nullable(Type.String(), MODE),
-  load_format: nullable(Type.String(), 'null or "safetensors".'),
-  transaction: transactionField,
-  swap: swapField,
-  on_running: onRunningField
+  load_format: nullable(Type.String(), 'null or "safetensors".')
 }, { title: 'UploadFields' })
 
 export type UploadFields = Static<typeof UploadFields>
