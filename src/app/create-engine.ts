@@ -20,6 +20,7 @@ import type { StartData } from '../engine/messages.ts'
 import { engineDType, sizeCore } from '../engine/memory/size-core.ts'
 import type { CoreSize } from '../engine/memory/size-core.ts'
 import type { EngineInfo } from '../contract/rollout-engine.ts'
+import { DRAFT_TOKENS } from '../contract/speculation.ts'
 import { SchedulerClient } from '../engine/scheduler-client.ts'
 
 export type { EngineOptions } from '../engine/engine-options.ts'
@@ -58,6 +59,7 @@ async function start (
   const sizes = await sizeCore(arch, table, options, addon)
   const { core: config, contextLength, maxRunningRequests, maxBatchTokens, gpus, visible, experts } = sizes
   const limits = { contextLength, maxRunningRequests, maxQueuedRequests }
+  const drafts = draftTokens(options)
   const data: StartData = {
     core: config,
     scheduler: {
@@ -66,6 +68,7 @@ async function start (
       eosTokenIds: arch.eosTokenIds,
       maxBatchTokens,
       overlap: options.disableOverlapSchedule !== true,
+      ...drafts === undefined ? {} : { drafts },
       recorded: recordedPerToken(experts),
       epoch: 0,
       version: weightVersion,
@@ -100,6 +103,7 @@ async function start (
       weightsCpuBackup: options.enableWeightsCpuBackup ?? false,
       ...limits,
       ...options.dataParallel === undefined ? {} : { dataParallel: options.dataParallel },
+      ...drafts === undefined ? {} : { speculative: { draftTokens: drafts } },
       ...experts === null ? {} : { experts }
     }
     const held: HeldWeights = { store, model: describeModel(arch), device: config.device }
@@ -107,16 +111,12 @@ async function start (
       ? await loadFromOther({ ...held, info }, options)
       : await inFolder(modelPath, async () => await load(store, source, options.onProgress))
     store.shadow?.meter.start()
+    const settle = async (): Promise<void> => {
+      await scheduler.settle()
+    }
     const loras = adapters === null
       ? null
-      : new AdapterStore({
-        weights: store,
-        limits: adapters.limits,
-        keepWeights: info.weightsCpuBackup,
-        settle: async () => {
-          await scheduler.settle()
-        }
-      })
+      : new AdapterStore({ weights: store, limits: adapters.limits, keepWeights: info.weightsCpuBackup, settle })
     return new LocalEngine(info, scheduler, store, { loadReport, held, adapters: loras })
   } catch (error) {
     await scheduler.close()
@@ -147,6 +147,19 @@ function weightStore (
     ...updateDeadlineMs === undefined ? {} : { deadlineMs: updateDeadlineMs },
     ...oldTimeoutMs === undefined ? {} : { oldTimeoutMs }
   })
+}
+
+/** Most guessed tokens of a request in one step; undefined if nothing is guessed. */
+function draftTokens (
+  { speculative = 'off', speculativeNumDraftTokens: tokens = DRAFT_TOKENS }: EngineOptions
+): number | undefined {
+  if (!['off', 'siblings'].includes(speculative)) {
+    throw new RefitError('CONFIG', `speculative: expected "off" or "siblings", got ${JSON.stringify(speculative)}`)
+  }
+  if (!Number.isInteger(tokens) || tokens < 1) {
+    throw new RefitError('CONFIG', `speculativeNumDraftTokens: expected a whole number from 1, got ${tokens}`)
+  }
+  return speculative === 'siblings' ? tokens : undefined
 }
 
 async function startScheduler (

@@ -188,6 +188,8 @@ function engineOptions (config: Config, log: Log): EngineOptions {
     updateDeadlineMs: config.updateDeadline * 1000,
     disableCudaGraph: config.disableCudaGraph,
     disableOverlapSchedule: config.disableOverlapSchedule,
+    speculative: config.speculative,
+    speculativeNumDraftTokens: config.speculativeNumDraftTokens,
     enableWeightsCpuBackup: config.enableWeightsCpuBackup,
     shadowWeights: config.shadowWeights,
     shadowRate: config.shadowRate,

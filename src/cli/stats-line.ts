@@ -34,15 +34,17 @@ export function statsLine (before: EngineStats, after: EngineStats, seconds: num
     promptPerSecond: round(prompt / seconds),
     kvUsedPercent: round(100 * after.usedTokens / Math.max(1, after.totalTokens)),
     prefixHitPercent: round(100 * hits / Math.max(1, prompt)),
-    retractions: after.retractions - before.retractions
+    retractions: after.retractions - before.retractions,
+    draftTokens: after.draftTokens - before.draftTokens,
+    acceptedTokens: after.acceptedTokens - before.acceptedTokens
   }
   return [
     fields,
     `${fields.running} running, ${fields.queued} queued, ${fields.generatedPerSecond} tok/s generated, ` +
     `${fields.promptPerSecond} tok/s of prompts, ` +
     `KV cache ${fields.kvUsedPercent} % used, prefix hits ${fields.prefixHitPercent} %${
-      after.paused === null ? '' : `, paused (${after.paused})`
-    }`
+      fields.draftTokens === 0 ? '' : `, ${fields.acceptedTokens} of ${fields.draftTokens} guessed tokens right`
+    }${after.paused === null ? '' : `, paused (${after.paused})`}`
   ]
 }
 

@@ -217,6 +217,8 @@ export interface EngineInfo {
   pageSize?: number
   /** Released weights keep a copy in host memory. */
   weightsCpuBackup: boolean
+  /** Set by engines that guess tokens (docs/speculation.md): the most for a request in one step. */
+  speculative?: { draftTokens: number }
   /** Set by engines that record which experts tokens are routed to. */
   experts?: ExpertLayout
   maxRunningRequests: number
@@ -253,6 +255,13 @@ export interface EngineStats {
   promptTokens: number
   generationTokens: number
   prefixHitTokens: number
+  /**
+   * Steps of a request with guessed tokens, the tokens that were guessed, and those of them that the engine then
+   * sampled itself (docs/speculation.md).
+   */
+  drafts: number
+  draftTokens: number
+  acceptedTokens: number
   retractions: number
   steps: number
   /** Duration of the last step. */

@@ -110,7 +110,7 @@ export const REFUSED: readonly RefusedRoutes[] = [
   {
     owner: 'SGLang',
     routes: ['POST /add_external_corpus', 'GET /list_external_corpora', 'POST /remove_external_corpus'],
-    reason: 'there is no speculative decoding from a corpus'
+    reason: 'guesses come from outputs of the same prompt (--speculative siblings), not from a corpus'
   }
 ]
 

@@ -1,4 +1,5 @@
 import type { DataParallel } from '../contract/rollout-engine.ts'
+import type { Speculative } from '../contract/speculation.ts'
 import type { RefitError } from '../errors.ts'
 import type { Vocabulary } from '../text/vocabulary.ts'
 
@@ -54,6 +55,13 @@ export interface EngineOptions {
   disableCudaGraph?: boolean
   /** A step is planned when the one before has ended, not while it runs; default false. */
   disableOverlapSchedule?: boolean
+  /**
+   * Guesses the next tokens of a request from outputs of the same prompt, and computes them in one step. The engine
+   * keeps those that it samples itself, so outputs are those without guesses. Default off.
+   */
+  speculative?: Speculative
+  /** Most guessed tokens of a request in one step; default 16. */
+  speculativeNumDraftTokens?: number
   /**
    * Weights whose memory is released keep a copy in host memory and come back whole. Default false: they come back
    * torn.

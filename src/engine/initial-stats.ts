@@ -1,3 +1,4 @@
+import { stepCounters } from './scheduling/step-counters.ts'
 import type { SchedulerStats } from './scheduling/scheduler.ts'
 
 /** Stats before the worker's first message. */
@@ -11,11 +12,6 @@ export function initialStats (totalTokens: number): SchedulerStats {
     usedTokens: 0,
     cachedTokens: 0,
     totalTokens,
-    promptTokens: 0,
-    generationTokens: 0,
-    prefixHitTokens: 0,
-    retractions: 0,
-    steps: 0,
-    stepMs: 0
+    ...stepCounters()
   }
 }

@@ -50,6 +50,8 @@ export interface SchedulerOptions {
   maxBatchTokens: number
   /** A step is planned and begun while the one before runs. */
   overlap: boolean
+  /** Most guessed tokens of a sequence in one step (Drafter); absent: nothing is guessed. */
+  drafts?: number
   /** Number of experts that the device records for each token, over all layers; default none. */
   recorded?: number
   /** Compiles the grammars of requests; absent: requests with one are refused. */

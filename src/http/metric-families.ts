@@ -1,7 +1,7 @@
 import { Registry } from 'prom-client'
 import type { Metric, MetricValueWithName } from 'prom-client'
 import type { Adapters } from '../contract/adapters.ts'
-import type { RolloutEngine } from '../contract/rollout-engine.ts'
+import type { EngineStats, RolloutEngine } from '../contract/rollout-engine.ts'
 import { RefitError } from '../errors.ts'
 import { slotsUsed } from './adapter-metrics.ts'
 
@@ -53,6 +53,13 @@ interface Server {
   families: Families
 }
 
+/** Absent on an engine that guesses nothing. */
+function ofDrafts (type: Computed['type'], help: string, read: (stats: EngineStats) => number): Computed {
+  const series = ({ info, stats }: RolloutEngine): [Labels, number][] =>
+    info.speculative === undefined ? [] : [[{}, read(stats)]]
+  return { type, help, read: ({ engine }) => series(engine) }
+}
+
 const VLLM: Server = {
   labels: { engine: '0' },
   families: {
@@ -101,6 +108,17 @@ const VLLM: Server = {
     prompt_tokens_total: 'prompt_tokens_total',
     prompt_tokens_cached_total: 'prefix_cache_hits_total',
     generation_tokens_total: 'generation_tokens_total',
+    spec_decode_num_drafts_total: ofDrafts('counter', 'Steps of a request with guessed tokens', ({ drafts }) => drafts),
+    spec_decode_num_draft_tokens_total: ofDrafts(
+      'counter',
+      'Guessed tokens that were computed',
+      ({ draftTokens }) => draftTokens
+    ),
+    spec_decode_num_accepted_tokens_total: ofDrafts(
+      'counter',
+      'Guessed tokens that the engine sampled itself',
+      ({ acceptedTokens }) => acceptedTokens
+    ),
     request_success_total: 'request_success_total',
     time_to_first_token_seconds: 'time_to_first_token_seconds',
     inter_token_latency_seconds: 'inter_token_latency_seconds',
@@ -157,6 +175,16 @@ const SGLANG: Server = {
       'gauge',
       'Part of all prompt tokens since the start that came from the prefix cache',
       ({ stats }) => ratio(stats.prefixHitTokens, stats.promptTokens)
+    ),
+    spec_accept_length: ofDrafts(
+      'gauge',
+      'Tokens of a step of a request with guessed tokens, since the start',
+      ({ drafts, acceptedTokens }) => drafts === 0 ? 0 : 1 + acceptedTokens / drafts
+    ),
+    spec_accept_rate: ofDrafts(
+      'gauge',
+      'Part of all guessed tokens since the start that were right',
+      ({ draftTokens, acceptedTokens }) => ratio(acceptedTokens, draftTokens)
     ),
     num_retracted_requests_total: ofScheduler(
       'counter',

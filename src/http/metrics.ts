@@ -11,6 +11,7 @@ import type { KeptSamples } from './samples/kept-samples.ts'
 import type { TruthMeter } from './samples/truth-meter.ts'
 import { truthMetrics } from './samples/truth-metrics.ts'
 import { setMetrics } from './set-metrics.ts'
+import { speculationMetrics } from './speculation-metrics.ts'
 import { REQUEST_BUCKETS, StreamingMetrics, TOKEN_BUCKETS } from './streaming-metrics.ts'
 
 const UPDATE_BUCKETS = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300]
@@ -128,6 +129,7 @@ export class Metrics {
     for (const outcome of ['success', 'refused', 'torn']) this.#updates.inc({ outcome }, 0)
     for (const reason of ['stop', 'length', 'abort']) this.#finished.inc({ finished_reason: reason }, 0)
     if (engine.adapters !== undefined) this.#adapters = new AdapterMetrics(this.#refit, engine.adapters)
+    speculationMetrics(this.#refit, engine)
     this.#unwatch = setMetrics(this.#refit, engine)
     this.#scraped = this.#registries(names)
   }

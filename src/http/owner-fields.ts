@@ -53,7 +53,7 @@ export const otherOpenAiFields = {
   watermark: refused('watermarks'),
   return_hidden_states: refused('hidden states'),
   return_cached_tokens_details: unused('usage.prompt_tokens_details has cached_tokens in every reply.'),
-  return_spec_tokens_details: unused('Nothing is speculated.'),
+  return_spec_tokens_details: unused('Counts of guessed tokens are in /metrics (--speculative).'),
   custom_labels: unused('Labels for metrics.'),
   priority: unused('Requests start in the order of arrival.'),
   // vLLM

@@ -15,6 +15,9 @@ const idle: EngineStats = {
   promptTokens: 100,
   generationTokens: 50,
   prefixHitTokens: 10,
+  drafts: 0,
+  draftTokens: 0,
+  acceptedTokens: 0,
   retractions: 0,
   steps: 5,
   stepMs: 1,
@@ -30,6 +33,9 @@ t.test('the line shows the changes between two readings, per second', async t =>
     promptTokens: 500,
     generationTokens: 250,
     prefixHitTokens: 110,
+    drafts: 0,
+    draftTokens: 0,
+    acceptedTokens: 0,
     retractions: 1
   }
   const [fields, line] = statsLine(idle, after, 10)
@@ -40,10 +46,15 @@ t.test('the line shows the changes between two readings, per second', async t =>
     promptPerSecond: 40,
     kvUsedPercent: 25,
     prefixHitPercent: 25,
-    retractions: 1
+    retractions: 1,
+    draftTokens: 0,
+    acceptedTokens: 0
   })
   t.equal(line, '3 running, 2 queued, 20 tok/s generated, 40 tok/s of prompts, KV cache 25 % used, prefix hits 25 %')
   t.match(statsLine(idle, { ...after, paused: 'in_place' }, 10)[1], /paused \(in_place\)$/)
+  const before = { ...idle, draftTokens: 5, acceptedTokens: 2 }
+  const guessed = statsLine(before, { ...after, draftTokens: 12, acceptedTokens: 5 }, 10)
+  t.match(guessed[1], / %, 3 of 7 guessed tokens right$/)
 })
 
 t.test('nothing is logged while the engine idles, and a short burst is not missed', async t => {

@@ -37,6 +37,8 @@ const add = fc.record({
 
 const calm = [
   { weight: 6, arbitrary: add },
+  // A request as one before: its output is guessed right if the weights are the same.
+  { weight: 3, arbitrary: fc.record({ what: fc.constant('again' as const), n: fc.nat() }) },
   { weight: 8, arbitrary: fc.record({ what: fc.constant('step' as const), count: fc.integer({ min: 1, max: 6 }) }) },
   { weight: 1, arbitrary: fc.record({ what: fc.constant('abort' as const), n: fc.nat() }) },
   {
@@ -76,8 +78,10 @@ interface Setup {
   maxRunning: number
   maxBatch: number
   overlap: boolean
+  drafts?: number | undefined
 }
 const setup = fc.record({
+  drafts: fc.option(fc.integer({ min: 1, max: 8 }), { nil: undefined }),
   overlap: fc.oneof({ weight: 3, arbitrary: fc.constant(true) }, fc.constant(false)),
   pages: fc.integer({ min: 8, max: 16 }),
   maxRunning: fc.integer({ min: 1, max: 6 }),
@@ -91,9 +95,10 @@ class Program {
   #shuts: number[] = []
   #flushes: number[] = []
 
-  constructor ({ pages, maxRunning, maxBatch, overlap }: Setup) {
+  constructor ({ pages, maxRunning, maxBatch, overlap, drafts }: Setup) {
     this.h = new Harness({
       overlap,
+      ...drafts === undefined ? {} : { drafts },
       pages,
       pageSize: 4,
       vocabSize: 9,
@@ -128,6 +133,11 @@ class Program {
               : Math.min(c.expertsFrom, c.length)
           ))
         }
+        break
+      }
+      case 'again': {
+        const earlier = [...h.outcomes.values()]
+        if (earlier.length > 0) h.add(earlier[c.n % earlier.length]!.request)
         break
       }
       case 'step':
@@ -216,15 +226,22 @@ class Program {
   }
 }
 
-t.test('in every random order of calls the tokens are right and nothing leaks', async () => {
+t.test('in every random order of calls the tokens are right and nothing leaks', async t => {
+  let drafted = 0
+  let accepted = 0
   fc.assert(
     fc.property(setup, fc.array(fc.oneof(...wild), { maxLength: 60, size: 'max' }), (s, commands) => {
       const program = new Program(s)
       for (const command of commands) program.run(command)
       program.finish()
+      const { draftTokens, acceptedTokens } = program.h.scheduler.stats()
+      drafted += draftTokens
+      accepted += acceptedTokens
     }),
     { numRuns: 1500 }
   )
+  t.ok(accepted > 100, `${accepted} guesses were right`)
+  t.ok(drafted - accepted > 100, `${drafted - accepted} guesses were wrong`)
 })
 
 t.test('without pauses, all tokens of a request are of one kind of weights', async () => {
@@ -243,12 +260,13 @@ t.test('without pauses, all tokens of a request are of one kind of weights', asy
   )
 })
 
-t.test('neither retraction nor overlap changes a token: pools of two sizes, and steps one by one, agree', async (t) => {
+t.test('neither retraction nor overlap nor drafts change a token', async t => {
   let retractions = 0
+  let accepted = 0
   fc.assert(
     fc.property(fc.array(add, { minLength: 2, maxLength: 8 }), (adds) => {
-      const run = (pages: number, overlap: boolean): Harness => {
-        const program = new Program({ pages, maxRunning: 8, maxBatch: 24, overlap })
+      const run = (pages: number, overlap: boolean, drafts?: number): Harness => {
+        const program = new Program({ pages, maxRunning: 8, maxBatch: 24, overlap, drafts })
         for (const command of adds) {
           program.run({
             ...command,
@@ -258,14 +276,19 @@ t.test('neither retraction nor overlap changes a token: pools of two sizes, and 
         program.finish()
         return program.h
       }
-      const [tiny, large, alone] = [run(8, true), run(512, true), run(512, false)]
-      retractions += tiny.scheduler.stats().retractions
-      for (const id of tiny.outcomes.keys()) {
+      const runs = [run(8, true), run(512, true), run(512, true, 8), run(9, false, 3)]
+      const alone = run(512, false)
+      for (const { scheduler } of runs) {
+        retractions += scheduler.stats().retractions
+        accepted += scheduler.stats().acceptedTokens
+      }
+      for (const id of alone.outcomes.keys()) {
         const tokens = alone.tokens(id).join()
-        if (tiny.tokens(id).join() !== tokens || large.tokens(id).join() !== tokens) throw new Error('tokens differ')
+        if (runs.some(h => h.tokens(id).join() !== tokens)) throw new Error('tokens differ')
       }
     }),
     { numRuns: 300 }
   )
   t.ok(retractions > 0, 'retractions did happen')
+  t.ok(accepted > 0, 'guesses were right')
 })

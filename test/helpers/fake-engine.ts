@@ -140,6 +140,9 @@ export class FakeEngine implements RolloutEngine {
       totalTokens: this.info.kvTokens,
       ...this.#counts,
       prefixHitTokens: 0,
+      drafts: 0,
+      draftTokens: 0,
+      acceptedTokens: 0,
       retractions: 0,
       stepMs: 1,
       tokensPerSecond: 7

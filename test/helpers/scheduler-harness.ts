@@ -53,6 +53,7 @@ export type HarnessOptions = Partial<
     | 'torn'
     | 'now'
     | 'overlap'
+    | 'drafts'
   >
 >
 

@@ -71,8 +71,8 @@ export const engine: readonly Mutant[] = [
   {
     why: 'a token has the label of the weights at the end of its step',
     file: 'src/engine/scheduling/batcher.ts',
-    before: 'const { sequences, takes, samples, version } = step',
-    after: 'const { sequences, takes, samples } = step, version = step.version = this.version',
+    before: 'const { sequences, takes, samples, drafts, version } = step',
+    after: 'const { sequences, takes, samples, drafts } = step, version = step.version = this.version',
     tests: ['test/engine/scheduler-overlap.test.ts']
   },
   {

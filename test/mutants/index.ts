@@ -15,6 +15,7 @@ import { peer } from './peer.ts'
 import { processGroups } from './process-groups.ts'
 import { shadow } from './shadow.ts'
 import { sources } from './sources.ts'
+import { speculation } from './speculation.ts'
 import { text } from './text.ts'
 import { weights } from './weights.ts'
 import { wire } from './wire.ts'
@@ -26,6 +27,7 @@ export const AREAS: Readonly<Record<string, readonly Mutant[]>> = {
   sources,
   wire,
   engine,
+  speculation,
   http,
   'json cost': jsonCost,
   gateway,

@@ -13,15 +13,26 @@ process.env.REFIT_NATIVE = join(packageRoot, 'build/faults/refit.node')
 
 const ENDLESS = { max_new_tokens: 2000, ignore_eos: true }
 
-for (const [tp, disableOverlapSchedule] of [[1, false], [2, false], [1, true]] as const) {
+for (
+  const [tp, disableOverlapSchedule, speculative] of [
+    [1, false, 'off'],
+    [2, false, 'siblings'],
+    [1, true, 'off']
+  ] as const
+) {
   t.test(
-    `tp ${tp}, ${disableOverlapSchedule ? 'without' : 'with'} overlap: through many updates every request is of one ` +
-      'version, bit for bit as from an engine that was loaded with it',
+    `tp ${tp}, ${disableOverlapSchedule ? 'without' : 'with'} overlap, guesses ${speculative}: through many ` +
+      'updates every request is of one version, bit for bit as from an engine that was loaded with it',
     async t => {
       const models = writeModels(t)
       const options = { tp, disableOverlapSchedule }
       const fresh = await freshResults(models, options)
-      const engine = await engineOf(t, models.whole('aa'), { ...options, weightVersion: 'aa', shadowWeights: true })
+      const engine = await engineOf(t, models.whole('aa'), {
+        ...options,
+        speculative,
+        weightVersion: 'aa',
+        shadowWeights: true
+      })
       const running = new Set([0])
       let seenOld = 0
       const pure = new Map<string, number>()
@@ -52,6 +63,7 @@ for (const [tp, disableOverlapSchedule] of [[1, false], [2, false], [1, true]] a
       await Promise.all(streams)
       t.equal(pure.size, HALVES.length, JSON.stringify([...pure]))
       t.ok(seenOld > 0, `${seenOld} updates left requests on old weights`)
+      if (speculative === 'siblings') t.ok(engine.stats.acceptedTokens > 0, 'guesses were right')
     }
   )
 }

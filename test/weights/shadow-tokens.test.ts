@@ -10,15 +10,26 @@ process.env.REFIT_NATIVE = join(packageRoot, 'build/faults/refit.node')
 
 // An engine with two sets of weights generates while updates arrive.
 
-for (const [tp, disableOverlapSchedule] of [[1, false], [2, false], [1, true]] as const) {
+for (
+  const [tp, disableOverlapSchedule, speculative] of [
+    [1, false, 'off'],
+    [2, false, 'siblings'],
+    [1, true, 'off']
+  ] as const
+) {
   t.test(
-    `tp ${tp}, ${disableOverlapSchedule ? 'without' : 'with'} overlap: through many swaps each token is of the ` +
-      'weights that its version names',
+    `tp ${tp}, ${disableOverlapSchedule ? 'without' : 'with'} overlap, guesses ${speculative}: through many ` +
+      'swaps each token is of the weights that its version names',
     async t => {
       const models = writeModels(t)
       const options = { tp, disableOverlapSchedule }
       const fresh = await freshResults(models, options)
-      const engine = await engineOf(t, models.whole('aa'), { ...options, weightVersion: 'aa', shadowWeights: true })
+      const engine = await engineOf(t, models.whole('aa'), {
+        ...options,
+        speculative,
+        weightVersion: 'aa',
+        shadowWeights: true
+      })
       const running = new Set([0])
       const pure = new Map<string, number>()
       let mixed = 0

@@ -1,4 +1,5 @@
 import type { OptionTable } from '../option.ts'
+import { DRAFT_TOKENS } from '../../contract/speculation.ts'
 import { OLD_WEIGHTS_TIMEOUT_SECONDS, UPDATE_DEADLINE_SECONDS } from '../../contract/update-deadline.ts'
 
 /** Options of the engine: devices, sizes, weight updates. */
@@ -220,6 +221,24 @@ export const ENGINE_OPTIONS = {
     group: 'engine',
     aliases: ['no-async-scheduling'],
     help: 'A step is planned when the one before has ended, not while it runs: slower, with the same results.'
+  },
+  speculative: {
+    type: 'choice',
+    default: 'off',
+    group: 'engine',
+    choices: ['off', 'siblings'],
+    help: 'siblings: guesses the next tokens of a request from outputs of the same prompt, of any weights, and ' +
+      'computes them in one step. It keeps those that it samples itself, so outputs stay as they are ' +
+      '(docs/speculation.md).'
+  },
+  speculativeNumDraftTokens: {
+    type: 'integer',
+    default: DRAFT_TOKENS,
+    min: 1,
+    max: 128,
+    group: 'engine',
+    value: 'N',
+    help: 'Most guessed tokens of a request in one step (--speculative).'
   },
   enableWeightsCpuBackup: {
     type: 'boolean',

@@ -35,7 +35,9 @@ export function vllmConfig (
     device_config: { device_type: device },
     load_config: { load_format: loaded.loadFormat },
     lora_config: adapters === undefined ? null : loraConfig(adapters),
-    speculative_config: null,
+    speculative_config: info.speculative === undefined
+      ? null
+      : { method: 'siblings', num_speculative_tokens: info.speculative.draftTokens },
     quant_config: null,
     // The backend of broadcasts. CUDA IPC and disk need none.
     weight_transfer_config: { backend: device === 'cuda' ? 'nccl' : 'gloo' }

@@ -1,5 +1,6 @@
 import type { StepResult } from '../../native/step.ts'
 import type { ErrorCode } from '../../errors.ts'
+import { Drafter } from '../speculation/drafter.ts'
 import { ExpertPages } from '../expert-pages.ts'
 import { KvMemory } from '../memory/kv-memory.ts'
 import { LostDevice } from '../lost-device.ts'
@@ -11,7 +12,8 @@ import type { Sequence } from './sequence.ts'
 import { stepTokens } from '../step-device.ts'
 import type { SchedulerOptions } from '../step-device.ts'
 import type { StepBuilder } from './step-builder.ts'
-import { fillStep, reserveDecodes } from './fill-step.ts'
+import { draftsOf, fillStep, reserveDecodes } from './fill-step.ts'
+import { stepCounters } from './step-counters.ts'
 import { StepResults } from './step-results.ts'
 import { StepsUnderWay } from './steps-under-way.ts'
 import { stuckAfter } from './token-constraint.ts'
@@ -30,9 +32,7 @@ export class Batcher {
   readonly kv: KvMemory
   readonly experts: ExpertPages
   readonly running: Sequence[] = []
-  /** Waiting sequences that have run before (retracted). */
-  startedWaiting = 0
-  readonly counters = { promptTokens: 0, generationTokens: 0, prefixHitTokens: 0, retractions: 0, steps: 0, stepMs: 0 }
+  readonly counters = stepCounters()
 
   readonly #options: SchedulerOptions
   readonly #queue = new WaitingQueue()
@@ -42,7 +42,8 @@ export class Batcher {
   readonly #weights: WeightsInUse
   readonly #steps: StepsUnderWay
   readonly #maxBatchTokens: number
-  #parked = 0
+  /** Null if nothing is guessed. */
+  readonly #drafter: Drafter | null
 
   constructor (options: SchedulerOptions) {
     this.#options = options
@@ -52,10 +53,16 @@ export class Batcher {
     this.#sharing = new PrefillSharing(this.kv)
     this.#steps = new StepsUnderWay(options)
     this.#maxBatchTokens = stepTokens(options)
+    this.#drafter = options.drafts === undefined ? null : new Drafter(options.drafts, this.counters)
   }
 
   get waiting (): number {
-    return this.#queue.size + this.#parked
+    return this.#queue.size
+  }
+
+  /** Number of waiting sequences that have run before (retracted). */
+  get startedWaiting (): number {
+    return this.#queue.started
   }
 
   get idle (): boolean {
@@ -80,7 +87,8 @@ export class Batcher {
   add (seq: Sequence): void {
     seq.arrivedAt = this.#options.now()
     this.#live.set(seq.id, seq)
-    this.#queue.insert(seq)
+    this.#queue.add(seq)
+    this.#drafter?.join(seq)
   }
 
   /** Ends a sequence with the tokens that it has. */
@@ -100,9 +108,7 @@ export class Batcher {
    */
   step (startedOnly: boolean): boolean {
     let worked = this.#steps.count === 0 && this.#begin(startedOnly)
-    if (this.#steps.count === 1 && this.#options.overlap && this.running.every(seq => seq.isForeseeable)) {
-      if (this.#begin(startedOnly)) worked = true
-    }
+    if (this.#steps.count === 1 && this.#isForeseeable && this.#begin(startedOnly)) worked = true
     if (this.#steps.count === 0) return worked
     this.#collect()
     return true
@@ -159,16 +165,16 @@ export class Batcher {
   /** Throws if pages or lists are inconsistent. For tests. */
   check (): void {
     this.kv.check(this.running)
-    let queued = 0
-    for (let seq = this.#queue.first; seq !== null; seq = seq.next, queued++) {
-      if (seq.state !== 'queued' || seq.pageCount > 0) throw new Error('a waiting sequence is not as it should be')
-      if (seq.next !== null && seq.next.arrival < seq.arrival) throw new Error('the queue is out of order')
-    }
-    if (queued !== this.#queue.size || queued + this.#parked + this.running.length !== this.#live.size) {
-      throw new Error('sequences are lost')
-    }
-    const started = this.all().filter((seq) => seq.started && seq.state !== 'running').length
+    this.#queue.check()
+    if (this.#queue.size + this.running.length !== this.#live.size) throw new Error('sequences are lost')
+    const started = this.all().filter(seq => seq.started && seq.state !== 'running').length
     if (started !== this.startedWaiting) throw new Error('the count of retracted sequences is wrong')
+  }
+
+  /** The step after the one under way may be planned, and would gain nothing by waiting for its tokens. */
+  get #isForeseeable (): boolean {
+    return this.#options.overlap && this.running.every(seq => seq.isForeseeable) &&
+      (this.#drafter === null || draftsOf(this.#drafter, this.running, this.kv, this.#maxBatchTokens).size === 0)
   }
 
   /** Plans a step and begins it; returns false if nothing was done. */
@@ -198,6 +204,7 @@ export class Batcher {
       return
     }
     this.#apply(ended.step, ended.result)
+    if (ended.step.onlySamples) this.#drafter?.timed(ended.step.tokens, ended.ms)
     this.counters.steps++
     this.counters.stepMs = ended.ms
   }
@@ -224,9 +231,7 @@ export class Batcher {
       const leader = this.#sharing.leaderOf(seq)
       if (leader !== undefined) {
         this.kv.release(seq)
-        this.#queue.remove(seq)
-        seq.state = 'parked'
-        this.#parked++
+        this.#queue.park(seq)
         leader.waiters.push(seq)
         continue
       }
@@ -249,8 +254,7 @@ export class Batcher {
     seq.state = 'running'
     seq.prefilling = true
     if (seq.completion === 0) seq.cachedTokens = seq.computed
-    if (seq.started) this.startedWaiting--
-    else {
+    if (!seq.started) {
       seq.started = true
       seq.startedAt = this.#options.now()
       this.counters.promptTokens += seq.promptLength
@@ -266,7 +270,8 @@ export class Batcher {
       const isOfStep = (seq: Sequence): boolean => seq.weights === weights
       if (!reserveDecodes(() => this.running.filter(isOfStep), this.kv, () => this.#retractOne())) return null
       const step = this.#steps.prepare(weights)
-      fillStep(step, this.running.filter(isOfStep), this.kv, this.#maxBatchTokens)
+      const drafter = this.#steps.count === 0 ? this.#drafter : null
+      fillStep(step, this.running.filter(isOfStep), this.kv, this.#maxBatchTokens, drafter)
       if (step.sequences.length > 0) return step
     }
     return null
@@ -290,7 +295,7 @@ export class Batcher {
   }
 
   #apply (step: StepBuilder, result: StepResult): void {
-    const { sequences, takes, samples, version } = step
+    const { sequences, takes, samples, drafts, version } = step
     const results = new StepResults(step, result)
     for (let i = 0; i < sequences.length; i++) {
       const seq = sequences[i]!
@@ -304,22 +309,27 @@ export class Batcher {
       seq.computed += takes[i]!
       const prefilled = seq.prefilling && seq.computed === seq.length
       if (prefilled) this.#prefilled(seq)
-      const taken = results.take(i)
-      this.counters.generationTokens += taken.event?.tokens.length ?? 0
-      if (taken.broken !== null) {
-        this.fail(seq, ...taken.broken)
+      const { events, accepted, broken } = results.take(i)
+      this.counters.generationTokens += events.length
+      const drafted = drafts[i]!.length
+      if (drafted > 0) this.#drafter!.count(drafted, accepted)
+      // The KV of guesses that were wrong is overwritten.
+      seq.computed -= drafted - accepted
+      if (broken !== null) {
+        this.fail(seq, ...broken)
         continue
       }
       // Nothing to sample: the request only scores its prompt.
-      const event = prefilled && taken.event === null
-        ? tokenEvent(seq, version, { type: 'length', length: seq.completion })
-        : taken.event
-      if (event === null) continue
-      // The first prefill has ended if all tokens so far are from this step.
-      if (seq.completion === event.tokens.length) event.times = seq.timesAt(this.#options.now())
-      giveScores(seq, event)
-      if (event.finish === null) this.#options.sink.event(seq.id, event)
-      else this.#finish(seq, event)
+      if (prefilled && events.length === 0) {
+        events.push(tokenEvent(seq, version, { type: 'length', length: seq.completion }))
+      }
+      // The first prefill has ended if this step has given the first token.
+      if (events.length > 0 && seq.completion <= 1) events[0]!.times = seq.timesAt(this.#options.now())
+      for (const event of events) {
+        giveScores(seq, event)
+        if (event.finish === null) this.#options.sink.event(seq.id, event)
+        else this.#finish(seq, event)
+      }
     }
   }
 
@@ -347,7 +357,7 @@ export class Batcher {
     seq.prefilling = false
     seq.experts = undefined
     this.kv.keep(seq)
-    this.#requeue(this.#sharing.end(seq))
+    this.#queue.unpark(this.#sharing.end(seq))
   }
 
   #retract (seq: Sequence): void {
@@ -361,9 +371,7 @@ export class Batcher {
   #suspend (seq: Sequence): void {
     seq.experts = this.experts.of(seq)
     this.#stop(seq)
-    seq.state = 'queued'
-    this.startedWaiting++
-    this.#queue.insert(seq)
+    this.#queue.add(seq)
   }
 
   #stop (seq: Sequence): void {
@@ -371,29 +379,16 @@ export class Batcher {
     this.kv.release(seq)
     seq.prefilling = false
     seq.addBegun(-seq.begun, -seq.begunSamples)
-    this.#requeue(this.#sharing.end(seq))
+    this.#queue.unpark(this.#sharing.end(seq))
   }
 
   #leave (seq: Sequence, keep: boolean): void {
     if (seq.state === 'running') {
       if (keep) this.kv.keep(seq)
       this.#stop(seq)
-    } else {
-      if (seq.state === 'queued') this.#queue.remove(seq)
-      else this.#parked--
-      if (seq.started) this.startedWaiting--
-    }
+    } else this.#queue.remove(seq)
     seq.state = 'done'
     this.#live.delete(seq.id)
-  }
-
-  /** From the last to the first, so that each finds its place at the front of the queue. */
-  #requeue (waiters: Sequence[]): void {
-    for (let i = waiters.length - 1; i >= 0; i--) {
-      const seq = waiters[i]!
-      seq.state = 'queued'
-      this.#parked--
-      this.#queue.insert(seq)
-    }
+    this.#drafter?.leave(seq)
   }
 }

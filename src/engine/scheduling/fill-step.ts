@@ -1,4 +1,6 @@
 import type { KvMemory } from '../memory/kv-memory.ts'
+import { NO_DRAFTS } from '../speculation/drafter.ts'
+import type { Drafter, Drafts } from '../speculation/drafter.ts'
 import { bySlot } from './sequence.ts'
 import type { Sequence } from './sequence.ts'
 import type { StepBuilder } from './step-builder.ts'
@@ -23,12 +25,34 @@ export function reserveDecodes (
   }
 }
 
+/** Drafts for the next step, whose decodes have their pages. A prefill has room for a page, and drafts evict none. */
+export function draftsOf (drafter: Drafter, running: readonly Sequence[], kv: KvMemory, maxTokens: number): Drafts {
+  const decodes = running.filter(seq => seq.generates)
+  return drafter.choose(decodes, maxTokens - decodes.length - kv.pageSize, seq => {
+    const pages = seq.pageCount + Math.floor(kv.allocator.free / decodes.length)
+    return Math.min(pages * kv.pageSize, seq.maxLength - 1) - seq.nextLength
+  })
+}
+
 /**
- * Decodes first, one token each. Then prefills in order, as far as `maxTokens` reach, in chunks that end at a page
- * border. Every decode has its page.
+ * Decodes first, one token each and those that are guessed. Then prefills in order, as far as `maxTokens` reach, in
+ * chunks that end at a page border. Every decode has its page. `drafter` is null while a step is under way: guesses
+ * follow tokens that are known.
  */
-export function fillStep (step: StepBuilder, running: readonly Sequence[], kv: KvMemory, maxTokens: number): void {
-  for (const seq of bySlot(running)) if (seq.generates) step.add(seq, 1, seq.pageCount)
+export function fillStep (
+  step: StepBuilder,
+  running: readonly Sequence[],
+  kv: KvMemory,
+  maxTokens: number,
+  drafter: Drafter | null
+): void {
+  const drafts = drafter === null ? NO_DRAFTS : draftsOf(drafter, running, kv, maxTokens)
+  for (const seq of bySlot(running)) {
+    if (!seq.generates) continue
+    const draft = drafts.get(seq)
+    if (draft !== undefined) kv.reserve(seq, seq.length + draft.length)
+    step.add(seq, 1, kv.pagesFor(seq.nextComputed + 1 + (draft?.length ?? 0)), draft)
+  }
   for (const seq of running) {
     if (seq.decodes) continue
     const room = maxTokens - step.tokens

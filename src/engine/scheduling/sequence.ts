@@ -5,6 +5,7 @@ import type { TokenConstraint } from './token-constraint.ts'
 import type { FinishReason } from '../../contract/rollout-engine.ts'
 import type { StepWeights } from './step-weights.ts'
 import type { PlacedRequest } from '../messages.ts'
+import type { Drafting } from '../speculation/drafter.ts'
 import { inputTables } from '../score-table.ts'
 import type { InputTables } from '../score-table.ts'
 
@@ -70,6 +71,8 @@ export class Sequence {
   keptIds = 0
   /** Requests that wait for this one's prefill. */
   waiters: Sequence[] = []
+  /** Sources of its drafts; null if it takes none. */
+  drafting: Drafting | null = null
   /** Key of the page that waiters wait for; see PrefillSharing. */
   leads: { hash: number, node: CacheNode } | null = null
   /** Neighbours in the waiting queue. */
@@ -157,11 +160,17 @@ export class Sequence {
     return this.decodes && this.nextLength < this.maxLength
   }
 
-  /** Its next step can be planned before the one under way has given a token: it does not depend on which one. */
+  /** How a token is sampled does not depend on which output tokens come before it. */
+  get takesDrafts (): boolean {
+    return !this.penalties && this.constraint === null && (this.request.sampling.badWords ?? []).length === 0
+  }
+
+  /**
+   * Its next step can be planned before the one under way has given a token: it does not depend on which one, and there
+   * is one at most.
+   */
   get isForeseeable (): boolean {
-    const { sampling } = this.request
-    return !this.penalties && this.constraint === null && (sampling.badWords ?? []).length === 0 &&
-      (!this.prefilling || this.nextScore >= this.promptLength)
+    return this.takesDrafts && this.begunSamples <= 1 && (!this.prefilling || this.nextScore >= this.promptLength)
   }
 
   /** A step that computes so many of its tokens, and samples so many, has begun; or has ended, with counts below 0. */

@@ -6,6 +6,7 @@ import type { Sequence } from './sequence.ts'
 import type { StepWeights } from './step-weights.ts'
 
 const NO_IDS: number[] = []
+const NO_DRAFT: readonly number[] = []
 const NO_ADAPTERS = new Int32Array(0)
 
 /** Gathers one step's batch in arrays that are reused from step to step. */
@@ -16,7 +17,9 @@ export class StepBuilder {
   /** Sequences of the step, and the number of tokens computed for each. */
   readonly sequences: Sequence[] = []
   readonly takes: number[] = []
-  /** 1 for each sequence whose next token is sampled, else 0. */
+  /** Guesses that are computed after a sequence's own tokens; they count in `takes`. */
+  readonly drafts: (readonly number[])[] = []
+  /** Tokens that are sampled for each sequence: after its last token, and after each guess. */
   readonly samples: number[] = []
   /** Per row: its sequence, and the prompt position that it scores, or -1 if it samples. */
   readonly rowSequences: Sequence[] = []
@@ -47,6 +50,7 @@ export class StepBuilder {
     this.sequences.length =
       this.takes.length =
       this.samples.length =
+      this.drafts.length =
       this.rowSequences.length =
       this.rowPositions.length =
         0
@@ -98,19 +102,27 @@ export class StepBuilder {
     return this.#tokens.length
   }
 
+  /** A token is sampled after each of its tokens: nothing is prefilled. */
+  get onlySamples (): boolean {
+    return this.samples.every((samples, i) => samples === this.takes[i])
+  }
+
   /**
    * Adds the next `take` tokens of a sequence, with rows for the prompt positions to score and, at the end of its
-   * tokens, for the next one.
+   * tokens, for the next one. A `draft` follows the last token, with a row after each of its tokens. `pages`: those
+   * that hold all of these.
    */
-  add (seq: Sequence, take: number, pages: number): void {
+  add (seq: Sequence, take: number, pages: number, draft = NO_DRAFT): void {
     const start = seq.nextComputed
     const end = start + take
     const base = this.#tokens.length - start
     const { nextLength, nextCompletion, begunRow } = seq
     this.sequences.push(seq)
-    this.takes.push(take)
+    this.takes.push(take + draft.length)
+    this.drafts.push(draft)
     this.#tokens.append(seq.tokens, start, Math.min(end, seq.length))
     if (end > seq.length) this.#tokens.push(~begunRow)
+    for (const token of draft) this.#tokens.push(token)
     this.#seqOffsets.push(this.#tokens.length)
     this.#startPos.push(start)
     this.#adapters.push(seq.slot)
@@ -120,12 +132,13 @@ export class StepBuilder {
     for (let position = Math.max(seq.nextScore, 1); position <= end && position < seq.promptLength; position++) {
       this.#scoreRow(seq, base + position - 1, position)
     }
-    const samples = end === nextLength && nextLength < seq.maxLength
-    this.samples.push(samples ? 1 : 0)
-    seq.addBegun(take, samples ? 1 : 0)
-    if (!samples) return
-    seq.begunRow = this.rowSequences.length
-    this.#sampleRow(seq, base + end - 1, nextCompletion)
+    const samples = end === nextLength && nextLength < seq.maxLength ? 1 + draft.length : 0
+    this.samples.push(samples)
+    seq.addBegun(take + draft.length, samples)
+    for (let i = 0; i < samples; i++) {
+      seq.begunRow = this.rowSequences.length
+      this.#sampleRow(seq, base + end - 1 + i, nextCompletion + i)
+    }
   }
 
   batch (): StepBatch {

@@ -1,0 +1,158 @@
+import type { Sequence } from '../scheduling/sequence.ts'
+import type { StepCounters } from '../scheduling/step-counters.ts'
+import { GuessRates } from './guess-rates.ts'
+import { PromptTexts } from './prompt-texts.ts'
+import { StepCost } from './step-cost.ts'
+import type { Draft } from './text-index.ts'
+
+/** Tokens of ended outputs that are kept, over all prompts: 64 MB. */
+const MOST_KEPT_TOKENS = 1 << 24
+/** Most tokens of a step of decodes and drafts. A GPU computes about as many in the time of its memory reads. */
+const MOST_STEP_TOKENS = 256
+/** Bounds of the chance that a guessed token must have, for times of steps are noisy. */
+const LEAST_CHANCE = 0.15
+const MOST_CHANCE = 0.75
+/** Drafts are computed if so many right tokens are expected for each sequence of the step. */
+const LEAST_GAIN = 0.1
+
+/** Texts that a sequence is drafted from, and its last draft, which begins at position `at`. */
+export interface Drafting {
+  readonly key: string
+  readonly texts: PromptTexts
+  draft: Draft
+  at: number
+}
+
+/** Guessed tokens for each sequence that has any. */
+export type Drafts = ReadonlyMap<Sequence, readonly number[]>
+
+export const NO_DRAFTS: Drafts = new Map()
+const NO_DRAFT: Draft = { tokens: [], classes: [], chances: [] }
+
+/**
+ * Guesses the next tokens of sequences from outputs of the same prompt, in the manner of SuffixDecoding (arXiv
+ * 2411.04975): those that run beside it, and those that ended before, with any weights. The engine computes guesses
+ * with the last token and keeps those that it samples itself, so outputs are those without guesses.
+ */
+export class Drafter {
+  readonly #most: number
+  readonly #counters: StepCounters
+  readonly #cost = new StepCost()
+  readonly #rates = new GuessRates()
+  /** By prompt, adapter and cache salt; the last used come last. */
+  readonly #prompts = new Map<string, PromptTexts>()
+  #keptTokens = 0
+
+  /** `most`: guessed tokens of a sequence in one step. It counts in `counters`. */
+  constructor (most: number, counters: StepCounters) {
+    this.#most = most
+    this.#counters = counters
+  }
+
+  /** Follows a sequence from its arrival on. */
+  join (seq: Sequence): void {
+    if (!seq.takesDrafts) return
+    const key = promptKey(seq)
+    const texts = this.#prompts.get(key) ?? new PromptTexts(seq.request.inputIds)
+    if (texts.isLive) this.#prompts.delete(key)
+    else this.#forget(key, texts)
+    this.#prompts.set(key, texts)
+    texts.add(seq)
+    seq.drafting = { key, texts, draft: NO_DRAFT, at: 0 }
+  }
+
+  /** Keeps the output of a sequence that has ended. */
+  leave (seq: Sequence): void {
+    const { drafting } = seq
+    if (drafting === null) return
+    const { texts } = drafting
+    seq.drafting = null
+    texts.remove(seq)
+    if (texts.isLive) return
+    this.#keptTokens += texts.size
+    for (const [key, oldest] of this.#prompts) {
+      if (this.#keptTokens <= MOST_KEPT_TOKENS) return
+      if (!oldest.isLive) this.#forget(key, oldest)
+    }
+  }
+
+  /**
+   * Drafts for a step that decodes `sequences`, at most `room` tokens in all, the likeliest first; none if they are not
+   * worth it. They follow the tokens of a step under way. `mostOf`: the most tokens for one sequence.
+   */
+  choose (sequences: readonly Sequence[], room: number, mostOf: (seq: Sequence) => number): Drafts {
+    const left = Math.min(room, MOST_STEP_TOKENS - sequences.length)
+    if (left <= 0) return NO_DRAFTS
+    const least = Math.min(MOST_CHANCE, Math.max(LEAST_CHANCE, this.#cost.shareOfToken(sequences.length)))
+    const drafts: { seq: Sequence, draft: Draft }[] = []
+    let gain = 0
+    for (const seq of sequences) {
+      const draft = this.#draft(seq, Math.min(this.#most, left, mostOf(seq)), least)
+      if (draft === null) continue
+      drafts.push({ seq, draft })
+      for (const chance of draft.chances) gain += chance
+    }
+    if (drafts.length === 0 || gain < LEAST_GAIN * sequences.length) return NO_DRAFTS
+    const all = drafts.flatMap(({ draft }) => draft.chances)
+    // Chances fall along a draft, so the likeliest tokens of all are the first ones of each.
+    const above = all.length <= left ? 0 : all.sort((a, b) => b - a)[left]!
+    return new Map(drafts.flatMap(({ seq, draft: { tokens, chances } }) => {
+      const taken = tokens.filter((_, i) => chances[i]! > above)
+      return taken.length === 0 ? [] : [[seq, taken]]
+    }))
+  }
+
+  /** Learns how long a step took that only decoded, with so many tokens. */
+  timed (tokens: number, ms: number): void {
+    this.#cost.observe(tokens, ms)
+  }
+
+  /** Counts a draft of so many tokens that was computed, the first `accepted` of which were right. */
+  count (drafted: number, accepted: number): void {
+    this.#counters.drafts++
+    this.#counters.draftTokens += drafted
+    this.#counters.acceptedTokens += accepted
+  }
+
+  #draft (seq: Sequence, most: number, least: number): Draft | null {
+    const { drafting, begunSamples } = seq
+    if (drafting === null || most <= 0) return null
+    this.#learn(seq, drafting)
+    drafting.at = seq.length
+    drafting.draft = drafting.texts.index().draft(seq, begunSamples + most, this.#rates, least)
+    const { tokens, classes, chances } = drafting.draft
+    const likely = chances.findIndex(chance => chance < least)
+    const end = likely < 0 ? tokens.length : likely
+    if (end <= begunSamples) return null
+    return {
+      tokens: tokens.slice(begunSamples, end),
+      classes: classes.slice(begunSamples, end),
+      chances: chances.slice(begunSamples, end)
+    }
+  }
+
+  /** Compares the last draft of a sequence, computed or not, with its tokens since then. */
+  #learn (seq: Sequence, { draft: { tokens, classes }, at }: Drafting): void {
+    for (let i = 0; i < tokens.length && at + i < seq.length; i++) {
+      const right = seq.tokens[at + i] === tokens[i]
+      this.#rates.learn(classes[i]!, right)
+      if (!right) return
+    }
+  }
+
+  /** Forgets a prompt that no sequence has. */
+  #forget (key: string, texts: PromptTexts): void {
+    if (this.#prompts.delete(key)) this.#keptTokens -= texts.size
+  }
+}
+
+/** Callers that a cache salt keeps apart learn nothing about each other's texts by the time that their own take. */
+function promptKey ({ request: { inputIds, cacheSalt = '', adapter = '' } }: Sequence): string {
+  let a = 0
+  let b = 1
+  for (const token of inputIds) {
+    a = Math.imul(a ^ token, 0x9e3779b1) ^ a >>> 15
+    b = Math.imul(b ^ token, 0x85ebca6b) ^ b >>> 13
+  }
+  return JSON.stringify([inputIds.length, a, b, adapter, cacheSalt])
+}

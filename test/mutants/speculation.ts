@@ -1,0 +1,88 @@
+import type { Mutant } from './mutant.ts'
+
+const RANDOM = ['test/engine/scheduler-random.test.ts']
+
+export const speculation: readonly Mutant[] = [
+  {
+    why: 'tokens after a wrong guess are kept',
+    file: 'src/engine/scheduling/step-results.ts',
+    before: 'last.tokens[0] === draft[events.length - 1])',
+    after: 'draft.length >= events.length)',
+    tests: RANDOM
+  },
+  {
+    why: 'an output goes on after its end if the guess was right',
+    file: 'src/engine/scheduling/step-results.ts',
+    before: '(broken === null && last.finish === null && ',
+    after: '(broken === null && ',
+    tests: RANDOM
+  },
+  {
+    why: 'rows of wrong guesses are read as those of the next request',
+    file: 'src/engine/scheduling/step-results.ts',
+    before: `        this.#skipRows(seq)
+        break
+`,
+    after: `        while (this.#step.rowSequences[this.#row] === seq) this.#row++
+        break
+`,
+    tests: ['test/speculation/engine.test.ts', ...RANDOM]
+  },
+  {
+    why: 'the KV of wrong guesses is kept',
+    file: 'src/engine/scheduling/batcher.ts',
+    before: `      seq.computed -= drafted - accepted
+`,
+    after: '',
+    tests: RANDOM
+  },
+  {
+    why: 'guesses may go beyond the longest output',
+    file: 'src/engine/scheduling/fill-step.ts',
+    before: 'Math.min(pages * kv.pageSize, seq.maxLength - 1)',
+    after: 'Math.min(pages * kv.pageSize, seq.maxLength + 8)',
+    tests: ['test/speculation/scheduler.test.ts']
+  },
+  {
+    why: 'a step is planned behind one with guesses',
+    file: 'src/engine/scheduling/sequence.ts',
+    before: 'this.takesDrafts && this.begunSamples <= 1 &&',
+    after: 'this.takesDrafts &&',
+    tests: RANDOM
+  },
+  {
+    why: 'end tokens are banned by the length before the guesses',
+    file: 'src/engine/scheduling/step-builder.ts',
+    before: 'this.#sampleRow(seq, base + end - 1 + i, nextCompletion + i)',
+    after: 'this.#sampleRow(seq, base + end - 1 + i, nextCompletion)',
+    tests: RANDOM
+  },
+  {
+    why: 'guesses take the pages that the prefix cache holds',
+    file: 'src/engine/scheduling/fill-step.ts',
+    before: 'Math.floor(kv.allocator.free / decodes.length)',
+    after: 'Math.floor(kv.available / decodes.length)',
+    tests: ['test/speculation/scheduler.test.ts']
+  },
+  {
+    why: 'callers with other cache salts share texts',
+    file: 'src/engine/speculation/drafter.ts',
+    before: 'JSON.stringify([inputIds.length, a, b, adapter, cacheSalt])',
+    after: 'JSON.stringify([inputIds.length, a, b, adapter, cacheSalt.length > 99])',
+    tests: ['test/speculation/drafter.test.ts']
+  },
+  {
+    why: 'kept outputs are never forgotten',
+    file: 'src/engine/speculation/drafter.ts',
+    before: '    this.#keptTokens += texts.size\n',
+    after: '',
+    tests: ['test/speculation/drafter.test.ts']
+  },
+  {
+    why: 'places of a text are lost when the table of an index grows',
+    file: 'src/engine/speculation/text-index.ts',
+    before: 'for (let place = 0; place < this.#places - 1; place++) {',
+    after: 'for (let place = 8; place < this.#places - 1; place++) {',
+    tests: ['test/speculation/text-index.test.ts']
+  }
+]
