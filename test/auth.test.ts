@@ -99,6 +99,7 @@ const LEVELS: Record<string, 'public' | 'normal' | 'admin'> = {
   'POST /unload_lora_adapter': 'admin',
   'POST /load_lora_adapter_from_tensors': 'admin',
   'POST /load_lora_adapter_from_distributed': 'admin',
+  'POST /load_lora_adapter_from_ipc': 'admin',
   'POST /v1/load_lora_adapter': 'admin',
   'POST /v1/unload_lora_adapter': 'admin',
   'POST /skyrl/v1/load_lora_adapter': 'admin',

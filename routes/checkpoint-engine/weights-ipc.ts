@@ -1,23 +1,17 @@
 import { Type } from 'typebox'
 import { abortIpcUpdates, updateFromIpc } from '../../src/dialects/checkpoint-engine/checkpoint-engine.ts'
 import { nullable, refusals, transactionField, unused, WeightsRefusal } from '../../src/http/schemas.ts'
+import { ipcTimeout, zmqHandles } from '../../src/http/updates/ipc-fields.ts'
 import { Report, toReport } from '../../src/http/updates/write-report.ts'
 import { updateRoute } from '../../src/http/updates/update-route.ts'
 import type { UpdateRoutes } from '../../src/http/updates/update-route.ts'
 
 const IpcBody = Type.Object({
-  zmq_handles: Type.Record(Type.String(), Type.String(), {
-    description:
-      "UUID of each GPU (`GPU-...`) -> ZeroMQ endpoint of the parameter server's process on it: ipc://@name or ipc:///path. " +
-      'Entries of other GPUs are ignored. Or rank (`0`, `1`, ...) -> endpoint, one for each rank.'
-  }),
+  zmq_handles: zmqHandles,
   flush_cache: Type.Optional(Type.Boolean({ description: 'Drop the prefix cache (default true).' })),
   weight_version: nullable(Type.String(), 'The label of the new weights.'),
   transaction: transactionField,
-  timeout: nullable(
-    Type.Number({ exclusiveMinimum: 0, maximum: 86400 }),
-    "refit's own: longest time of the whole update in seconds (default 3600)."
-  ),
+  timeout: ipcTimeout,
   torch_empty_cache: unused()
 }, { title: 'IpcUpdateRequest' })
 

@@ -88,7 +88,7 @@ function announce (tensor: TensorDescriptor, fileOf: ReadonlyMap<TensorStorage, 
 }
 
 /** The byte of its source at which a storage starts. */
-function startOf (storage: TensorStorage): number {
+export function startOf (storage: TensorStorage): number {
   return storage.kind === 'shared-file' ? SHARED_FILE_HEADER : storage.kind === 'cuda' ? storage.offset : 0
 }
 

@@ -1,5 +1,4 @@
 import type { AdapterReport } from '../contract/adapters.ts'
-import type { StoredSource } from '../contract/weight-source.ts'
 import { RefitError } from '../errors.ts'
 import { announcedTensors, requireWeights } from '../sources/distributed/announced.ts'
 import type { ReceivedTensors } from '../sources/distributed/distributed.ts'
@@ -14,6 +13,7 @@ import {
 } from './adapter-load.ts'
 import type { AdapterHost, GroupAdapter } from './adapter-load.ts'
 import { GROUP_NAME } from './distributed-update.ts'
+import { joinSources } from './join-sources.ts'
 
 export interface AdapterPart {
   /** The loaded adapter; null until its last part has come. */
@@ -76,7 +76,7 @@ export class AdapterParts {
     }
     const report = await loadAdapterFromSource(this.#host, { name }, {
       config,
-      open: async () => joined(begun.parts.map(({ source }) => source)),
+      open: async () => joinSources(begun.parts.map(({ source }) => source)),
       path: FROM_TENSORS
     })
     return { report, missing }
@@ -120,13 +120,5 @@ export class AdapterParts {
       const request = { names, dtypes, shapes, group_name: groupName, load_format: loadFormat }
       throw withNote(ofAdapter(name, error), await this.#host.distributed.refuse(request, groupName))
     }
-  }
-}
-
-function joined (parts: readonly StoredSource[]): StoredSource {
-  return {
-    ...parts[0]!,
-    tensors: parts.flatMap(({ tensors }, source) => tensors.map(tensor => ({ ...tensor, source }))),
-    sources: parts.flatMap(({ sources }) => sources)
   }
 }

@@ -23,10 +23,14 @@ function value (it: unknown): Buffer {
 
 export const pickle = (it: unknown): Buffer => assemble(PROTO4, value(it), '.')
 
-/** A sender that only sends its messages, one after each answer, and collects the answers. */
+/**
+ * A sender that only sends its messages, one after each answer, and collects the answers. `prepare` runs before each
+ * message, to fill a buffer.
+ */
 export async function sender (
   t: Test,
-  messages: readonly Buffer[]
+  messages: readonly Buffer[],
+  prepare: (message: number) => void = () => {}
 ): Promise<{ endpoint: string, answers: Promise<string[]> }> {
   const folder = mkdtempSync(join(tmpdir(), 'refit-zmq-'))
   const path = join(folder, 's')
@@ -39,17 +43,22 @@ export async function sender (
   })
   return {
     endpoint: `ipc://${path}`,
-    answers: once(server, 'connection').then(async ([socket]) => await converse(socket as Socket, messages))
+    answers: once(server, 'connection').then(async ([socket]) => await converse(socket as Socket, messages, prepare))
   }
 }
 
-async function converse (socket: Socket, messages: readonly Buffer[]): Promise<string[]> {
+async function converse (
+  socket: Socket,
+  messages: readonly Buffer[],
+  prepare: (message: number) => void
+): Promise<string[]> {
   const reader = new ZmtpReader()
   const answers: string[] = []
-  const send = (): void => {
+  const send = (): unknown => {
     const message = messages[answers.length]
-    if (message === undefined) socket.end()
-    else socket.write(zmtpMessage([Buffer.alloc(0), message]))
+    if (message === undefined) return socket.end()
+    prepare(answers.length)
+    socket.write(zmtpMessage([Buffer.alloc(0), message]))
   }
   socket.write(Buffer.concat([zmtpGreeting(), zmtpReady('REQ')]))
   send()

@@ -221,7 +221,7 @@ export const http: readonly Mutant[] = [
   },
   {
     why: 'senders of different buckets are not noticed',
-    file: 'src/dialects/checkpoint-engine/update.ts',
+    file: 'src/dialects/checkpoint-engine/bucket-receiver.ts',
     before: 'name !== first!.pieces[piece]!.name)',
     after: 'name === undefined && piece > first!.pieces.length)',
     tests: [
@@ -229,6 +229,20 @@ export const http: readonly Mutant[] = [
       'test/dialects/checkpoint-engine.test.ts',
       'test/dialects/checkpoint-engine-stopped.test.ts'
     ]
+  },
+  {
+    why: 'a refused adapter of buckets leaves its senders without replies',
+    file: 'src/dialects/checkpoint-engine/adapter.ts',
+    before: 'if (!isStopped) await peers?.dismiss(errorMessage(error))',
+    after: 'if (isStopped) await peers?.dismiss(errorMessage(error))',
+    tests: ['test/dialects/checkpoint-engine-adapter.test.ts']
+  },
+  {
+    why: 'buckets of an adapter that does not fit are kept until the last one',
+    file: 'src/dialects/checkpoint-engine/adapter.ts',
+    before: 'requireAdapters(this.#engine).missingOf?.(',
+    after: 'void ((..._: unknown[]) => {})(',
+    tests: ['test/dialects/checkpoint-engine-adapter.test.ts']
   },
   {
     why: 'the page shows prompts without --ui-prompts',

@@ -2,6 +2,13 @@ import type { Mutant } from './mutant.ts'
 
 export const sources: readonly Mutant[] = [
   {
+    why: 'a copied tensor is read at its place in the memory of its sender',
+    file: 'src/sources/tensor/copied-tensors.ts',
+    before: 'offset: tensor.offset - begin,',
+    after: 'offset: tensor.offset,',
+    tests: ['test/sources/copied-tensors.test.ts']
+  },
+  {
     why: 'a file that is rewritten with its size and mtime restored counts as unchanged',
     file: 'src/sources/disk/watched-file.ts',
     before: "'mtimeNs', 'ctimeNs'] as const",

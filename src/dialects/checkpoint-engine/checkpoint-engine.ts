@@ -2,9 +2,12 @@ import { setMaxListeners } from 'node:events'
 import { RefitError } from '../../errors.ts'
 import { labelText } from '../../http/updates/update-fields.ts'
 import type { UpdatesContext } from '../../http/context.ts'
+import type { AdapterReport } from '../../contract/adapters.ts'
 import type { EngineInfo } from '../../contract/rollout-engine.ts'
 import type { WriteReport } from '../../contract/weight-source.ts'
 import { toGpuUuid } from '../../wire/torch/gpus.ts'
+import { runIpcAdapter } from './adapter.ts'
+import type { IpcAdapter } from './adapter.ts'
 import { Peers } from './peers.ts'
 import type { Slot } from './peers.ts'
 import { runIpcUpdate } from './update.ts'
@@ -93,9 +96,46 @@ export async function updateFromIpc (
 ): Promise<IpcUpdated> {
   const slots = chooseSlots(context.engine.info, zmqHandles)
   const { flush_cache: flushCache = true, weight_version: version = null, transaction = null, timeout } = fields
-  const deadlineMs = timeout == null ? DEADLINE_MS : timeout * 1000
+  const deadlineMs = toDeadline(timeout)
+  const report = await runIpcUpdate(
+    context,
+    slots,
+    { flushCache, version, transaction, deadlineMs },
+    linkTo(context, slots, deadlineMs)
+  )
+  return {
+    message: `IPC weight update completed successfully${version === null ? '' : '.'}${labelText(version, report)}`,
+    report
+  }
+}
+
+/**
+ * Loads a LoRA adapter that verl's workers send in buckets, as they send weights (docs/trainers/verl.md). `zmqHandles`
+ * as for updates; every socket sends the whole adapter.
+ */
+export async function loadAdapterFromIpc (
+  context: UpdatesContext,
+  zmqHandles: Readonly<Record<string, string>>,
+  adapter: IpcAdapter,
+  /** Longest time of the whole load, in seconds. */
+  timeout?: number | null
+): Promise<AdapterReport> {
+  const slots = chooseSlots(context.engine.info, zmqHandles)
+  return await runIpcAdapter(context, slots, adapter, linkTo(context, slots, toDeadline(timeout)))
+}
+
+function toDeadline (timeout: number | null | undefined): number {
+  return timeout == null ? DEADLINE_MS : timeout * 1000
+}
+
+/** Connects to the sockets of an exchange, which belong to it from `connect` to `end`. */
+function linkTo (
+  context: UpdatesContext,
+  slots: readonly Slot[],
+  deadlineMs: number
+): { connect: () => Promise<Peers>, end: () => void } {
   let exchange: ReturnType<Exchanges['begin']> | undefined
-  const report = await runIpcUpdate(context, slots, { flushCache, version, transaction, deadlineMs }, {
+  return {
     connect: async () => {
       exchange = exchangesOf(context).begin(slots, deadlineMs)
       return await Peers.connect(slots, {
@@ -107,10 +147,6 @@ export async function updateFromIpc (
     end: () => {
       exchange?.end()
     }
-  })
-  return {
-    message: `IPC weight update completed successfully${version === null ? '' : '.'}${labelText(version, report)}`,
-    report
   }
 }
 

@@ -1,4 +1,4 @@
-import { readServerMessage } from '../../wire/trainers/checkpoint-engine.ts'
+import { endOfExchange } from '../../wire/trainers/checkpoint-engine.ts'
 import { Replier } from './zmq-rep.ts'
 
 /** A socket of the parameter server, and the engine's ranks that use it. */
@@ -113,14 +113,11 @@ function isNone (bytes: Buffer): boolean {
   return bytes.length === 4 && bytes[0] === 0x80 && bytes.toString('latin1', 2) === 'N.'
 }
 
-/** The kind of a message after which its sender sends no other: an exception, or verl's last bucket. */
 function endOf (bytes: Buffer): 'stop' | 'bucket' | null {
   try {
-    const message = readServerMessage(bytes)
-    if (message.type === 'stop') return 'stop'
-    return message.type === 'bucket' && message.isLast === true ? 'bucket' : null
+    return endOfExchange(bytes)
   } catch {
-    // It is a handle, or not readable at all.
+    // It is not readable at all.
     return null
   }
 }

@@ -1,5 +1,6 @@
 import { Type } from 'typebox'
 import { nullable, unused } from '../schemas.ts'
+import { ipcTimeout, zmqHandles } from './ipc-fields.ts'
 import { KeptName } from './tensor-body.ts'
 
 // Fields of requests that load LoRA adapters.
@@ -81,6 +82,15 @@ export const GroupAdapterBody = Type.Object({
   ),
   lora_id: unused()
 }, { title: 'LoadAdapterFromDistributedRequest' })
+
+export const IpcAdapterBody = Type.Object({
+  lora_name: AdapterName,
+  config_dict: config,
+  zmq_handles: zmqHandles,
+  pinned,
+  upsert,
+  timeout: ipcTimeout
+}, { title: 'LoadAdapterFromIpcRequest' })
 
 export const UnloadAdapterBody = Type.Object({
   lora_name: AdapterName,

@@ -2,13 +2,11 @@ import type { DeltaHost } from '../../contract/delta-host.ts'
 import type { NativeSource } from '../../native/write-job.ts'
 import { torchItemBytes } from '../../wire/torch/dtypes.ts'
 import { countElements } from '../../wire/torch/extent.ts'
-import { payloadError, SHARED_FILE_HEADER } from '../../wire/torch/tensor.ts'
+import { payloadError } from '../../wire/torch/tensor.ts'
 import type { TensorDescriptor, TensorStorage } from '../../wire/torch/tensor.ts'
-import { readSpan } from '../disk/read-span.ts'
-import { errorMessage } from '../../errors.ts'
+import { startOf } from '../announce-tensors.ts'
+import { CHUNK_BYTES, readSource } from './read-source.ts'
 
-/** Bytes per read, so that other requests can run between two reads. */
-const CHUNK_BYTES = 256 << 20
 /** The longest Uint8Array of the oldest supported Node. */
 const MAX_BYTES = 2 ** 32 - 1
 
@@ -60,20 +58,6 @@ export class TensorBytes {
   async #span ({ name, offset, storage }: TensorDescriptor, at: number, length: number): Promise<Uint8Array> {
     const source = this.#sourceOf(storage)
     if (source === undefined) throw payloadError('it belongs to another request', name)
-    if ('segment' in source) {
-      const base = storage.kind === 'cuda' ? storage.offset : 0
-      return await this.#host.fetch(source, base + offset + at, length).catch((error: unknown) => {
-        throw (error as { code?: unknown }).code === undefined
-          ? payloadError(errorMessage(error), name)
-          : error
-      })
-    }
-    if (!('fd' in source)) throw payloadError('it lies in memory that is not shared', name)
-    return await readSpan(
-      source.fd,
-      (storage.kind === 'shared-file' ? SHARED_FILE_HEADER : 0) + offset + at,
-      length,
-      name
-    )
+    return await readSource(source, startOf(storage) + offset + at, length, { name, fetch: this.#host.fetch })
   }
 }

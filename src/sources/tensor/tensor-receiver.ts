@@ -365,7 +365,7 @@ function decodeEntries (entries: readonly string[]): ReadonlyArray<string | Uint
 }
 
 /** Each entry has the whole adapter, so the ranks read one of them. */
-function firstOfEach (tensors: readonly AnnouncedTensor[]): AnnouncedTensor[] {
+export function firstOfEach (tensors: readonly AnnouncedTensor[]): AnnouncedTensor[] {
   const seen = new Set<string>()
   return tensors.flatMap(({ ranks, ...tensor }) => {
     if (ranks === undefined) return [tensor]

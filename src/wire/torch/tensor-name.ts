@@ -24,8 +24,8 @@ export function toWeightName (value: PickleValue | undefined): string {
   throw new RefitError(
     'UNSUPPORTED',
     `tensor ${JSON.stringify(clip(name))} is a part of a LoRA adapter, and this request updates the model's own ` +
-      'weights: send adapters to /load_lora_adapter_from_tensors or /load_lora_adapter, or merge the adapter into ' +
-      'the weights (merge_and_unload) and send those',
+      'weights: send adapters to /load_lora_adapter_from_tensors, _from_distributed, _from_ipc or ' +
+      '/load_lora_adapter, or merge the adapter into the weights (merge_and_unload) and send those',
     { param: clip(name) }
   )
 }

@@ -8,7 +8,7 @@ import { salvageNames } from '../torch/names.ts'
 import { readPickle } from '../pickle/read.ts'
 import { payloadError } from '../torch/tensor.ts'
 import type { TensorDescriptor } from '../torch/tensor.ts'
-import { checkTensorCount, nameTensor, toWeightName } from '../torch/tensor-name.ts'
+import { checkTensorCount, nameTensor, toTensorName, toWeightName } from '../torch/tensor-name.ts'
 import { bucketMeta, directHandle } from './verl-buckets.ts'
 
 // The messages of checkpoint-engine's parameter server to an engine's worker, as pickles (MoonshotAI/checkpoint-engine,
@@ -43,14 +43,19 @@ export type ServerMessage =
   /** An exception: a worker has failed, and all workers stop. */
   | { type: 'stop', reason: string }
 
-/** Reads a message after the handle. Throws PICKLE_*, TENSOR_PAYLOAD or UNSUPPORTED. Nothing is imported or called. */
-export function readServerMessage (bytes: Uint8Array): ServerMessage {
+/**
+ * Reads a message after the handle. `isAdapter`: parts of a LoRA adapter are welcome; otherwise they are refused.
+ * Throws PICKLE_*, TENSOR_PAYLOAD or UNSUPPORTED. Nothing is imported or called.
+ */
+export function readServerMessage (bytes: Uint8Array, isAdapter = false): ServerMessage {
+  const toName = isAdapter ? toTensorName : toWeightName
+  const read = (piece: PickleValue): BufferPiece => readPiece(piece, toName)
   // An exception may be of any class and is read as a record of it.
   const root = readPickle(bytes, salvageNames)
   if (root === null) return { type: 'none' }
   if (root instanceof PickleList) {
     checkTensorCount(root.items.length)
-    return { type: 'bucket', pieces: root.items.map(readPiece) }
+    return { type: 'bucket', pieces: root.items.map(read) }
   }
   const verl = bucketMeta(root)
   if (verl !== null) {
@@ -58,17 +63,31 @@ export function readServerMessage (bytes: Uint8Array): ServerMessage {
     const isDirect = directHandle(root) !== undefined
     const own = verl.entries.find(entry => entry instanceof PickleDict && entry.get('handle') != null)
     if (own !== undefined && !isDirect) throw payloadError('a tensor with a handle of its own comes with others')
-    return { type: 'bucket', pieces: verl.entries.map(readPiece), isLast: verl.isLast, isDirect }
+    return { type: 'bucket', pieces: verl.entries.map(read), isLast: verl.isLast, isDirect }
   }
-  if (root instanceof PickleObject && root.name.role === 'unknown') return { type: 'stop', reason: reasonOf(root) }
+  if (isException(root)) return { type: 'stop', reason: reasonOf(root) }
   throw payloadError(`${describePickle(root)} where a list of tensors, None or an exception was expected`)
 }
 
-function readPiece (value: PickleValue): BufferPiece {
+/**
+ * The kind of a message after which its sender sends no other: an exception, or verl's last bucket, whatever its
+ * tensors are. Throws PICKLE_*.
+ */
+export function endOfExchange (bytes: Uint8Array): 'stop' | 'bucket' | null {
+  const root = readPickle(bytes, salvageNames)
+  if (isException(root)) return 'stop'
+  return bucketMeta(root)?.isLast === true ? 'bucket' : null
+}
+
+function isException (root: PickleValue): root is PickleObject {
+  return root instanceof PickleObject && root.name.role === 'unknown'
+}
+
+function readPiece (value: PickleValue, toName: (value: PickleValue | undefined) => string): BufferPiece {
   if (!(value instanceof PickleDict)) {
     throw payloadError(`a bucket holds ${describePickle(value)}, not a dict of name, dtype, shape and offset`)
   }
-  const name = toWeightName(value.get('name'))
+  const name = toName(value.get('name'))
   try {
     const dtype = toTorchDType(value.get('dtype'))
     if (torchWeightDType(dtype) === undefined) throw payloadError(describeUnreadDType(dtype), name)
