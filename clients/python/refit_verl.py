@@ -10,7 +10,8 @@ verl imports that module in each of its processes, and its replicas are made her
 Each replica starts `refit serve` on the GPUs of its workers ($REFIT_COMMAND, default "refit"; more flags in
 $REFIT_FLAGS), or uses the server of its number in $REFIT_URLS; teachers and reward models always start their own. The
 actor has the name that verl's SGLang worker looks for, and that worker sends the weights over HTTP, as it does to
-SGLang.
+SGLang. If the trainer sends a LoRA adapter instead (lora.merge=False), servers are started with --enable-lora, and
+requests name the adapter.
 """
 
 import asyncio
@@ -24,7 +25,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import refit
+from refit.adapter_source import plain
 
+# The names under which verl's servers know the LoRA adapter of the trainer.
+ADAPTERS = {"sglang": "verl_actor_lora_name", "vllm": "123"}
 # How often a server is started whose free port another process takes first.
 STARTS = 3
 
@@ -54,13 +58,24 @@ class RefitServer:
 
     config: verl's rollout config (max_model_len, prompt_length, response_length, free_cache_engine).
     mode: "hybrid", "colocated" or "standalone". gpus: the value of CUDA_VISIBLE_DEVICES, or None. url: a server that
-    runs already."""
+    runs already. adapter: the LoRA adapter that requests use, one of ADAPTERS, or None: the trainer sends whole
+    weights. lora_rank: the adapter's rank."""
 
     def __init__(
-        self, config, model_path=None, mode="hybrid", replica_rank=0, ranks=1, gpus=None, url=None, api_key=None
+        self,
+        config,
+        model_path=None,
+        mode="hybrid",
+        replica_rank=0,
+        ranks=1,
+        gpus=None,
+        url=None,
+        api_key=None,
+        adapter=None,
+        lora_rank=None,
     ):
         self.config, self.model_path, self.mode, self.ranks, self.gpus = config, model_path, mode, ranks, gpus
-        self.replica_rank = replica_rank
+        self.replica_rank, self.adapter, self.lora_rank = replica_rank, adapter, lora_rank
         self.url, self.api_key = url, api_key or os.environ.get("REFIT_API_KEY")
         self.client, self.process, self.global_steps, self.max_model_len = None, None, None, None
         self.pool = ThreadPoolExecutor(1024)
@@ -80,6 +95,9 @@ class RefitServer:
         # A colocated server gets no weights from the trainer, so its own must survive a release.
         flags += ["--enable-weights-cpu-backup"] if self.mode == "colocated" else []
         flags += ["--context-length", str(self.config.max_model_len)] if self.config.max_model_len else []
+        if self.adapter is not None:
+            # Running requests may be on the version before, and new ones on the next.
+            flags += ["--enable-lora", "--max-loras", "2", "--max-lora-rank", str(self.lora_rank)]
         flags += shlex.split(os.environ.get("REFIT_FLAGS", ""))
         model = local_model(self.model_path)
         command = [*shlex.split(os.environ.get("REFIT_COMMAND", "refit")), "serve", model, *flags]
@@ -134,6 +152,8 @@ class RefitServer:
         best = params.pop("prompt_logprobs", None)
         logprobs = bool(params.pop("logprobs", False)) or best is not None
         fields = {} if best is None else dict(logprob_start_len=0, top_logprobs_num=best)
+        # An adapter that is not loaded is an error: the base model's tokens would pass for the policy's.
+        fields |= {} if self.adapter is None else dict(lora_path=self.adapter)
         reply = await self.in_thread(
             lambda: self.client.generate(prompt, params, rid=request_id, return_logprob=logprobs, **fields)
         )
@@ -150,19 +170,23 @@ class RefitServer:
     async def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
         """verl's vLLM worker has its engine load weights from the worker on each GPU, which sends them over ZeroMQ.
 
-        refit answers on those sockets itself."""
+        refit answers on those sockets itself. With `peft_config` after the base weights, they are a LoRA adapter."""
         kwargs = kwargs or {}
         if method != "update_weights_from_ipc":
             raise ValueError(f"refit has no method {method!r} of vLLM's workers")
-        if kwargs.get("peft_config") and kwargs.get("base_sync_done"):
-            raise ValueError(
-                "refit takes no adapters from verl's vLLM worker: use rollout.name=sglang, which sends them over HTTP "
-                "(--enable-lora), or lora.merge=True"
-            )
         prefix = f"ipc:///tmp/rl-colocate-zmq-{job_id()}-replica-{self.replica_rank}"
         sockets = {str(rank): f"{prefix}-rank-{rank}.sock" for rank in range(self.ranks)}
         body = dict(zmq_handles=sockets, **({} if timeout is None else dict(timeout=timeout)))
-        path = "/update_weights_from_ipc"
+        config = kwargs.get("peft_config") if kwargs.get("base_sync_done") else None
+        if not config:
+            return await self.send("/update_weights_from_ipc", body)
+        name = self.adapter or ADAPTERS["vllm"]
+        # A refused adapter is received and dropped by the server, so the worker never waits for a reply in vain.
+        body |= dict(lora_name=name, config_dict=plain(config), upsert=True)
+        await self.send("/load_lora_adapter_from_ipc", body)
+        self.adapter = name
+
+    async def send(self, path, body):
         await self.in_thread(lambda: self.client.json("POST", path, body, admin=True, retry=False))
 
     async def wait_for_requests_to_drain(self):
@@ -185,14 +209,18 @@ class RefitServer:
             raise ValueError("hybrid: the update of the weights wakes them")
         if tags is not None:
             return await self.in_thread(self.client.resume_memory, list(tags))
-        await self.in_thread(
-            self.client.resume_memory, ["kv_cache", "weights"] if self.mode == "colocated" else ["kv_cache"]
-        )
+        whole = self.mode == "colocated" and self.adapter != ADAPTERS["sglang"]
+        await self.in_thread(self.client.resume_memory, ["kv_cache", "weights"] if whole else ["kv_cache"])
 
     async def sleep(self, **_):
-        if self.config.free_cache_engine:
-            tags = ["kv_cache"] if self.mode == "standalone" else ["kv_cache", "weights"]
-            await self.in_thread(self.client.release_memory, tags)
+        if not self.config.free_cache_engine:
+            return
+        if self.adapter is None and self.mode != "standalone":
+            return await self.in_thread(self.client.release_memory, ["kv_cache", "weights"])
+        await self.in_thread(self.client.release_memory, ["kv_cache"])
+        # The trainer sends the base once, so its bytes must survive. verl's SGLang worker does not resume them.
+        if self.adapter == ADAPTERS["vllm"] and self.mode != "standalone":
+            await self.in_thread(lambda: self.client.call("POST", "/sleep?level=1&tags=weights", admin=True))
 
     async def clear_kv_cache(self):
         await self.in_thread(self.client.flush, 60)
@@ -236,6 +264,13 @@ def local_model(path):
     except ImportError:
         return path
     return copy_to_local(path)
+
+
+def lora_rank_of(model):
+    """The rank of the adapter that the trainer sends; 0 if it sends whole weights. Megatron's is in `lora`, FSDP's is
+    not."""
+    lora = getattr(model, "lora", None) or {}
+    return 0 if lora.get("merge") else lora.get("rank") or getattr(model, "lora_rank", None) or 0
 
 
 def url_of(replica_rank):
@@ -296,6 +331,8 @@ def replica_class(name="sglang"):
             kind = "reward_" if self.is_reward_model else kind
             # verl numbers the replicas of each teacher from 0, and gives each teacher a suffix.
             suffix = getattr(self, "name_suffix", "")
+            # Teachers and reward models get no adapter.
+            lora_rank = 0 if kind else lora_rank_of(self.model_config)
             node = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node_id=places[0][0], soft=False)
             options = dict(
                 name=f"{name}_server_{kind}{self.replica_rank}_0{suffix}",
@@ -314,6 +351,8 @@ def replica_class(name="sglang"):
                 ranks=self.config.tensor_model_parallel_size,
                 gpus=gpus or None,
                 url=None if kind else url_of(self.replica_rank),
+                adapter=ADAPTERS[name] if lora_rank > 0 else None,
+                lora_rank=lora_rank,
             )
             await server.launch_server.remote()
             host, port = await server.get_server_address.remote()

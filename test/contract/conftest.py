@@ -24,7 +24,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # The servers and the trainers' processes are shared with the GPU tests and with test/interop.
-sys.path[:0] = [str(ROOT / "test/gpu"), str(ROOT / "test/interop")]
+sys.path[:0] = [str(ROOT / folder) for folder in ("test/gpu", "test/interop", "test/contract/zmq_senders")]
 
 ROWS = {
     row["row"]: f"{row['trainer']} / {row['mode']}"

@@ -9,9 +9,9 @@ CLOSE = 2e-3
 FLAGS = ("--enable-lora", "--dtype", "float32")
 
 
-def adapted(kind, seed):
+def adapted(kind, seed, rank=8):
     """A PEFT model whose adapter changes the output well beyond CLOSE."""
-    model = peft_model(base_of(GOLDENS / kind), seed, r=8, lora_alpha=16, target_modules=ATTENTION + MLP)
+    model = peft_model(base_of(GOLDENS / kind), seed, r=rank, lora_alpha=16, target_modules=ATTENTION + MLP)
     return fill(model, seed, size=0.08)
 
 

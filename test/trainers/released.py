@@ -20,7 +20,7 @@ import types
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-FOLDERS = ("test/gpu", "test/interop", "test/contract", "examples/trainers")
+FOLDERS = ("test/gpu", "test/interop", "test/contract", "test/contract/zmq_senders", "examples/trainers")
 sys.path[:0] = [str(ROOT / folder) for folder in FOLDERS]
 
 import torch  # noqa: E402
