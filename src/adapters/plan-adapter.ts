@@ -42,7 +42,8 @@ export function planAdapter (
   maxRank: number
 ): AdapterPlan {
   const { modules: known } = table.adapters!
-  const halves = readHalves(tensors, table)
+  const { halves, copies } = readHalves(tensors, table)
+  for (const [name, tensor] of copies) checkCopy(name, tensor, halves, table)
   const modules: PlannedModule[] = []
   for (const [name, { a, b }] of halves) {
     if (a === undefined || b === undefined) {
@@ -80,12 +81,17 @@ export function missingModules (
   tensors: readonly AnnouncedTensor[],
   maxRank: number
 ): string[] {
-  const halves = [...readHalves(tensors, table).values()]
-  if (halves.length === 0) throw refused('the adapter has no tensors')
+  if (tensors.length === 0) throw refused('the adapter has no tensors')
+  const { halves: read, copies } = readHalves(tensors, table)
+  const halves = [...read.values()]
+  // The halves of an embedding may come after the copy of its weight.
+  const copied = copies.map(([name]) => name).filter(name => !read.has(name))
   const whole = halves.filter(({ a, b }) => a !== undefined && b !== undefined)
-  if (whole.length === halves.length) return planAdapter(table, config, tensors, maxRank).missing
+  if (whole.length === halves.length && copied.length === 0) return planAdapter(table, config, tensors, maxRank).missing
   const pairs = whole.flatMap(({ a, b }) => [a!.tensor, b!.tensor])
-  const single = halves.filter(pair => !whole.includes(pair)).map(({ a, b }) => (a ?? b)!.module)
+  const alone = halves.filter(pair => !whole.includes(pair)).map(({ a, b }) => (a ?? b)!)
+  for (const half of alone) checkHalf(half, { table, config, maxRank })
+  const single = [...alone.map(({ module }) => module), ...copied]
   const missing = pairs.length > 0
     ? planAdapter(table, config, pairs, maxRank).missing
     : [...table.adapters!.modules.keys()].filter(name => config.targets?.(name) ?? false)
@@ -95,7 +101,10 @@ export function missingModules (
 type Halves = { a?: AdapterHalf, b?: AdapterHalf }
 
 /** The halves by module, in the tensors' order. Fused experts have an entry for each of their two tensors. */
-function readHalves (tensors: readonly AnnouncedTensor[], table: ModelTable): Map<string, Halves> {
+function readHalves (
+  tensors: readonly AnnouncedTensor[],
+  table: ModelTable
+): { halves: Map<string, Halves>, copies: ReadonlyArray<readonly [module: string, tensor: AnnouncedTensor]> } {
   const found = new Map<string, Halves>()
   const unknown: string[] = []
   const copies: Array<[module: string, tensor: AnnouncedTensor]> = []
@@ -104,6 +113,7 @@ function readHalves (tensors: readonly AnnouncedTensor[], table: ModelTable): Ma
     if (half === null) {
       const copied = embeddingCopy(tensor, table)
       if (copied === null) unknown.push(tensor.name)
+      else if (copies.some(([name]) => name === copied)) throw refused(`"${tensor.name}" comes twice`, tensor.name)
       else copies.push([copied, tensor])
       continue
     }
@@ -124,8 +134,21 @@ function readHalves (tensors: readonly AnnouncedTensor[], table: ModelTable): Ma
       unknown[0]
     )
   }
-  for (const [name, tensor] of copies) checkCopy(name, tensor, found, table)
-  return found
+  return { halves: found, copies }
+}
+
+/** Checks a half whose twin has not come, as planModule would. Experts are checked as a whole. */
+function checkHalf (
+  { kind, half, module: name, tensor }: AdapterHalf,
+  { table, config, maxRank }: { table: ModelTable, config: AdapterConfig, maxRank: number }
+): void {
+  if (kind === 'experts') return
+  const module = table.adapters!.modules.get(name)
+  if (module === undefined) throw noRoom(name, tensor.name)
+  const { rank } = config.shapeOf(name)
+  checkRank(name, rank, maxRank)
+  if (half === 'a') expectShape(tensor, rank, module.inSize, name)
+  else expectShape(tensor, module.outSize, rank, name)
 }
 
 /** The copy is not read, so it has to be of a weight that an adapter leaves as it is. */

@@ -1,6 +1,6 @@
 import t from 'tap'
 import { parseAdapterConfig } from '../../src/adapters/adapter-config.ts'
-import { planAdapter } from '../../src/adapters/plan-adapter.ts'
+import { missingModules, planAdapter } from '../../src/adapters/plan-adapter.ts'
 import { parseModelConfig } from '../../src/model/parse-config.ts'
 import type { AnnouncedTensor } from '../../src/contract/weight-source.ts'
 import { adapterTable, peftTensors, tensorSource, testAdapter } from '../helpers/adapters.ts'
@@ -90,6 +90,39 @@ t.test('a frozen embedding that PEFT saves beside its adapter is not read', asyn
   for (const [extra, message, others] of wrong) {
     t.throws(() => planAdapter(table, config, [...others, extra], 16), { code: 'ADAPTER_REFUSED', message })
   }
+})
+
+t.test('parts of an adapter are checked as they come, in any order', async t => {
+  const config = parseAdapterConfig(adapter.config)
+  const missing = (parts: readonly AnnouncedTensor[], maxRank = 16): string[] =>
+    missingModules(table, config, parts, maxRank)
+  t.same(missing(tensors), [])
+  t.throws(() => missing([]), { message: /no tensors/ })
+  for (const half of [/lora_A|embedding_A/, /lora_B|embedding_B/]) {
+    const halves = tensors.filter(({ name }) => half.test(name))
+    t.same(missing(halves).sort(), [...adapter.modules.keys()].sort(), 'each lacks its twin')
+    for (const [index, { name, shape }] of halves.entries()) {
+      const large = [...halves]
+      large[index] = { ...halves[index]!, shape: shape.map(length => 1000 * length) }
+      t.throws(() => missing(large), { code: 'ADAPTER_REFUSED', param: name, message: /expected \[/ })
+    }
+  }
+  t.throws(() => missing(tensors.slice(0, 1), 7), { message: /at most 7/ })
+
+  const copy: AnnouncedTensor = {
+    name: 'base_model.model.model.embed_tokens.base_layer.weight',
+    dtype: 'float32',
+    shape: [...table.tensors.get('model.embed_tokens.weight')!.shape],
+    source: 0,
+    offset: 0
+  }
+  const isEmbedding = ({ name }: AnnouncedTensor): boolean => name.includes('embed_tokens')
+  t.ok(tensors.some(isEmbedding))
+  const others = tensors.filter(tensor => !isEmbedding(tensor))
+  t.same(missing([copy]).includes('model.embed_tokens'), true, 'its adapter may follow')
+  t.same(missing([copy, ...others]), ['model.embed_tokens'])
+  t.same(missing([copy, ...tensors]), [])
+  t.throws(() => missing([copy, copy, ...tensors]), { code: 'ADAPTER_REFUSED', message: /comes twice/ })
 })
 
 t.test('fused experts are the experts one by one', async t => {

@@ -1,6 +1,6 @@
 import type { AdapterReport } from '../../contract/adapters.ts'
 import type { StoredSource } from '../../contract/weight-source.ts'
-import { errorMessage } from '../../errors.ts'
+import { errorMessage, RefitError } from '../../errors.ts'
 import type { UpdatesContext } from '../../http/context.ts'
 import { copyTensors } from '../../sources/tensor/copied-tensors.ts'
 import { firstOfEach } from '../../sources/tensor/tensor-receiver.ts'
@@ -80,6 +80,7 @@ class CollectedTensors implements BucketSink {
   readonly #engine: Context['engine']
   readonly #config: unknown
   readonly #parts: StoredSource[] = []
+  #bytes = 0
 
   constructor ({ engine }: Pick<Context, 'engine'>, config: unknown) {
     this.#engine = engine
@@ -95,12 +96,23 @@ class CollectedTensors implements BucketSink {
   async write (source: StoredSource): Promise<void> {
     try {
       const tensors = firstOfEach(source.tensors)
-      // Only tensors that fit the model are kept, each once, so the adapter's limits bound the memory.
+      // Only tensors that fit the model are kept, each once.
       requireAdapters(this.#engine).missingOf?.(this.#config, [
         ...this.#parts.flatMap(part => part.tensors),
         ...tensors
       ])
-      this.#parts.push(await copyTensors(source, tensors, this.#engine.deltaHost?.fetch))
+      const part = await copyTensors(source, tensors, this.#engine.deltaHost?.fetch)
+      this.#parts.push(part)
+      // A copy reaches from its first tensor to its last, with what lies between.
+      this.#bytes += part.sources.reduce((sum, copy) => sum + ('buffer' in copy ? copy.buffer.byteLength : 0), 0)
+      const most = this.#engine.info.weightBytes
+      if (this.#bytes > most) {
+        throw new RefitError(
+          'ADAPTER_REFUSED',
+          `the adapter's buckets take ${this.#bytes} bytes so far, more than the model's weights (${most}); send its ` +
+            'tensors one after another, without others between them'
+        )
+      }
     } finally {
       await source.close()
     }

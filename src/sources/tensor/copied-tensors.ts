@@ -58,10 +58,12 @@ function spanOf ({ dtype, shape, offset, parts }: AnnouncedTensor): Span {
   if (parts === undefined) {
     return { begin: offset, end: offset + shape.reduce((count, length) => count * length, size) }
   }
-  const ends = parts.map(({ offset, rows, cols, rowBytes, colBytes }) =>
-    offset + (rows - 1) * rowBytes + (cols - 1) * colBytes + size
-  )
-  return { begin: Math.min(offset, ...parts.map(part => part.offset)), end: Math.max(offset, ...ends) }
+  let [begin, end] = [offset, offset]
+  for (const part of parts) {
+    begin = Math.min(begin, part.offset)
+    end = Math.max(end, part.offset + (part.rows - 1) * part.rowBytes + (part.cols - 1) * part.colBytes + size)
+  }
+  return { begin, end }
 }
 
 async function readSpanOf (
