@@ -7,7 +7,7 @@ import type { SchedulerStats } from './scheduling/scheduler.ts'
 
 /**
  * The worker's side of an EventBatch: gathers events in columns, so that the message of a step costs little however
- * many requests run. Steps have at most one token per request.
+ * many requests run. An event has at most one token.
  */
 export class EventPacker {
   #batch = emptyColumns()

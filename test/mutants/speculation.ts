@@ -65,6 +65,14 @@ export const speculation: readonly Mutant[] = [
     tests: ['test/speculation/scheduler.test.ts']
   },
   {
+    why: 'pages of wrong guesses stay with their request',
+    file: 'src/engine/scheduling/batcher.ts',
+    before: `      if (drafted > accepted) this.kv.trim(seq)
+`,
+    after: '',
+    tests: ['test/speculation/scheduler.test.ts']
+  },
+  {
     why: 'callers with other cache salts share texts',
     file: 'src/engine/speculation/drafter.ts',
     before: 'JSON.stringify([inputIds.length, a, b, adapter, cacheSalt])',
@@ -74,7 +82,7 @@ export const speculation: readonly Mutant[] = [
   {
     why: 'kept outputs are never forgotten',
     file: 'src/engine/speculation/drafter.ts',
-    before: '    this.#keptTokens += texts.size\n',
+    before: '    this.#keptTokens += texts.size - before\n',
     after: '',
     tests: ['test/speculation/drafter.test.ts']
   },

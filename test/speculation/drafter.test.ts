@@ -167,15 +167,39 @@ t.test('of one prompt the last outputs are kept, and an index does not grow with
   t.ok(draftOf(drafter, after(drafter, [2890, 2891, 2892])))
 })
 
+t.test('requests without an output leave nothing, and short ones not more than their memory', async t => {
+  const drafter = newDrafter()
+  ended(drafter, range(100, 60))
+  for (let i = 0; i < 20_000; i++) {
+    const scored = sequence({ prompt: [i, 1, 2], sampling: { maxNewTokens: 0 } })
+    drafter.join(scored)
+    drafter.leave(scored)
+    ended(drafter, [], { prompt: [i, 3, 4] })
+  }
+  t.ok(draftOf(drafter, after(drafter, range(100, 4))))
+  for (let i = 0; i < 8000; i++) ended(drafter, [1], { prompt: [i, 1, 2] })
+  t.equal(draftOf(drafter, after(drafter, range(100, 4))), undefined, '8,000 prompts count as 4.6 million tokens')
+})
+
+t.test('texts that ended are found while others run, and are forgotten beside them when memory is short', async t => {
+  const drafter = newDrafter()
+  const running = after(drafter, [])
+  ended(drafter, range(100, 60))
+  t.ok(draftOf(drafter, after(drafter, range(100, 4))))
+  for (let i = 0; i < 8000; i++) ended(drafter, [1], { prompt: [i, 1, 2] })
+  t.equal(draftOf(drafter, after(drafter, range(100, 4))), undefined)
+  drafter.leave(running)
+})
+
 t.test('prompts that were not used for long are forgotten first, and none that runs', async t => {
   const drafter = newDrafter()
-  const long = { sampling: { maxNewTokens: 1_000_000 }, request: {} }
-  const limits = { ...LIMITS, contextLength: 2_000_000 }
+  const long = { sampling: { maxNewTokens: 250_000 }, request: {} }
+  const limits = { ...LIMITS, contextLength: 500_000 }
   const big = (prompt: number): Sequence => {
     const { request } = sequence({ prompt: [prompt, 1, 2], ...long })
     const seq = new Sequence(made++, request, made, 1n, limits)
     drafter.join(seq)
-    for (let i = 0; i < 1_000_000; i++) seq.append(i % 49_000)
+    for (let i = 0; i < 250_000; i++) seq.append(i % 49_000)
     return seq
   }
   const probe = (prompt: number): boolean => {
@@ -186,9 +210,9 @@ t.test('prompts that were not used for long are forgotten first, and none that r
   }
   const running = big(0)
   for (let prompt = 1; prompt <= 14; prompt++) drafter.leave(big(prompt))
-  t.ok(probe(1), '14 million tokens are kept')
+  t.ok(probe(1), '3.5 million tokens are kept')
   for (let prompt = 15; prompt <= 18; prompt++) drafter.leave(big(prompt))
-  t.notOk(probe(2), 'over 16 million the oldest go')
+  t.notOk(probe(2), 'over 4.2 million the oldest go')
   t.ok(probe(1), 'it was used since')
   t.ok(probe(0))
   drafter.leave(running)

@@ -39,6 +39,25 @@ t.test('guesses evict nothing from the prefix cache', async t => {
   t.ok(accepted(100) > 10)
 })
 
+t.test('pages of wrong guesses are given back', async t => {
+  // Few tokens, so that three that match are followed by others.
+  const h = new Harness({ drafts: 16, pageSize: 1, pages: 200, vocabSize: 3 })
+  taught(h, [1, 2, 1], { maxNewTokens: 60 })
+  h.scheduler.shut(1, false)
+  h.openWith(1)
+  const id = h.add(makeRequest([1, 2, 1], LONG))
+  while (h.scheduler.busy) {
+    h.scheduler.step()
+    h.scheduler.check()
+    if (!h.ended(id) && h.device.underWay === 0) {
+      t.ok(h.scheduler.stats().usedTokens <= 3 + h.tokens(id).length)
+    }
+  }
+  h.verify(id)
+  const { draftTokens, acceptedTokens } = h.scheduler.stats()
+  t.ok(draftTokens > acceptedTokens, `${draftTokens - acceptedTokens} guesses were wrong`)
+})
+
 t.test('nothing is computed beyond the longest output', async t => {
   const h = new Harness({ drafts: 16 })
   taught(h, [1, 2, 3], { maxNewTokens: 60 })

@@ -32,7 +32,7 @@ function growing (...tokens: number[]): Text & { push: (...more: number[]) => vo
 function indexOf (...texts: Text[]): TextIndex {
   const index = new TextIndex()
   for (const text of texts) index.add(text, 0)
-  index.update()
+  index.update(1e9)
   return index
 }
 
@@ -49,10 +49,10 @@ t.test('a text goes on as another that has the same tokens', async t => {
   t.same(index.draft(text, 10, rates(0.5), 0.3).tokens, [6, 7], 'up to the first that is unlikely')
   text.push(6, 7)
   other.push(10, 11)
-  index.update()
+  index.update(1e9)
   t.same(index.draft(text, 10, rates(1), 0).tokens, [8, 10, 11], 'both have grown')
   text.push(12)
-  index.update()
+  index.update(1e9)
   t.same(index.draft(text, 10, rates(1), 0).tokens, [], 'no text has these last tokens')
 })
 
@@ -62,6 +62,20 @@ t.test('a long text is found from its beginning to its end', async t => {
     const text = growing(...[at - 3, at - 2, at - 1].map(i => 7 * i))
     t.same(indexOf(long, text).draft(text, 2, rates(1), 0).tokens, [7 * at, 7 * (at + 1)])
   }
+})
+
+t.test('a long text is taken in over several updates', async t => {
+  const long = growing(...Array.from({ length: 100 }, (_, i) => 7 * i))
+  const text = growing(350, 357, 364)
+  const index = new TextIndex()
+  index.add(long, 0)
+  index.add(text, 0)
+  t.equal(index.update(30), 30)
+  t.same(index.draft(text, 1, rates(1), 0).tokens, [])
+  t.equal(index.update(30), 30)
+  t.same(index.draft(text, 1, rates(1), 0).tokens, [371])
+  t.equal(index.update(60), 98 + 1 - 60, 'the rest')
+  t.equal(index.update(60), 0)
 })
 
 t.test('two tokens are too few to match, and the end of a text leads nowhere', async t => {
@@ -92,7 +106,7 @@ t.test('tokens at and before `from` are no guesses', async t => {
   const [early, late] = [growing(1, 2, 3), growing(2, 3, 4)]
   index.add(early, 0)
   index.add(late, 0)
-  index.update()
+  index.update(1e9)
   t.same(index.draft(early, 4, rates(1), 0).tokens, [])
   t.same(index.draft(late, 4, rates(1), 0).tokens, [5])
 })
@@ -107,9 +121,9 @@ t.test('every guess follows a place whose tokens match, however many texts there
       const text = growing(...own)
       const index = new TextIndex()
       for (const other of [...texts, text]) index.add(other, 0)
-      index.update()
+      index.update(1e9)
       for (const [i, other] of texts.entries()) other.push(...lists[(i + 1) % lists.length]!)
-      index.update()
+      index.update(1e9)
       const all = [...texts, text].map(other => other.tokens.subarray(0, other.length).join(','))
       const { tokens } = index.draft(text, 8, rates(1), 0)
       const has = (part: number[]): boolean => all.some(whole => `,${whole},`.includes(`,${part.join(',')},`))

@@ -53,6 +53,11 @@ export class KvMemory {
     for (let i = 0; i < need; i++) seq.addPage(this.allocator.allocate())
   }
 
+  /** Takes pages that lie beyond a sequence's tokens. */
+  trim (seq: Sequence): void {
+    while (seq.pageCount > this.pagesFor(seq.length)) this.allocator.release(seq.pages[--seq.pageCount]!)
+  }
+
   /** Puts the full pages of computed tokens into the prefix cache, which shares them. */
   keep (seq: Sequence): void {
     const full = Math.floor(seq.computed / this.pageSize)

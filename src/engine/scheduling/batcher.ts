@@ -88,7 +88,6 @@ export class Batcher {
     seq.arrivedAt = this.#options.now()
     this.#live.set(seq.id, seq)
     this.#queue.add(seq)
-    this.#drafter?.join(seq)
   }
 
   /** Ends a sequence with the tokens that it has. */
@@ -255,6 +254,7 @@ export class Batcher {
     seq.prefilling = true
     if (seq.completion === 0) seq.cachedTokens = seq.computed
     if (!seq.started) {
+      this.#drafter?.join(seq)
       seq.started = true
       seq.startedAt = this.#options.now()
       this.counters.promptTokens += seq.promptLength
@@ -313,8 +313,9 @@ export class Batcher {
       this.counters.generationTokens += events.length
       const drafted = drafts[i]!.length
       if (drafted > 0) this.#drafter!.count(drafted, accepted)
-      // The KV of guesses that were wrong is overwritten.
+      // The KV of guesses that were wrong is overwritten, and others may use its pages.
       seq.computed -= drafted - accepted
+      if (drafted > accepted) this.kv.trim(seq)
       if (broken !== null) {
         this.fail(seq, ...broken)
         continue

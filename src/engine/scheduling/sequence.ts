@@ -150,7 +150,7 @@ export class Sequence {
     return this.nextLength - this.promptLength
   }
 
-  /** After the steps under way, it generates one token in each step. */
+  /** After the steps under way, it generates in each step. */
   get decodes (): boolean {
     return !this.prefilling || this.nextComputed >= this.length
   }

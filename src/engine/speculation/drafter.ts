@@ -5,8 +5,10 @@ import { PromptTexts } from './prompt-texts.ts'
 import { StepCost } from './step-cost.ts'
 import type { Draft } from './text-index.ts'
 
-/** Tokens of ended outputs that are kept, over all prompts: 64 MB. */
-const MOST_KEPT_TOKENS = 1 << 24
+/** Tokens of ended outputs that are kept, over all prompts: 16 MB, and the indexes of those that run. */
+const MOST_KEPT_TOKENS = 1 << 22
+/** Most tokens that indexes take in for one step, so that none waits for long: about 10 ms. */
+const MOST_INDEXED = 1 << 16
 /** Most tokens of a step of decodes and drafts. A GPU computes about as many in the time of its memory reads. */
 const MOST_STEP_TOKENS = 256
 /** Bounds of the chance that a guessed token must have, for times of steps are noisy. */
@@ -42,6 +44,9 @@ export class Drafter {
   /** By prompt, adapter and cache salt; the last used come last. */
   readonly #prompts = new Map<string, PromptTexts>()
   #keptTokens = 0
+  /** Number of the plan, and the tokens that indexes may still take in for it. */
+  #plan = 0
+  #indexable = 0
 
   /** `most`: guessed tokens of a sequence in one step. It counts in `counters`. */
   constructor (most: number, counters: StepCounters) {
@@ -49,13 +54,12 @@ export class Drafter {
     this.#counters = counters
   }
 
-  /** Follows a sequence from its arrival on. */
+  /** Follows a sequence that starts. */
   join (seq: Sequence): void {
-    if (!seq.takesDrafts) return
+    if (!seq.takesDrafts || seq.length >= seq.maxLength) return
     const key = promptKey(seq)
     const texts = this.#prompts.get(key) ?? new PromptTexts(seq.request.inputIds)
-    if (texts.isLive) this.#prompts.delete(key)
-    else this.#forget(key, texts)
+    if (!this.#prompts.delete(key)) this.#keptTokens += texts.size
     this.#prompts.set(key, texts)
     texts.add(seq)
     seq.drafting = { key, texts, draft: NO_DRAFT, at: 0 }
@@ -65,14 +69,15 @@ export class Drafter {
   leave (seq: Sequence): void {
     const { drafting } = seq
     if (drafting === null) return
-    const { texts } = drafting
+    const { key, texts } = drafting
     seq.drafting = null
+    const before = texts.size
     texts.remove(seq)
-    if (texts.isLive) return
-    this.#keptTokens += texts.size
-    for (const [key, oldest] of this.#prompts) {
+    this.#keptTokens += texts.size - before
+    if (texts.isEmpty && !texts.isLive) this.#forget(key, texts)
+    for (const [oldest, kept] of this.#prompts) {
       if (this.#keptTokens <= MOST_KEPT_TOKENS) return
-      if (!oldest.isLive) this.#forget(key, oldest)
+      this.#forget(oldest, kept)
     }
   }
 
@@ -83,6 +88,8 @@ export class Drafter {
   choose (sequences: readonly Sequence[], room: number, mostOf: (seq: Sequence) => number): Drafts {
     const left = Math.min(room, MOST_STEP_TOKENS - sequences.length)
     if (left <= 0) return NO_DRAFTS
+    this.#plan++
+    this.#indexable = MOST_INDEXED
     const least = Math.min(MOST_CHANCE, Math.max(LEAST_CHANCE, this.#cost.shareOfToken(sequences.length)))
     const drafts: { seq: Sequence, draft: Draft }[] = []
     let gain = 0
@@ -119,7 +126,9 @@ export class Drafter {
     if (drafting === null || most <= 0) return null
     this.#learn(seq, drafting)
     drafting.at = seq.length
-    drafting.draft = drafting.texts.index().draft(seq, begunSamples + most, this.#rates, least)
+    const { index, added } = drafting.texts.index(this.#plan, this.#indexable)
+    this.#indexable -= added
+    drafting.draft = index.draft(seq, begunSamples + most, this.#rates, least)
     const { tokens, classes, chances } = drafting.draft
     const likely = chances.findIndex(chance => chance < least)
     const end = likely < 0 ? tokens.length : likely
@@ -140,9 +149,12 @@ export class Drafter {
     }
   }
 
-  /** Forgets a prompt that no sequence has. */
+  /** Forgets the outputs of a prompt that have ended, and one that no sequence has. */
   #forget (key: string, texts: PromptTexts): void {
-    if (this.#prompts.delete(key)) this.#keptTokens -= texts.size
+    this.#keptTokens -= texts.size
+    texts.clear()
+    if (texts.isLive) this.#keptTokens += texts.size
+    else this.#prompts.delete(key)
   }
 }
 

@@ -43,13 +43,19 @@ export class TextIndex {
     this.#indexed.push(Math.max(GRAM - 1, from))
   }
 
-  /** Takes in what the texts have gained. */
-  update (): void {
-    for (let i = 0; i < this.#texts.length; i++) {
+  /** Takes in at most `most` tokens that the texts have gained; returns how many. */
+  update (most: number): number {
+    let left = most
+    for (let i = 0; i < this.#texts.length && left > 0; i++) {
       const { tokens, length } = this.#texts[i]!
-      for (let at = this.#indexed[i]!; at < length; at++) this.#insert(i, tokens, at)
-      if (length > this.#indexed[i]!) this.#indexed[i] = length
+      const from = this.#indexed[i]!
+      const to = Math.min(length, from + left)
+      for (let at = from; at < to; at++) this.#insert(i, tokens, at)
+      if (to <= from) continue
+      this.#indexed[i] = to
+      left -= to - from
     }
+    return most - left
   }
 
   /**
