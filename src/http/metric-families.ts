@@ -41,6 +41,8 @@ interface Computed {
   type: 'counter' | 'gauge'
   help: string
   labels?: Labels
+  /** Engines that have it; default all. */
+  isOn?: (engine: RolloutEngine) => boolean
   read: (sources: Sources) => Promise<number> | number | [Labels, number][]
 }
 
@@ -53,11 +55,9 @@ interface Server {
   families: Families
 }
 
-/** Absent on an engine that guesses nothing. */
+/** Only on an engine that guesses tokens. */
 function ofDrafts (type: Computed['type'], help: string, read: (stats: EngineStats) => number): Computed {
-  const series = ({ info, stats }: RolloutEngine): [Labels, number][] =>
-    info.speculative === undefined ? [] : [[{}, read(stats)]]
-  return { type, help, read: ({ engine }) => series(engine) }
+  return { type, help, isOn: ({ info }) => info.speculative !== undefined, read: ({ engine }) => read(engine.stats) }
 }
 
 const VLLM: Server = {
@@ -242,6 +242,7 @@ export function familiesOf (
   registry.setDefaultLabels({ model_name: engine.info.servedModelName, ...labels })
   const sources: Sources = { engine, aborted: async () => await countAborted(from) }
   for (const [short, family] of Object.entries(families)) {
+    if (typeof family !== 'string' && family.isOn?.(engine) === false) continue
     const name = `${server}:${short}`
     register(registry, typeof family === 'string' ? renamed(name, family, from) : computed(name, family, sources))
   }

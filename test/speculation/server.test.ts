@@ -45,5 +45,5 @@ t.test('a server that guesses gives the same replies, and counts its guesses', a
   }
   t.equal(read('sglang:spec_accept_rate'), acceptedTokens / draftTokens)
   t.equal(read('sglang:spec_accept_length'), 1 + acceptedTokens / drafts)
-  t.notMatch(await metrics(plain), /^\w+:spec_\w+(\{[^}]*\})? /m, 'a server that does not has no such series')
+  t.notMatch(await metrics(plain), /:spec_/, 'a server that does not guess has none of them')
 })
