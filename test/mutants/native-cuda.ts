@@ -129,9 +129,23 @@ export const nativeCuda: readonly Mutant[] = [
     tests: ['native/test/gpu/step_graphs_test.cc']
   },
   {
+    why: 'keys of the same step are read before they are written',
+    file: 'native/cuda/attention/attention_plan.cc',
+    before: '.old = batch.start_pos[tile.sequence],',
+    after: '.old = tile.position,',
+    tests: ['native/test/gpu/attention/attention_test.cu', 'native/test/gpu/forward_test.cc']
+  },
+  {
+    why: 'a step with guesses has no graph',
+    file: 'native/cuda/attention/attention_plan.cc',
+    before: 'is_short(batch) && group <= kNarrowRows ? kNarrowRows : wide_rows',
+    after: 'wide_rows',
+    tests: ['native/test/gpu/step_graphs_test.cc']
+  },
+  {
     why: 'a graph holds the adapters of the step that it was made from',
     file: 'native/cuda/forward/step_block.cc',
-    before: 'if (room_.decode) view.adapters.host = nullptr;',
+    before: 'if (room_.is_rounded) view.adapters.host = nullptr;',
     after: '',
     tests: ['native/test/gpu/step_graphs_test.cc']
   },

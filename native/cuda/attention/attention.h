@@ -8,7 +8,7 @@
 //
 // One exception: the Hopper kernel adds products in the order of its hardware. Where it computes the wide items, a
 // token's bits depend on whether its item is wide, which is whether its step has more than kNarrowRows rows of its
-// sequence.
+// sequence and is not short (is_short).
 #pragma once
 #include <vector>
 
@@ -25,6 +25,8 @@ constexpr int kWideRows = 64;
 constexpr int kHopperRows = 128;
 // The chunks of the Hopper kernel are longer: its sums wait in shared memory, whose bandwidth its products need.
 constexpr int kHopperChunk = 512;
+// Most new tokens of each sequence of a short step.
+constexpr int kShortTokens = 32;
 // Keys that sequences share are counted in units of one tile (or two where tiles have 32 keys).
 constexpr int kPrefixKeys = 64;
 
@@ -35,6 +37,7 @@ struct AttentionItem {
   int32_t table;                // where its page table begins in the step's pages
   int32_t first_token, tokens;  // into the step's tokens; no tokens: padding
   int32_t position;             // absolute, of first_token
+  int32_t old;                  // keys before this position are older than the step
   int32_t chunk, chunks;        // keys [chunk * size, (chunk + chunks) * size), where size is chunk_size(...)
   int32_t part;  // row of its partial result in the partial buffers; -1: it has all its chunks and writes to out
   // For a member of a prefix (AttentionPrefix), else 0:
@@ -88,6 +91,10 @@ struct AttentionSharing {
   int page_size = 0;    // of the page tables; 0: each sequence reads its keys for itself
   bool always = false;  // also where sharing costs more than it saves: for tests
 };
+
+// Whether each sequence has few new tokens: one that decodes, and those that are guessed behind it. All items are then
+// narrow, unless one token's rows are too many, so a token's bits are those of a decode step.
+bool is_short(const StepBatch& batch);
 
 // Most rows of a wide item for the current GPU: kHopperRows if it has the Hopper kernel for this head_dim, else
 // kWideRows.

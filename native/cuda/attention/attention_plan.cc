@@ -55,7 +55,7 @@ struct Tile {
   bool wide(int group) const { return tokens * group > kNarrowRows; }
 };
 
-// A sequence of more than one tile is cut evenly, so that no tile is narrow: a prefill is then one launch.
+// A sequence of more than one tile is cut evenly, so that no tile of a prefill is narrow: it is then one launch.
 void cut_sequence(const StepBatch& batch, int sequence, int most_tokens, std::vector<Tile>& tiles) {
   const int32_t first = batch.seq_offsets[sequence], count = batch.seq_offsets[sequence + 1] - first;
   const int64_t pieces = ceil_div(count, most_tokens);
@@ -132,6 +132,13 @@ std::vector<Membership> plan_prefixes(const StepBatch& batch, int group, int kv_
 
 }  // namespace
 
+bool is_short(const StepBatch& batch) {
+  for (int s = 0; s < batch.sequences(); ++s) {
+    if (batch.seq_offsets[s + 1] - batch.seq_offsets[s] > kShortTokens) return false;
+  }
+  return true;
+}
+
 AttentionPlan plan_attention(const StepBatch& batch, int group, int kv_heads, AttentionSplit split, int wide_rows,
                              const AttentionSharing& sharing) {
   if (group < 1 || group > kWideRows) {
@@ -141,11 +148,13 @@ AttentionPlan plan_attention(const StepBatch& batch, int group, int kv_heads, At
   AttentionPlan plan;
   plan.wide_rows = wide_rows;
   const std::vector<Membership> memberships = plan_prefixes(batch, group, kv_heads, split, sharing, plan);
+  // Keys of a sequence are read by each of its tiles, so tiles of long sequences are wide.
+  const int most_rows = is_short(batch) && group <= kNarrowRows ? kNarrowRows : wide_rows;
   std::vector<Tile> tiles;
   // Rows of partial results that are left, if no other tile is divided.
   int64_t spare = kMaxPartRows;
   for (int s = 0; s < batch.sequences(); ++s) {
-    cut_sequence(batch, s, wide_rows / group, tiles);
+    cut_sequence(batch, s, most_rows / group, tiles);
     if (memberships[s].member < 0) continue;
     tiles.back().prefix = memberships[s];
     spare -= memberships[s].rows();
@@ -172,6 +181,7 @@ AttentionPlan plan_attention(const StepBatch& batch, int group, int kv_heads, At
                        .first_token = tile.first_token,
                        .tokens = tile.tokens,
                        .position = tile.position,
+                       .old = batch.start_pos[tile.sequence],
                        .chunk = first,
                        .chunks = chunks,
                        .part = -1,

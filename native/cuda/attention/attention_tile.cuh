@@ -88,7 +88,7 @@ struct KeyTiles {
 template <int D>
 __device__ __forceinline__ KeyTiles tiles_of(const AttentionItem& item) {
   using Shape = AttentionShape<D>;
-  return {item.table, item.position + item.tokens, item.position,
+  return {item.table, item.position + item.tokens, item.old,
           item.chunk, item.skip / Shape::kTile,    item.chunks * Shape::kTilesPerChunk};
 }
 template <int D>

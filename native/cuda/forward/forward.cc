@@ -132,7 +132,8 @@ void Forward::load_products(int64_t tokens, int64_t rows, int set) {
     loaded_tokens_.insert(tokens);
   }
   // The head's blocks: full ones, and the rest.
-  for (const int64_t count : {rows < shape_->rows ? 0 : shape_->rows, rows % shape_->rows}) {
+  for (const int64_t exact : {rows < shape_->rows ? 0 : shape_->rows, rows % shape_->rows}) {
+    const int64_t count = shape_->head_rows(exact);
     if (count == 0 || loaded_rows_.contains(count)) continue;
     on_all(ranks_, [&](Rank& rank) { forwards_[rank.index]->load_for_rows(static_cast<int>(count), set); });
     loaded_rows_.insert(count);

@@ -9,6 +9,7 @@
 #include "cuda/device/check.h"
 #include "cuda/exchange/all_reduce.h"
 #include "cuda/forward/elementwise.h"
+#include "cuda/forward/step_room.h"
 #include "cuda/sampler/sampler.h"
 
 namespace refit::cuda {
@@ -90,6 +91,10 @@ ForwardShape::ForwardShape(const CoreConfig& config, const Layout& layout) : den
     int64_t& inter = layer.sparse() ? sparse_inter : dense_inter;
     inter = std::max(inter, layer.inter);
   }
+}
+
+int64_t ForwardShape::head_rows(int64_t count) const {
+  return std::min<int64_t>(rows, rounded_tokens(static_cast<int>(count)));
 }
 
 MoeShape moe_shape(const Layout& layout, int64_t inter) {

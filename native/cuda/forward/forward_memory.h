@@ -25,6 +25,10 @@ struct ForwardShape {
   int64_t exchange;                   // elements of one exchange buffer
   int64_t adapter_columns;            // of the products with A; 0: no adapters
   int64_t dense_inter, sparse_inter;  // the widest of all layers, for one rank; 0 for none
+
+  // Rows that the head computes for `count` rows: rounded up, so that few sizes of its product are needed. Nothing
+  // reads the results of the others.
+  int64_t head_rows(int64_t count) const;
 };
 
 MoeShape moe_shape(const Layout& layout, int64_t inter);

@@ -267,7 +267,7 @@ void RankForward::mlp(const StepView& view, int layer, const PreparedStep& step)
     }
     moe_.at(p.inter).run(linear_input(), param(p.router), param(p.w13), param(p.w2), part(), count, layout_.ranks > 1,
                          stream, record, adapters_.experts(layer, view.token_slots),
-                         step.room.decode ? view.slots : nullptr);
+                         step.room.is_rounded ? view.slots : nullptr);
   } else {
     rank_.begin_op("gate_up", layer);
     adapters_.start(adapters_.gate_up(layer), linear_input());
@@ -298,7 +298,7 @@ void RankForward::head(const StepView& view, const PreparedStep& step) {
     rank_.begin_op("lm_head");
     adapters_.begin(step.block.head_adapters(block_.data(), begin), count);
     adapters_.start(adapters_.lm_head(), own_.selected);
-    const Product logits = lm_head(count);
+    const Product logits = lm_head(static_cast<int>(shape_.head_rows(count)));
     gemm_.run(logits, adapters_.product_stream());
     adapters_.finish(adapters_.lm_head(), static_cast<float*>(logits.y), shape_.logits_ld);
     if (exchange_) exchange_->gather_logits(count);

@@ -52,7 +52,7 @@ class RankForward {
 
  private:
   bool may_use_graphs(const PreparedStep& step) const {
-    return step.room.decode && (!exchange_ || exchange_->in_graphs());
+    return step.room.is_rounded && (!exchange_ || exchange_->in_graphs());
   }
   StepView view(const PreparedStep& step) const;
   // Computes with the weights of `set`, as the functions below do from then on.

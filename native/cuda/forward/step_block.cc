@@ -97,7 +97,7 @@ void StepBlock::cut_adapters() {
   if (!uses_adapters(batch_)) return;
   token_slots_ = token_slots(batch_);
   segments_ = cut_segments(token_slots_);
-  if (room_.decode) segments_ = pad_segments(segments_, room_.adapters, room_.tokens);
+  if (room_.is_rounded) segments_ = pad_segments(segments_, room_.adapters, room_.tokens);
   token_slots_.resize(positions_.size(), -1);
   std::vector<int32_t> row_slots;
   for (const int32_t token : row_tokens_) row_slots.push_back(token_slots_[token]);
@@ -170,7 +170,7 @@ StepView StepBlock::view(uint8_t* base) const {
   view.attention.members = at<AttentionMember>(base, members_);
   view.row_tokens = at<int32_t>(base, row_tokens_at_);
   view.adapters = segments_.at(at<AdapterSegment>(base, segments_at_));
-  if (room_.decode) view.adapters.host = nullptr;  // a graph serves other lists
+  if (room_.is_rounded) view.adapters.host = nullptr;  // a graph serves other lists
   view.token_slots = token_slots_.empty() ? nullptr : at<int32_t>(base, token_slots_at_);
   view.rows.row_ints = at<int32_t>(base, row_ints_);
   view.rows.row_floats = at<float>(base, row_floats_);

@@ -5,10 +5,9 @@
 namespace refit::cuda {
 namespace {
 
-// The next of the sizes that graphs are made for: few rows cost the same, and many are at most a sixteenth too many.
-int rounded_tokens(int tokens) {
-  if (tokens <= 8) return static_cast<int>(std::bit_ceil(static_cast<unsigned>(tokens)));
-  const int unit = tokens <= 256 ? 8 : tokens <= 512 ? 16 : 32;
+// Numbers of guessed tokens differ from step to step, so few sizes are more important than few tokens of padding.
+int rounded_guesses(int tokens) {
+  const int unit = tokens <= 16 ? 8 : tokens <= 64 ? 16 : tokens <= 256 ? 32 : 64;
   return (tokens + unit - 1) / unit * unit;
 }
 
@@ -21,11 +20,17 @@ int rounded_items(size_t items, int tokens) {
 
 }  // namespace
 
+// The next of the sizes that graphs are made for: few rows cost the same, and many are at most a sixteenth too many.
+int rounded_tokens(int tokens) {
+  if (tokens <= 8) return static_cast<int>(std::bit_ceil(static_cast<unsigned>(tokens)));
+  const int unit = tokens <= 256 ? 8 : tokens <= 512 ? 16 : 32;
+  return (tokens + unit - 1) / unit * unit;
+}
+
 StepRoom step_room(const StepBatch& batch, const AttentionPlan& plan, int64_t most_tokens) {
   const auto tokens = static_cast<int>(batch.tokens.size());
-  const int rounded = rounded_tokens(tokens);
-  const bool decode = batch.sequences() == tokens && plan.wide_items == 0 && rounded <= most_tokens;
-  if (!decode) {
+  const int rounded = batch.sequences() == tokens ? rounded_tokens(tokens) : rounded_guesses(tokens);
+  if (!is_short(batch) || plan.wide_items > 0 || rounded > most_tokens) {
     return {tokens,
             static_cast<int>(plan.items.size()),
             static_cast<int>(plan.merges.size()),

@@ -1,8 +1,9 @@
-// The sizes of a step on GPUs. Those of decode steps are rounded up, so that a step has one of a few sizes: the step's
-// block then has the same layout and its kernels the same grids whenever the sizes are the same, as a graph needs
-// (step_graphs.h). The added tokens are padding: they have no KV slot, no attention, no experts and no rows, and
-// nothing reads their results. Every decode step is rounded, also one that is launched without a graph, so bits do not
-// depend on graphs. Which adapters a step uses is in its block, and only how many segments they have is rounded.
+// The sizes of a step on GPUs. Those of decode steps, and of others with few tokens of each sequence, are rounded up,
+// so that a step has one of a few sizes: the step's block then has the same layout and its kernels the same grids
+// whenever the sizes are the same, as a graph needs (step_graphs.h). The added tokens are padding: they have no KV
+// slot, no attention, no experts and no rows, and nothing reads their results. Every such step is rounded, also one
+// that is launched without a graph, so bits do not depend on graphs. Which adapters a step uses is in its block, and
+// only how many segments they have is rounded.
 #pragma once
 #include <compare>
 
@@ -14,8 +15,8 @@ namespace refit::cuda {
 
 struct StepRoom {
   int tokens, items, merges, prefixes;  // items, merges and prefixes of the attention plan
-  bool decode;                          // sizes are rounded up
-  SegmentRoom adapters;                 // of a decode step
+  bool is_rounded;
+  SegmentRoom adapters;  // of a step that is rounded
 
   auto operator<=>(const StepRoom&) const = default;
 };
@@ -23,7 +24,10 @@ struct StepRoom {
 // The KV slot of a token that is padding.
 constexpr int32_t kNoSlot = -1;
 
-// A decode step has one new token per sequence. most_tokens: the step's buffers have no more.
+// Rounds up a number of tokens or rows of a decode step.
+int rounded_tokens(int tokens);
+
+// most_tokens: the step's buffers have no more.
 StepRoom step_room(const StepBatch& batch, const AttentionPlan& plan, int64_t most_tokens);
 
 }  // namespace refit::cuda

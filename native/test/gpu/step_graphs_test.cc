@@ -1,6 +1,6 @@
 // Decode steps by graphs against the same steps without: equal bit for bit, over updates in place, padding, long
-// sequences, blocks that grow and graphs that are dropped; and with adapters that change from step to step, one of them
-// replaced between two replays. And StepGraphs alone. Argument: [seed].
+// sequences, guessed tokens, blocks that grow and graphs that are dropped; and with adapters that change from step to
+// step, one of them replaced between two replays. And StepGraphs alone. Argument: [seed].
 #include "cuda/forward/step_graphs.h"
 
 #include <cstdlib>
@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "test/gpu/forward_gpus.cuh"
+#include "test/gpu/step_chats.h"
 
 namespace {
 
@@ -19,26 +20,8 @@ const std::vector<Variant> kVariants = {
     {"olmo2", 64, 2, 8, 2, 16, 96, 101, false, false, true, false, 0, 0, 0, true, {}, 1.0, true},
 };
 
-struct Chat {
-  std::vector<int32_t> tokens, pages;
-};
-
-bool same(const StepResult& a, const StepResult& b) {
-  return a.tokens == b.tokens && a.logprobs == b.logprobs && a.top_ids == b.top_ids &&
-         a.top_logprobs == b.top_logprobs && a.experts == b.experts;
-}
-
-// The next token of some chats, with the logprobs of the whole vocabulary.
-BatchBuilder decode(const std::vector<Chat>& chats, const std::vector<size_t>& which, int vocab, unsigned seed) {
-  BatchBuilder b;
-  for (const size_t i : which) {
-    const Chat& chat = chats[i];
-    const auto last = static_cast<int32_t>(chat.tokens.size()) - 1;
-    const int token = b.sequence({chat.tokens.back()}, last, chat.pages);
-    b.row({.token = token, .top = vocab, .flags = 1, .temperature = 0.7f, .seed = seed + i});
-  }
-  return b;
-}
+// Products of several runs of the streaming kernel.
+const Variant kLarge = {"large", 1536, 3, 12, 3, 128, 4608, 1000, false, false, true, false};
 
 class Pair {
  public:
@@ -99,6 +82,17 @@ void test_variant(const Variant& v, const std::vector<int>& gpus, unsigned seed)
     std::erase_if(which, [&](size_t i) { return chats[i].tokens.size() >= 47; });
     if (step % 3 == 1) which.push_back(24);
     if (which.empty()) which.push_back(24);
+    if (step % 4 == 2) {
+      std::vector<std::vector<int32_t>> guesses(which.size());
+      for (size_t i = 0; i < which.size(); ++i) {
+        const size_t room = chats[which[i]].pages.size() * kPageSize - chats[which[i]].tokens.size();
+        guesses[i].resize(rng() % std::min<size_t>(room + 1, 6));
+        for (int32_t& token : guesses[i]) token = static_cast<int32_t>(rng() % v.vocab);
+      }
+      const BatchBuilder guessing = guess(chats, which, guesses, v.vocab, static_cast<unsigned>(step) * 1000u);
+      pair.step(guessing, where + ", guesses");
+      pair.step(guessing, where + ", guesses again");
+    }
     const StepResult result = pair.step(decode(chats, which, v.vocab, static_cast<unsigned>(step) * 1000u), where);
     for (size_t i = 0; i < which.size(); ++i) chats[which[i]].tokens.push_back(result.tokens[i]);
     most = std::max(most, pair.graphs().graphs());
@@ -127,6 +121,52 @@ void test_variant(const Variant& v, const std::vector<int>& gpus, unsigned seed)
   pair.check_guards(v.name);
   std::printf("%-26s %d ranks%s: equal with and without graphs; %zu graphs at once\n", v.name, ranks,
               ranks > 1 && gpus[0] != gpus[1] ? " on GPUs of their own" : "", most);
+}
+
+// Right guesses have the bits of decode steps, as far as products do not depend on the number of rows
+// (gemm_stream.cuh).
+void test_guesses(const Variant& v, size_t count, size_t guessed, unsigned seed) {
+  std::mt19937 rng(seed);
+  const TestModel model(v, DType::kBFloat16, seed);
+  Gpus gpu(model, {0});
+  std::vector<Chat> chats(count);
+  std::vector<size_t> all(count);
+  std::iota(all.begin(), all.end(), 0u);
+  for (size_t i = 0; i < chats.size(); ++i) {
+    for (int p = 0; p < 40; ++p) chats[i].pages.push_back(static_cast<int32_t>(40 * i) + p);
+    // A context crosses the border of a chunk of keys.
+    for (size_t t = 0; t < (i == 1 ? 5 : 253); ++t) chats[i].tokens.push_back(static_cast<int32_t>(rng() % v.vocab));
+    for (int done = 0; done + 1 < static_cast<int>(chats[i].tokens.size());) {
+      const int take = std::min(static_cast<int>(chats[i].tokens.size()) - 1 - done, kMaxTokens);
+      BatchBuilder b;
+      b.sequence({chats[i].tokens.begin() + done, chats[i].tokens.begin() + done + take}, done, chats[i].pages);
+      gpu.step(b);
+      done += take;
+    }
+  }
+  const std::vector<Chat> before = chats;
+  std::vector<std::vector<int32_t>> guesses(count);
+  std::vector<std::vector<float>> logprobs(count);
+  for (size_t t = 0; t <= guessed; ++t) {
+    const StepResult result = gpu.step(decode(chats, all, v.vocab, 9));
+    for (size_t i = 0; i < count; ++i) {
+      chats[i].tokens.push_back(result.tokens[i]);
+      if (t < guessed) guesses[i].push_back(result.tokens[i]);
+      const auto row = result.top_logprobs.begin() + static_cast<long>(i) * v.vocab;
+      logprobs[i].insert(logprobs[i].end(), row, row + v.vocab);
+    }
+  }
+  for (int turn = 0; turn < 3; ++turn) {  // launched, captured, by the graph
+    const StepResult result = gpu.step(guess(before, all, guesses, v.vocab, 9));
+    const size_t each = (guessed + 1) * v.vocab;
+    for (size_t i = 0; i < count; ++i) {
+      const auto rows = result.top_logprobs.begin() + static_cast<long>(i * each);
+      CHECKF(std::equal(logprobs[i].begin(), logprobs[i].end(), rows), "%s: chat %zu has other bits with guesses",
+             v.name, i);
+    }
+  }
+  CHECKF(gpu.forward().graphs() > 0, "%s: steps with guesses have no graph", v.name);
+  std::printf("%-26s %zu guesses of %zu chats have the bits of decode steps\n", v.name, guessed, count);
 }
 
 // Two sets of weights that change places: each step equals that of an engine whose only set was written in place.
@@ -319,10 +359,13 @@ int main(int argc, char** argv) {
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);  // ranks on one GPU must not share a queue
   const unsigned seed = argc > 1 ? static_cast<unsigned>(std::atoi(argv[1])) : 1;
   test_graphs_alone();
+  test_guesses(kLarge, 1, 15, seed);
   int gpus = 0;
   check(cudaGetDeviceCount(&gpus), "cudaGetDeviceCount");
   for (const Variant& v : kVariants) {
     test_variant(v, {0}, seed);
+    // The experts' kernels choose tiles by the number of tokens.
+    if (v.experts == 0) test_guesses(v, 2, 6, seed), test_guesses(v, 1, 15, seed);
     test_sets(v, {0}, seed);
     test_adapters(v, {0}, seed);
     if (v.heads % 2 == 0 && v.kv_heads > 1) {

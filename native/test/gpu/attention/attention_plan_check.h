@@ -44,11 +44,13 @@ inline void check_plan(const PlanCase& c, int group, int kv_heads, cuda::Attenti
       context = std::max<int64_t>(context, position[t] + 1);
     }
   }
+  const bool is_narrow = cuda::is_short(c.batch()) && group <= cuda::kNarrowRows;
   // For every token and chunk that it sees: how often it is computed, and its part (-1: none).
   std::vector<std::vector<int>> times(tokens), parts(tokens);
   for (int64_t t = 0; t < tokens; ++t) {
     const int s = sequence_of[t];
-    const int size = cuda::chunk_size((c.seq_offsets[s + 1] - c.seq_offsets[s]) * group, wide_rows);
+    const int rows = is_narrow ? group : (c.seq_offsets[s + 1] - c.seq_offsets[s]) * group;
+    const int size = cuda::chunk_size(rows, wide_rows);
     times[t].assign(position[t] / size + 1, 0);
     parts[t].assign(times[t].size(), -2);
   }
@@ -67,7 +69,8 @@ inline void check_plan(const PlanCase& c, int group, int kv_heads, cuda::Attenti
     wide += rows > cuda::kNarrowRows;
     CHECKF((rows > cuda::kNarrowRows) == (static_cast<int>(i) < plan.wide_items),
            "item %zu of %d wide ones has %d rows", i, plan.wide_items, rows);
-    CHECK(item.position == position[item.first_token]);
+    CHECK(!is_narrow || rows <= cuda::kNarrowRows);
+    CHECK(item.position == position[item.first_token] && item.old == c.start_pos[item.sequence]);
     CHECK(item.table == c.page_offsets[item.sequence]);
     CHECK(item.part >= 0 ? item.chunks == 1 : item.chunk == 0);
     // Its last token sees its last chunk.
@@ -127,11 +130,12 @@ inline void check_plans(uint64_t seed) {
   const auto below = [&rng](int n) { return static_cast<int>(rng() % n); };
   for (int round = 0; round < 400; ++round) {
     PlanCase c;
-    const int sequences = below(round % 8 == 0 ? 100 : 6), kind = below(3);
+    const int sequences = below(round % 8 == 0 ? 100 : 6), kind = below(4);
     for (int s = 0; s < sequences; ++s) {
       // Lengths around the borders of chunks and tiles, and others.
       const int start = below(3) == 0 ? cuda::kAttentionChunk * below(5) + below(3) : below(kind == 0 ? 20 : 5000);
-      c.add(below(4) == 0 ? 0 : start, kind == 1 || below(2) == 0 ? 1 + below(2) : 1 + below(below(3) == 0 ? 900 : 70));
+      const int some = kind == 3 ? 1 + below(cuda::kShortTokens) : 1 + below(below(3) == 0 ? 900 : 70);
+      c.add(below(4) == 0 ? 0 : start, kind == 1 || below(2) == 0 ? 1 + below(2) : some);
     }
     const int group = below(5) == 0 ? 1 + below(64) : 1 << below(5), kv_heads = 1 << below(4);
     for (AttentionSplit split : {AttentionSplit::kAuto, AttentionSplit::kAlways, AttentionSplit::kNever}) {
