@@ -68,7 +68,7 @@ async function start (
       eosTokenIds: arch.eosTokenIds,
       maxBatchTokens,
       overlap: options.disableOverlapSchedule !== true,
-      ...drafts === undefined ? {} : { drafts },
+      ...drafts === undefined ? {} : { drafts, fixedDraftCost: options.disableAdaptiveSpeculation === true },
       recorded: recordedPerToken(experts),
       epoch: 0,
       version: weightVersion,

@@ -190,6 +190,7 @@ function engineOptions (config: Config, log: Log): EngineOptions {
     disableOverlapSchedule: config.disableOverlapSchedule,
     speculative: config.speculative,
     speculativeNumDraftTokens: config.speculativeNumDraftTokens,
+    disableAdaptiveSpeculation: config.disableAdaptiveSpeculation,
     enableWeightsCpuBackup: config.enableWeightsCpuBackup,
     shadowWeights: config.shadowWeights,
     shadowRate: config.shadowRate,

@@ -63,6 +63,11 @@ export interface EngineOptions {
   /** Most guessed tokens of a request in one step; default 16. */
   speculativeNumDraftTokens?: number
   /**
+   * Whether a guess is computed depends on its chance alone, not on the measured times of steps, so that a run can be
+   * repeated; default false.
+   */
+  disableAdaptiveSpeculation?: boolean
+  /**
    * Weights whose memory is released keep a copy in host memory and come back whole. Default false: they come back
    * torn.
    */

@@ -52,6 +52,8 @@ export interface SchedulerOptions {
   overlap: boolean
   /** Most guessed tokens of a sequence in one step (Drafter); absent: nothing is guessed. */
   drafts?: number
+  /** Measured times of steps do not decide which guesses are computed. */
+  fixedDraftCost?: boolean
   /** Number of experts that the device records for each token, over all layers; default none. */
   recorded?: number
   /** Compiles the grammars of requests; absent: requests with one are refused. */

@@ -92,5 +92,26 @@ export const speculation: readonly Mutant[] = [
     before: 'for (let place = 0; place < this.#places - 1; place++) {',
     after: 'for (let place = 8; place < this.#places - 1; place++) {',
     tests: ['test/speculation/text-index.test.ts']
+  },
+  {
+    why: 'steps with guesses count as others',
+    file: 'src/engine/speculation/step-cost.ts',
+    before: 'isGuessing ? [this.#guessing, this.#plain] : [this.#plain, this.#guessing]',
+    after: '[this.#plain, this.#guessing]',
+    tests: ['test/speculation/step-cost.test.ts']
+  },
+  {
+    why: 'guesses that are not worth their time are computed',
+    file: 'src/engine/speculation/drafter.ts',
+    before: 'taken.length === 0 || !this.#cost.isWorth(sequences.length, taken.length, right)',
+    after: 'taken.length === 0',
+    tests: ['test/speculation/drafter.test.ts']
+  },
+  {
+    why: 'one slow step ends guessing for long',
+    file: 'src/engine/speculation/step-cost.ts',
+    before: 'kind.add(tokens, Math.min(ms, most))',
+    after: 'kind.add(tokens, ms)',
+    tests: ['test/speculation/step-cost.test.ts']
   }
 ]

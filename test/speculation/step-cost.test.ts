@@ -6,7 +6,7 @@ function share (base: number, slope: number, counts: number[], at: number): numb
   const cost = new StepCost()
   for (let i = 0; i < 300; i++) {
     const tokens = counts[i % counts.length]!
-    cost.observe(tokens, base + slope * tokens)
+    cost.observe(tokens, base + slope * tokens, i % 2 > 0)
   }
   return cost.shareOfToken(at)
 }
@@ -30,4 +30,50 @@ t.test('without steps of different counts it begins at a guess between a CPU and
 
 t.test('steps that get slower with more tokens are never a gain below nothing', async t => {
   t.equal(share(100, -1, [8, 30, 60], 8), 0)
+})
+
+/** A cost after steps of 8 tokens, and of 24 with guesses that take `lost` ms more than the line of the others. */
+function withLoss (lost: number, every = 2): StepCost {
+  const cost = new StepCost()
+  for (let i = 0; i < 300; i++) {
+    const isGuessing = i % every === 0
+    cost.observe(isGuessing ? 24 : 8 + i % 3, 40 + (isGuessing ? 24 + lost : 8 + i % 3), isGuessing)
+  }
+  return cost
+}
+
+t.test('guesses are worth it if they raise the rate of tokens', async t => {
+  // 8 tokens take 48 ms, 24 take 64 ms: 2.7 right ones would do.
+  const cost = withLoss(0)
+  t.ok(cost.isWorth(8, 16, 3.5))
+  t.notOk(cost.isWorth(8, 16, 2))
+})
+
+t.test('steps with guesses have a cost of their own, and the slope is common', async t => {
+  const cost = withLoss(16)
+  t.ok(Math.abs(cost.shareOfToken(8) - 8 / 64) < 0.03, String(cost.shareOfToken(8)))
+  // 8 tokens take 48 ms, 24 take 80 ms: 5.4 right ones would do.
+  t.notOk(cost.isWorth(8, 16, 4.5))
+  t.ok(cost.isWorth(8, 16, 6.5))
+})
+
+t.test('guesses that were too slow are tried again after a while', async t => {
+  const cost = withLoss(100)
+  t.notOk(cost.isWorth(8, 16, 8))
+  let steps = 0
+  for (; steps < 1000 && !cost.isWorth(8, 16, 8); steps++) cost.observe(8, 48, false)
+  t.ok(steps > 50 && steps < 500, String(steps))
+})
+
+t.test('before any step a guess costs as between a CPU and a GPU', async t => {
+  const cost = new StepCost()
+  t.ok(cost.isWorth(1, 16, 4))
+  t.notOk(cost.isWorth(1, 16, 0.1))
+  t.notOk(cost.isWorth(200, 16, 10))
+})
+
+t.test('one step that took very long does not end guessing', async t => {
+  const cost = withLoss(0)
+  cost.observe(24, 2000, true)
+  t.ok(cost.isWorth(8, 16, 8))
 })

@@ -240,6 +240,13 @@ export const ENGINE_OPTIONS = {
     value: 'N',
     help: 'Most guessed tokens of a request in one step (--speculative).'
   },
+  disableAdaptiveSpeculation: {
+    type: 'boolean',
+    default: false,
+    group: 'engine',
+    help: 'A guess is computed if its chance is high enough, however long steps with guesses take: slower, but a run ' +
+      'can be repeated (--speculative).'
+  },
   enableWeightsCpuBackup: {
     type: 'boolean',
     default: false,

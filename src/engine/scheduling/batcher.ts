@@ -53,7 +53,8 @@ export class Batcher {
     this.#sharing = new PrefillSharing(this.kv)
     this.#steps = new StepsUnderWay(options)
     this.#maxBatchTokens = stepTokens(options)
-    this.#drafter = options.drafts === undefined ? null : new Drafter(options.drafts, this.counters)
+    const { drafts, fixedDraftCost = false } = options
+    this.#drafter = drafts === undefined ? null : new Drafter(drafts, this.counters, fixedDraftCost)
   }
 
   get waiting (): number {
@@ -203,7 +204,7 @@ export class Batcher {
       return
     }
     this.#apply(ended.step, ended.result)
-    if (ended.step.onlySamples) this.#drafter?.timed(ended.step.tokens, ended.ms)
+    if (ended.step.onlySamples) this.#drafter?.timed(ended.step.tokens, ended.ms, ended.step.isGuessing)
     this.counters.steps++
     this.counters.stepMs = ended.ms
   }

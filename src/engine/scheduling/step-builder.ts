@@ -107,6 +107,10 @@ export class StepBuilder {
     return this.samples.every((samples, i) => samples === this.takes[i])
   }
 
+  get isGuessing (): boolean {
+    return this.drafts.some(draft => draft.length > 0)
+  }
+
   /**
    * Adds the next `take` tokens of a sequence, with rows for the prompt positions to score and, at the end of its
    * tokens, for the next one. A `draft` follows the last token, with a row after each of its tokens. `pages`: those

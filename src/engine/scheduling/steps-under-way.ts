@@ -4,7 +4,7 @@ import type { SchedulerOptions } from '../step-device.ts'
 import { StepBuilder } from './step-builder.ts'
 import type { StepWeights } from './step-weights.ts'
 
-/** A step that has ended: its results, or the reason why it failed, and how long the device took for it. */
+/** A step that has ended: its results, or the reason why it failed, and the time that it took alone, plan included. */
 export type EndedStep = { step: StepBuilder, ms: number } & ({ result: StepResult } | { error: unknown })
 
 /**
@@ -16,6 +16,7 @@ export class StepsUnderWay {
   readonly #options: Pick<SchedulerOptions, 'device' | 'heartbeat' | 'now'>
   readonly #builders = [new StepBuilder(), new StepBuilder()] as const
   #steps = 0
+  #preparedAt = 0
   #endedAt = 0
 
   constructor (options: Pick<SchedulerOptions, 'device' | 'heartbeat' | 'now'>) {
@@ -42,14 +43,15 @@ export class StepsUnderWay {
     builder.clear()
     builder.weights = weights
     builder.version = weights.version
+    this.#preparedAt = this.#options.now()
     return builder
   }
 
   /** Begins the step that was prepared. Throws LostDevice, or the device's error: then it has not begun. */
   begin (step: StepBuilder): void {
-    const { device, heartbeat, now } = this.#options
+    const { device, heartbeat } = this.#options
     heartbeat?.begin(step.sequences)
-    this.#begun.push({ step, at: now() })
+    this.#begun.push({ step, at: this.#preparedAt })
     try {
       device.begin(step.batch())
     } catch (error) {
@@ -74,7 +76,9 @@ export class StepsUnderWay {
     heartbeat?.end()
     const { step, at } = this.#begun.shift()!
     const ended = now()
-    const ms = ended - Math.max(at, this.#endedAt)
+    // Results were given and the step was planned since the step before, unless nothing was to be done for a while.
+    const gap = at - this.#endedAt
+    const ms = ended - (gap < ended - at ? this.#endedAt : at)
     this.#endedAt = ended
     return { step, ms, ...outcome }
   }

@@ -14,8 +14,6 @@ const MOST_STEP_TOKENS = 256
 /** Bounds of the chance that a guessed token must have, for times of steps are noisy. */
 const LEAST_CHANCE = 0.15
 const MOST_CHANCE = 0.75
-/** Drafts are computed if so many right tokens are expected for each sequence of the step. */
-const LEAST_GAIN = 0.1
 
 /** Texts that a sequence is drafted from, and its last draft, which begins at position `at`. */
 export interface Drafting {
@@ -40,6 +38,7 @@ export class Drafter {
   readonly #most: number
   readonly #counters: StepCounters
   readonly #cost = new StepCost()
+  readonly #hasFixedCost: boolean
   readonly #rates = new GuessRates()
   /** By prompt, adapter and cache salt; the last used come last. */
   readonly #prompts = new Map<string, PromptTexts>()
@@ -48,10 +47,14 @@ export class Drafter {
   #plan = 0
   #indexable = 0
 
-  /** `most`: guessed tokens of a sequence in one step. It counts in `counters`. */
-  constructor (most: number, counters: StepCounters) {
+  /**
+   * `most`: guessed tokens of a sequence in one step. It counts in `counters`. With `hasFixedCost` it learns nothing
+   * from the times of steps.
+   */
+  constructor (most: number, counters: StepCounters, hasFixedCost = false) {
     this.#most = most
     this.#counters = counters
+    this.#hasFixedCost = hasFixedCost
   }
 
   /** Follows a sequence that starts. */
@@ -92,26 +95,25 @@ export class Drafter {
     this.#indexable = MOST_INDEXED
     const least = Math.min(MOST_CHANCE, Math.max(LEAST_CHANCE, this.#cost.shareOfToken(sequences.length)))
     const drafts: { seq: Sequence, draft: Draft }[] = []
-    let gain = 0
     for (const seq of sequences) {
       const draft = this.#draft(seq, Math.min(this.#most, left, mostOf(seq)), least)
-      if (draft === null) continue
-      drafts.push({ seq, draft })
-      for (const chance of draft.chances) gain += chance
+      if (draft !== null) drafts.push({ seq, draft })
     }
-    if (drafts.length === 0 || gain < LEAST_GAIN * sequences.length) return NO_DRAFTS
     const all = drafts.flatMap(({ draft }) => draft.chances)
     // Chances fall along a draft, so the likeliest tokens of all are the first ones of each.
     const above = all.length <= left ? 0 : all.sort((a, b) => b - a)[left]!
+    const taken = all.filter(chance => chance > above)
+    const right = taken.reduce((sum, chance) => sum + chance, 0)
+    if (taken.length === 0 || !this.#cost.isWorth(sequences.length, taken.length, right)) return NO_DRAFTS
     return new Map(drafts.flatMap(({ seq, draft: { tokens, chances } }) => {
-      const taken = tokens.filter((_, i) => chances[i]! > above)
-      return taken.length === 0 ? [] : [[seq, taken]]
+      const likely = tokens.filter((_, i) => chances[i]! > above)
+      return likely.length === 0 ? [] : [[seq, likely]]
     }))
   }
 
-  /** Learns how long a step took that only decoded, with so many tokens. */
-  timed (tokens: number, ms: number): void {
-    this.#cost.observe(tokens, ms)
+  /** Learns how long a step took that prefilled nothing. */
+  timed (tokens: number, ms: number, isGuessing: boolean): void {
+    if (!this.#hasFixedCost) this.#cost.observe(tokens, ms, isGuessing)
   }
 
   /** Counts a draft of so many tokens that was computed, the first `accepted` of which were right. */
