@@ -108,6 +108,13 @@ export const speculation: readonly Mutant[] = [
     tests: ['test/speculation/drafter.test.ts']
   },
   {
+    why: 'steps that load kernels count',
+    file: 'src/engine/speculation/step-cost.ts',
+    before: 'if (before < FIRST_STEPS) {',
+    after: 'if (before < 0) {',
+    tests: ['test/speculation/step-cost.test.ts']
+  },
+  {
     why: 'one slow step ends guessing for long',
     file: 'src/engine/speculation/step-cost.ts',
     before: 'kind.add(tokens, Math.min(ms, most))',

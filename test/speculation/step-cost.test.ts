@@ -72,6 +72,20 @@ t.test('before any step a guess costs as between a CPU and a GPU', async t => {
   t.notOk(cost.isWorth(200, 16, 10))
 })
 
+t.test('the first steps of each size, which are slow on a GPU, teach nothing', async t => {
+  const cost = new StepCost()
+  for (let i = 0; i < 50; i++) cost.observe(8, 48, false)
+  const sizes = [16, 24, 40, 64, 96]
+  for (const tokens of sizes) {
+    for (let i = 0; i < 2; i++) {
+      t.ok(cost.isWorth(8, 16, 8), `step ${i} of ${tokens} tokens`)
+      cost.observe(tokens, 900, true)
+    }
+  }
+  for (let i = 0; i < 50; i++) cost.observe(24, 300, true)
+  t.notOk(cost.isWorth(8, 16, 8), 'later ones do')
+})
+
 t.test('one step that took very long does not end guessing', async t => {
   const cost = withLoss(0)
   cost.observe(24, 2000, true)

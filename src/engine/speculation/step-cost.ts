@@ -6,8 +6,12 @@ const START = 64
 const START_WEIGHT = 4
 /** How many steps of its own kind the time of the other kind counts as. */
 const OTHER_WEIGHT = 0.5
-/** A step counts as at most so many times as long as expected: the first of a size loads kernels or makes a graph. */
+/** A step counts as at most so many times as long as expected, because something else may have held it up. */
 const MOST_TIMES = 2
+/** The first steps of a size teach nothing: a GPU loads kernels in one and makes a graph in another. */
+const FIRST_STEPS = 2
+/** Counts of tokens that are one size. */
+const SIZE = 8
 /** Guesses must raise the rate by this factor, for times of steps are noisy. */
 const LEAST_GAIN = 1.03
 
@@ -63,8 +67,17 @@ class Steps {
 export class StepCost {
   readonly #plain = new Steps()
   readonly #guessing = new Steps()
+  /** Steps of each size without guesses, and with them. */
+  readonly #seen = [new Map<number, number>(), new Map<number, number>()] as const
 
   observe (tokens: number, ms: number, isGuessing: boolean): void {
+    const seen = this.#seen[isGuessing ? 1 : 0]
+    const size = Math.ceil(tokens / SIZE)
+    const before = seen.get(size) ?? 0
+    if (before < FIRST_STEPS) {
+      seen.set(size, before + 1)
+      return
+    }
     const [kind, other] = isGuessing ? [this.#guessing, this.#plain] : [this.#plain, this.#guessing]
     const most = this.#hasSeenAny ? MOST_TIMES * this.#ms(kind, other, tokens) : Infinity
     this.#plain.decay()
