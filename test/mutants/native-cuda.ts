@@ -159,15 +159,29 @@ export const nativeCuda: readonly Mutant[] = [
   {
     why: 'every adapter is expanded with the matrix of the first slot',
     file: 'native/cuda/adapters/adapters_expand.cu',
-    before: 'w.b + (segment.slot * at.all + at.before + at.begin) * w.rank',
-    after: 'w.b + (at.before + at.begin) * w.rank',
+    before: 'w.b + int64_t{segment.slot} * tiles.all_columns * w.rank + expand_column()',
+    after: 'w.b + expand_column()',
     tests: ['native/test/gpu/adapters/adapters_test.cu']
   },
   {
     why: 'a block expands its third tile of columns with the B of its first',
     file: 'native/cuda/adapters/adapters_expand.cu',
-    before: 'fetch(stage, tile + ring.kStages * step);',
-    after: 'commit_async();',
+    before: 'if (later < tiles.count) rows.fetch_b(ring, stage, expand_tile(tiles, later));',
+    after: '',
+    tests: ['native/test/gpu/adapters/adapters_test.cu']
+  },
+  {
+    why: 'a block adds to its second tile of columns what it has loaded for its first',
+    file: 'native/cuda/adapters/adapters_expand.cu',
+    before: 'if (kAhead) now = next;',
+    after: '',
+    tests: ['native/test/gpu/adapters/adapters_test.cu']
+  },
+  {
+    why: 'a block of a cluster adds its own sums in place of the other blocks',
+    file: 'native/cuda/adapters/adapters_shrink.cuh',
+    before: 'cluster_load(&sums[warp % kWarps][m][n], warp / kWarps)',
+    after: 'cluster_load(&sums[warp % kWarps][m][n], rank())',
     tests: ['native/test/gpu/adapters/adapters_test.cu']
   },
   {
@@ -180,8 +194,8 @@ export const nativeCuda: readonly Mutant[] = [
   {
     why: "what a slot holds beyond an adapter's own rank counts",
     file: 'native/cuda/adapters/adapters_device.cuh',
-    before: 'return {entry.x, min((static_cast<int>(entry.y) + 15) / 16 * 16, w.rank)};',
-    after: 'return {entry.x, w.rank};',
+    before: 'return {entry.x, min((static_cast<int>(entry.y) + 15) / 16 * 16, rank)};',
+    after: 'return {entry.x, rank};',
     tests: ['native/test/gpu/adapters/adapters_test.cu']
   },
   {

@@ -54,34 +54,33 @@ void AdapterPass::start(const AdaptedProduct& product, const bf16* x) {
   if (!active(product.pair)) return;
   const AdapterWeights w = weights(product);
   x_ = x;
-  order_ = rows_ <= kBesideRows || adapter_fits_beside(w, segments_) ? Order::kShrinkBeside
-           : segments_.rows < kApartFrom                             ? Order::kProductBeside
-                                                                     : Order::kShrinkFirst;
+  order_ = rows_ <= kBesideRows || adapter_fits_beside(w, segments_, product.depth) ? Order::kShrinkBeside
+           : segments_.rows < kApartFrom                                            ? Order::kProductBeside
+                                                                                    : Order::kShrinkFirst;
   if (order_ != Order::kShrinkFirst) check(cudaEventRecord(ready_, stream_), "fork the adapters' stream");
   if (order_ != Order::kShrinkBeside) adapter_shrink(w, segments_, x, product.depth, t_, stream_);
   if (order_ == Order::kProductBeside) check(cudaStreamWaitEvent(beside_, ready_), "fork the adapters' stream");
 }
 
-// The base product has been launched: its blocks get multiprocessors first if shrink runs beside it. Returns whether
-// the next kernel may begin early: the stream waits for one kernel only.
-bool AdapterPass::join(const AdapterWeights& w, const AdaptedProduct& product) {
+// The base product has been launched: its blocks get multiprocessors first if shrink runs beside it. The next kernel
+// waits for both, and may still begin early: its own wait is for all kernels that it depends on.
+void AdapterPass::join(const AdapterWeights& w, const AdaptedProduct& product) {
   const Order order = std::exchange(order_, Order::kShrinkFirst);
-  if (order == Order::kShrinkFirst) return true;
+  if (order == Order::kShrinkFirst) return;
   if (order == Order::kShrinkBeside) {
     check(cudaStreamWaitEvent(beside_, ready_), "fork the adapters' stream");
     adapter_shrink(w, segments_, x_, product.depth, t_, beside_, true);
   }
   check(cudaEventRecord(done_, beside_), "join the adapters' stream");
   check(cudaStreamWaitEvent(stream_, done_), "join the adapters' stream");
-  return false;
 }
 
 template <class Out>
 void AdapterPass::add(const AdaptedProduct& product, Out* y, int64_t ldy) {
   if (!active(product.pair)) return;
   const AdapterWeights w = weights(product);
-  const bool early = join(w, product);
-  adapter_expand(w, segments_, t_, y, ldy, stream_, early);
+  join(w, product);
+  adapter_expand(w, segments_, t_, y, ldy, stream_);
 }
 
 void AdapterPass::finish(const AdaptedProduct& product, bf16* y, int64_t ldy) { add(product, y, ldy); }
@@ -93,8 +92,8 @@ void AdapterPass::finish_activated(const AdaptedProduct& product, bf16* gate_up,
   if (active(product.pair)) {
     const AdapterWeights w = weights(product);
     if (adapter_activates(w, gate_up, act)) {
-      const bool early = join(w, product);
-      return adapter_activate(activation, w, segments_, t_, gate_up, act, stream_, early);
+      join(w, product);
+      return adapter_activate(activation, w, segments_, t_, gate_up, act, stream_);
     }
     add(product, gate_up, 2 * inter);
   }

@@ -59,7 +59,7 @@ class AdapterPass {
  private:
   enum class Order { kShrinkFirst, kShrinkBeside, kProductBeside };
 
-  bool join(const AdapterWeights& w, const AdaptedProduct& product);
+  void join(const AdapterWeights& w, const AdaptedProduct& product);
   AdapterWeights weights(const AdaptedProduct& product) const;
   template <class Out>
   void add(const AdaptedProduct& product, Out* y, int64_t ldy);

@@ -54,20 +54,20 @@ void adapter_shrink(const AdapterWeights& w, const AdapterSegments& segments, co
                     cudaStream_t stream, bool beside = false);
 // Whether shrink probably ends before the library's base product if both begin together and it gets only the
 // multiprocessors that the base product leaves idle.
-bool adapter_fits_beside(const AdapterWeights& w, const AdapterSegments& segments);
+bool adapter_fits_beside(const AdapterWeights& w, const AdapterSegments& segments, int64_t K);
 
-// y [rows, ldy] += scale * t Bᵀ, in fp32, rounded once. Out: bf16 or float. early, here and below: the kernel before is
-// the only one that the stream waits for, so this one may load B while that one ends.
+// y [rows, ldy] += scale * t Bᵀ, in fp32, rounded once. Out: bf16 or float. It begins early, here and below, and loads
+// B while the kernels end that the stream waits for.
 template <class Out>
 void adapter_expand(const AdapterWeights& w, const AdapterSegments& segments, const bf16* t, Out* y, int64_t ldy,
-                    cudaStream_t stream, bool early = true);
+                    cudaStream_t stream);
 
 // Whether adapter_activate can read these operands.
 bool adapter_activates(const AdapterWeights& w, const bf16* gate_up, const bf16* act);
 // act [rows, columns[0]] = activation(gate) * up of all rows of the step, base ones too, with both slices as
 // adapter_expand leaves them in gate_up [rows, 2 columns[0]]; gate_up is only read.
 void adapter_activate(Activation activation, const AdapterWeights& w, const AdapterSegments& segments, const bf16* t,
-                      const bf16* gate_up, bf16* act, cudaStream_t stream, bool early = true);
+                      const bf16* gate_up, bf16* act, cudaStream_t stream);
 
 // t [rows, rank] = the rows of `a` [slots * vocab_rows, rank] that tokens - first_row name; zeros for tokens of other
 // ranks.

@@ -80,97 +80,136 @@ __device__ __forceinline__ void activate_rows(const Eight<bf16>& gate, const Eig
   if constexpr (Lanes == 4) *reinterpret_cast<uint32_t*>(to) = out[0];
 }
 
-// The same for at most 8 * Halves rows of an adapter, with t's first row and B's row of the tile's first column.
+// At most 8 * Halves rows of an adapter, for one warp. b: of the slot; t, gate_up and act: of this thread's first row;
+// all at this thread's columns, to which a tile adds its first one.
 template <Activation kActivation, int Halves>
-__device__ __forceinline__ void activate_adapted(const AdapterWeights& w, const AdapterEntry (&entry)[2], const bf16* b,
-                                                 const bf16* t, const bf16* from, bf16* act, int rows, int64_t left,
-                                                 const ExpandRing<2>& ring, int stage) {
-  const int g = threadIdx.x % 32 / 4, own = threadIdx.x % 4 * 8;
-  const int64_t inter = w.columns[0], there = left - own, ldt = 2 * int64_t{w.rank};
-  Eight<bf16> base[2][Halves];  // gate and up, rows g and g + 8
-  ExpandWarp<Halves> sums[2];
+struct AdaptedRows {
+  const bf16 *b, *t, *gate_up;
+  bf16* act;
+  int inter, rank, rows;
+
+  // Gate and up of a tile. They are loaded one tile ahead.
+  struct Base {
+    Eight<bf16> v[2][Halves];
+  };
+  struct Shrunk {
+    uint4 v[2][Halves];
+  };
+
+  __device__ __forceinline__ void fetch_b(ExpandRing<2>& ring, int stage, int begin) const {
+    if (begin < inter) {
 #pragma unroll
-  for (int i = 0; i < 2; i++) {
-#pragma unroll
-    for (int h = 0; h < Halves; h++) {
-      const int m = h * kExpandHalf + g;
-      if (m < rows) base[i][h].template load<true>(from + m * 2 * inter + i * inter, there);
-    }
-    sums[i].place(t + i * w.rank, ldt, rows, b + i * inter * w.rank, w.rank, left);
-    sums[i].load_t(own, w.rank);
-  }
-  ring.wait();
-#pragma unroll
-  for (int i = 0; i < 2; i++) sums[i].finish(entry[i].rank, ring, stage, i);
-#pragma unroll
-  for (int h = 0; h < Halves; h++) {
-    // The activation's operands have bf16's precision.
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-      if (entry[i].rank == 0) continue;
-#pragma unroll
-      for (int e = 0; e < 8; e++) {
-        put(&base[i][h].v[e], __fmaf_rn(entry[i].scale, sums[i].sum(h, e), as_float(base[i][h].v[e])));
+      for (int i = 0; i < 2; i++) {
+        ring.copy(stage, i, b + (i * inter + begin) * rank, rank, inter - begin - expand_column());
       }
     }
-    const int part_rows = rows - h * kExpandHalf;
-    bf16* const to = act + h * kExpandHalf * inter;
-    if (Halves == 1 && part_rows <= 2) {
-      activate_rows<kActivation, 4>(base[0][h], base[1][h], to, inter, part_rows, there);
-    } else if (Halves == 1 && part_rows <= 4) {
-      activate_rows<kActivation, 2>(base[0][h], base[1][h], to, inter, part_rows, there);
-    } else {
-      activate_rows<kActivation, 1>(base[0][h], base[1][h], to, inter, part_rows, there);
+    commit_async();
+  }
+  __device__ __forceinline__ void load(Base& to, int begin) const {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+#pragma unroll
+      for (int h = 0; h < Halves; h++) {
+        if (8 * h >= rows) continue;
+        to.v[i][h].template load<true>(gate_up + (16 * h + i) * inter + begin, inter - begin - expand_chunk());
+      }
     }
   }
-}
+  // The slot's first 32 columns of t, which all tiles need.
+  __device__ __forceinline__ void load(Shrunk& to) const {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+#pragma unroll
+      for (int h = 0; h < Halves; h++) {
+        to.v[i][h] = load_fresh(t + (16 * h + i) * rank, 8 * h < rows && expand_chunk() < rank);
+      }
+    }
+  }
 
-// Blocks (columns, segment, parts of the segment). Segments of the base model only activate.
+  __device__ __forceinline__ void activate(const AdapterEntry (&entry)[2], int begin, Base& base, const Shrunk& shrunk,
+                                           const ExpandRing<2>& ring, int stage) const {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      ExpandWarp<Halves> sums;
+      sums.b = b - expand_chunk() + (i * inter + begin) * rank, sums.ldb = rank;
+      sums.t = t - expand_chunk() + i * rank, sums.ldt = 2 * rank;
+      sums.columns = inter - begin - expand_column(), sums.rows = rows;
+#pragma unroll
+      for (int h = 0; h < Halves; h++) sums.x[h] = shrunk.v[i][h];
+      sums.finish(entry[i].rank, ring, stage, i);
+      // The activation's operands have bf16's precision, which base has.
+      if (entry[i].rank == 0) continue;
+#pragma unroll
+      for (int h = 0; h < Halves; h++) base.v[i][h].add(entry[i].scale, sums, h);
+    }
+    const int there = inter - begin - expand_chunk();
+#pragma unroll
+    for (int h = 0; h < Halves; h++) {
+      const int part_rows = rows + expand_row() - h * kExpandHalf;
+      bf16* const to = act + begin + (h * kExpandHalf - expand_row()) * inter;
+      if (Halves == 1 && part_rows <= 2) {
+        activate_rows<kActivation, 4>(base.v[0][h], base.v[1][h], to, inter, part_rows, there);
+      } else if (Halves == 1 && part_rows <= 4) {
+        activate_rows<kActivation, 2>(base.v[0][h], base.v[1][h], to, inter, part_rows, there);
+      } else {
+        activate_rows<kActivation, 1>(base.v[0][h], base.v[1][h], to, inter, part_rows, there);
+      }
+    }
+  }
+};
+
+// Blocks (columns, parts of the segment, segment). Segments of the base model only activate.
 template <Activation kActivation, int Halves>
 __global__ void __launch_bounds__(kExpandThreads, Halves == 1 ? 4 : 3)
     activate_kernel(AdapterWeights w, const __grid_constant__ SegmentsParameter segments, const bf16* t,
                     const bf16* gate_up, bf16* act) {
+  using Rows = AdaptedRows<kActivation, Halves>;
   constexpr int kRows = Halves * kExpandHalf;
   __shared__ ExpandRing<2> ring;
   let_next_kernel_begin();
-  const AdapterSegment segment = segments.at(blockIdx.y);
-  const int64_t inter = w.columns[0], tile = threadIdx.x / 32 * kExpandColumns, own = threadIdx.x % 4 * 8;
-  const int64_t first_tile = int64_t{blockIdx.x} * kExpandWarps * kExpandColumns + tile;
-  const int64_t step = int64_t{gridDim.x} * kExpandWarps * kExpandColumns;
+  const AdapterSegment segment = segments.at(blockIdx.z);
+  const int inter = static_cast<int>(w.columns[0]), chunk = expand_chunk();
+  const int step = static_cast<int>(gridDim.x) * kExpandWarps * kExpandColumns;
+  const int first_tile = static_cast<int>(blockIdx.x * kExpandWarps + threadIdx.x / 32) * kExpandColumns;
   if (segment.slot < 0) {
     wait_for_kernel_before();
     // Blocks of one part have all rows, which are loaded together.
-    if (blockIdx.z > 0) return;
-    for (int64_t begin = first_tile; begin < inter; begin += step) {
-      activate_base<kActivation>(gate_up + segment.first * 2 * inter + begin + own,
-                                 act + segment.first * inter + begin + own, inter, segment.rows, inter - begin - own);
+    if (blockIdx.y > 0) return;
+    for (int begin = first_tile; begin < inter; begin += step) {
+      const int64_t first = int64_t{segment.first} * inter;
+      activate_base<kActivation>(gate_up + 2 * first + begin + chunk, act + first + begin + chunk, inter, segment.rows,
+                                 inter - begin - chunk);
     }
     return;
   }
-  if (segment.rows <= static_cast<int>(blockIdx.z) * kRows) return wait_for_kernel_before();
-  const bf16* const b = w.b + int64_t{segment.slot} * 2 * inter * w.rank;
-  const auto fetch = [&](int stage, int64_t begin) {
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-      if (begin < inter) ring.copy(stage, i, b + (i * inter + begin) * w.rank, w.rank, inter - begin);
-    }
-    commit_async();
-  };
+  if (segment.rows <= static_cast<int>(blockIdx.y) * kRows) return wait_for_kernel_before();
   AdapterEntry entry[2];
 #pragma unroll
   for (int i = 0; i < 2; i++) entry[i] = adapter_entry(w, segment.slot, i);
-  for (int part = blockIdx.z * kRows; part < segment.rows; part += gridDim.z * kRows) {
-    const int64_t first = segment.first + part;
+  for (int part = static_cast<int>(blockIdx.y) * kRows; part < segment.rows; part += gridDim.y * kRows) {
+    const int64_t first = segment.first + part + expand_row();
+    const Rows rows{w.b + int64_t{segment.slot} * 2 * inter * w.rank + expand_column() * w.rank + chunk,
+                    t + first * 2 * w.rank + chunk,
+                    gate_up + first * 2 * inter + chunk,
+                    act + first * inter + chunk,
+                    inter,
+                    w.rank,
+                    min(segment.rows - part, kRows) - expand_row()};
 #pragma unroll
-    for (int stage = 0; stage < ring.kStages; stage++) fetch(stage, first_tile + stage * step);
+    for (int stage = 0; stage < ring.kStages; stage++) rows.fetch_b(ring, stage, first_tile + stage * step);
     wait_for_kernel_before();
+    typename Rows::Shrunk shrunk;
+    typename Rows::Base now, next;
+    rows.load(shrunk);
+    rows.load(now, first_tile);
     int stage = 0;
-    for (int64_t begin = first_tile; begin < inter; begin += step, stage = (stage + 1) % ring.kStages) {
-      activate_adapted<kActivation, Halves>(
-          w, entry, b + begin * w.rank, t + first * 2 * w.rank, gate_up + first * 2 * inter + begin + own,
-          act + first * inter + begin + own, min(segment.rows - part, kRows), inter - begin, ring, stage);
+    for (int begin = first_tile; begin < inter; begin += step, stage = (stage + 1) % ring.kStages) {
+      if (begin + step < inter) rows.load(next, begin + step);
+      ring.wait();
+      rows.activate(entry, begin, now, shrunk, ring, stage);
       __syncwarp();
-      fetch(stage, begin + ring.kStages * step);
+      rows.fetch_b(ring, stage, begin + ring.kStages * step);
+      now = next;
     }
     if (Halves == 1) break;  // no segment of the step has more rows
   }
@@ -178,15 +217,15 @@ __global__ void __launch_bounds__(kExpandThreads, Halves == 1 ? 4 : 3)
 
 template <Activation kActivation, int Halves>
 void launch(const AdapterWeights& w, const AdapterSegments& s, const bf16* t, const bf16* gate_up, bf16* act,
-            cudaStream_t stream, bool early) {
+            cudaStream_t stream) {
   constexpr int kRows = Halves * kExpandHalf;
   constexpr int64_t kColumns = kExpandWarps * kExpandColumns;
   const bool wide = s.rows >= kWideFrom;
   const int parts = wide ? 1 : std::max(1, (s.most_rows + kRows - 1) / kRows), segments = s.count + s.base_count;
   const int64_t tiles = (w.columns[0] + kColumns - 1) / kColumns;
   const int64_t filled = std::min(segments * parts, segments + s.rows / kRows);
-  const dim3 grid(wide ? static_cast<unsigned>(tiles) : expand_blocks(tiles, filled), segments, parts);
-  launch_early(activate_kernel<kActivation, Halves>, early, grid, kExpandThreads, stream,
+  const dim3 grid(wide ? static_cast<unsigned>(tiles) : expand_blocks(tiles, filled), parts, segments);
+  launch_early(activate_kernel<kActivation, Halves>, true, grid, kExpandThreads, stream,
                "launch of the adapters' activation", w, SegmentsParameter(s, segments), t, gate_up, act);
 }
 
@@ -198,13 +237,13 @@ bool adapter_activates(const AdapterWeights& w, const bf16* gate_up, const bf16*
 }
 
 void adapter_activate(Activation activation, const AdapterWeights& w, const AdapterSegments& s, const bf16* t,
-                      const bf16* gate_up, bf16* act, cudaStream_t stream, bool early) {
+                      const bf16* gate_up, bf16* act, cudaStream_t stream) {
   if (s.count + s.base_count == 0) return;
   const bool half = s.most_rows <= kExpandHalf;
   if (activation == Activation::kSilu) {
-    (half ? launch<Activation::kSilu, 1> : launch<Activation::kSilu, 2>)(w, s, t, gate_up, act, stream, early);
+    (half ? launch<Activation::kSilu, 1> : launch<Activation::kSilu, 2>)(w, s, t, gate_up, act, stream);
   } else {
-    (half ? launch<Activation::kGeluTanh, 1> : launch<Activation::kGeluTanh, 2>)(w, s, t, gate_up, act, stream, early);
+    (half ? launch<Activation::kGeluTanh, 1> : launch<Activation::kGeluTanh, 2>)(w, s, t, gate_up, act, stream);
   }
 }
 

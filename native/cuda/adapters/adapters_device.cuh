@@ -22,10 +22,12 @@ struct AdapterEntry {
   int rank;  // rounded up to 16: the columns of A's product that count; 0: none
 };
 
+// rank: of the slot. A rank beyond it would read another slot's rows.
+__device__ __forceinline__ AdapterEntry adapter_entry(float2 entry, int rank) {
+  return {entry.x, min((static_cast<int>(entry.y) + 15) / 16 * 16, rank)};
+}
 __device__ __forceinline__ AdapterEntry adapter_entry(const AdapterWeights& w, int slot, int slice) {
-  const float2 entry = *reinterpret_cast<const float2*>(w.table + slot * w.slot_floats + 2 * slice);
-  // A rank beyond the slot's would read another slot's rows.
-  return {entry.x, min((static_cast<int>(entry.y) + 15) / 16 * 16, w.rank)};
+  return adapter_entry(*reinterpret_cast<const float2*>(w.table + slot * w.slot_floats + 2 * slice), w.rank);
 }
 
 // The elements [k, k + 8) of a row; zeros from K on, or if the row is null. kFresh: the kernel before may have written

@@ -9,118 +9,141 @@ namespace {
 constexpr int kWideFrom = 512;
 constexpr int kGatherThreads = 128;
 
-int64_t column_tiles(int64_t columns) {
-  return (columns + kExpandWarps * kExpandColumns - 1) / (kExpandWarps * kExpandColumns);
-}
+// The tiles of a launch, each of kExpandWarps * kExpandColumns columns of one slice, and the columns of the slices.
+struct ExpandTiles {
+  int begin[kMostAdapterSlices], end[kMostAdapterSlices], count;  // of each slice's tiles, and all
+  int before[kMostAdapterSlices], columns[kMostAdapterSlices], all_columns;
+
+  explicit ExpandTiles(const AdapterWeights& w) : count(0), all_columns(0) {
+    constexpr int kColumns = kExpandWarps * kExpandColumns;
+    for (int i = 0; i < kMostAdapterSlices; i++) {
+      columns[i] = i < w.slices ? static_cast<int>(w.columns[i]) : 0;
+      begin[i] = count, before[i] = all_columns;
+      count += (columns[i] + kColumns - 1) / kColumns, all_columns += columns[i];
+      end[i] = count;
+    }
+  }
+};
 
 // The columns of y that a warp computes in one tile.
 struct ExpandTile {
-  int slice;
-  int64_t before, all;  // columns of the slices before this one, and of all
-  int64_t begin, left;  // the first column in the slice, and how many there are from it on; may be negative
+  int slice = 0, column = 0, left = 0;  // left: columns of the slice from the first one on; may be negative
 };
-__device__ __forceinline__ ExpandTile expand_tile(const AdapterWeights& w, int64_t tile) {
-  constexpr int kColumns = kExpandWarps * kExpandColumns;
-  ExpandTile at{};
-  int64_t columns = 0;
-#pragma unroll
-  for (int i = 0; i < kMostAdapterSlices; i++) {
-    if (i >= w.slices) break;
-    const int64_t tiles = (w.columns[i] + kColumns - 1) / kColumns;
-    if (i == at.slice) {
-      if (tile >= tiles) {
-        tile -= tiles;
-        at.before += w.columns[i];
-        at.slice++;
-      } else {
-        columns = w.columns[i];
-      }
-    }
-    at.all += w.columns[i];
-  }
-  at.begin = (tile * kExpandWarps + threadIdx.x / 32) * kExpandColumns;
-  at.left = columns - at.begin;
+__device__ __forceinline__ ExpandTile expand_tile(const ExpandTiles& tiles, int tile) {
+  static_assert(kMostAdapterSlices == 3);
+  ExpandTile at;
+  at.slice = (tile >= tiles.end[0]) + (tile >= tiles.end[1]);
+  const int column =
+      ((tile - tiles.begin[at.slice]) * kExpandWarps + static_cast<int>(threadIdx.x) / 32) * kExpandColumns;
+  at.column = tiles.before[at.slice] + column;
+  at.left = tiles.columns[at.slice] - column;
   return at;
 }
 
-// Adds a tile to `rows` rows of t and y. B's first columns are at `stage` of the ring.
+// At most 8 * Halves rows of t and y, for one warp. b: of the slot; t and y: of this thread's first row; all at this
+// thread's columns.
 template <class Out, int Halves, bool kVector>
-__device__ __forceinline__ void expand_one(const AdapterWeights& w, int slot, const ExpandTile& at, const bf16* b,
-                                           const bf16* t, Out* y, int64_t ldy, int rows, const ExpandRing<1>& ring,
-                                           int stage) {
-  const int g = threadIdx.x % 32 / 4, own = threadIdx.x % 4 * 8;
-  const int64_t there = at.left - own, ldt = int64_t{w.slices} * w.rank;  // there: this thread's columns that exist
-  Out* const to = y + at.before + at.begin + own;
-  const AdapterEntry entry = adapter_entry(w, slot, at.slice);
-  Eight<Out> base[Halves];
-#pragma unroll
-  for (int h = 0; h < Halves; h++) {
-    const int m = h * kExpandHalf + g;
-    if (m < rows) base[h].template load<kVector>(to + m * ldy, there);
-  }
-  ExpandWarp<Halves> warp;
-  warp.place(t + at.slice * w.rank, ldt, rows, b, w.rank, at.left);
-  warp.load_t(own, w.rank);
-  ring.wait();
-  warp.finish(entry.rank, ring, stage, 0);
-  if (entry.rank == 0) return;
-#pragma unroll
-  for (int h = 0; h < Halves; h++) {
-    const int m = h * kExpandHalf + g;
-    if (m >= rows) continue;
-#pragma unroll
-    for (int e = 0; e < 8; e++) put(&base[h].v[e], __fmaf_rn(entry.scale, warp.sum(h, e), as_float(base[h].v[e])));
-    base[h].template store<kVector>(to + m * ldy, there);
-  }
-}
+struct ExpandRows {
+  const bf16 *b, *t;
+  Out* y;
+  const float2* entries;  // of the slot
+  int ldy, ldt, rank, rows;
 
-// Blocks (columns of the slices, each slice in whole tiles; segment; part of the segment). It begins early, and then
+  // A tile's operands besides B. They are loaded one tile ahead.
+  struct Loaded {
+    ExpandTile at;
+    float2 entry;
+    Eight<Out> base[Halves];
+    uint4 t[Halves];
+  };
+
+  __device__ __forceinline__ void fetch_b(ExpandRing<1>& ring, int stage, const ExpandTile& at) const {
+    ring.copy(stage, 0, b + at.column * rank, rank, at.left - expand_column());
+  }
+  __device__ __forceinline__ void load(Loaded& to, const ExpandTile& at) const {
+    to.at = at;
+    to.entry = entries[at.slice];
+#pragma unroll
+    for (int h = 0; h < Halves; h++) {
+      if (8 * h < rows) to.base[h].template load<kVector>(y + at.column + 8 * h * ldy, at.left - expand_chunk());
+      to.t[h] = load_fresh(t + at.slice * rank + 8 * h * ldt, 8 * h < rows && expand_chunk() < rank);
+    }
+  }
+  __device__ __forceinline__ void add(Loaded& now, const ExpandRing<1>& ring, int stage) const {
+    const AdapterEntry entry = adapter_entry(now.entry, rank);
+    if (entry.rank == 0) return;
+    ExpandWarp<Halves> warp;
+    warp.b = b - expand_chunk() + now.at.column * rank, warp.ldb = rank, warp.columns = now.at.left - expand_column();
+    warp.t = t - expand_chunk() + now.at.slice * rank, warp.ldt = ldt, warp.rows = rows;
+#pragma unroll
+    for (int h = 0; h < Halves; h++) warp.x[h] = now.t[h];
+    warp.finish(entry.rank, ring, stage, 0);
+#pragma unroll
+    for (int h = 0; h < Halves; h++) {
+      if (8 * h >= rows) continue;
+      now.base[h].add(entry.scale, warp, h);
+      now.base[h].template store<kVector>(y + now.at.column + 8 * h * ldy, now.at.left - expand_chunk());
+    }
+  }
+};
+
+// Blocks (columns of the slices, each slice in whole tiles; part of the segment; segment). It begins early, and then
 // loads B.
 template <class Out, int Halves, bool kVector>
 __global__ void __launch_bounds__(kExpandThreads, 4)
-    expand_kernel(AdapterWeights w, const __grid_constant__ SegmentsParameter segments, const bf16* t, Out* y,
-                  int64_t ldy, int tiles) {
+    expand_kernel(AdapterWeights w, ExpandTiles tiles, const __grid_constant__ SegmentsParameter segments,
+                  const bf16* t, Out* y, int ldy) {
   constexpr int kRows = Halves * kExpandHalf;
+  constexpr bool kAhead = Halves <= 2;  // more would need too many registers
+  using Rows = ExpandRows<Out, Halves, kVector>;
   __shared__ ExpandRing<1> ring;
-  const AdapterSegment segment = segments.at(blockIdx.y);
-  const int rows = min(segment.rows - static_cast<int>(blockIdx.z) * kRows, kRows), step = static_cast<int>(gridDim.x);
-  if (rows <= 0) return wait_for_kernel_before();
-  const int64_t first = segment.first + int64_t{blockIdx.z} * kRows;
-  const auto b_of = [&](const ExpandTile& at) { return w.b + (segment.slot * at.all + at.before + at.begin) * w.rank; };
-  const auto fetch = [&](int stage, int tile) {
-    if (tile < tiles) {
-      const ExpandTile at = expand_tile(w, tile);
-      if (at.left > 0) ring.copy(stage, 0, b_of(at), w.rank, at.left);
-    }
-    commit_async();
-  };
+  const AdapterSegment segment = segments.at(blockIdx.z);
+  const int part = static_cast<int>(blockIdx.y) * kRows, step = static_cast<int>(gridDim.x);
+  if (segment.rows <= part) return wait_for_kernel_before();
+  const int64_t first = segment.first + part + expand_row();
+  const int chunk = expand_chunk(), ldt = w.slices * w.rank;
+  const Rows rows{w.b + int64_t{segment.slot} * tiles.all_columns * w.rank + expand_column() * w.rank + chunk,
+                  t + first * ldt + chunk,
+                  y + first * ldy + chunk,
+                  reinterpret_cast<const float2*>(w.table + segment.slot * w.slot_floats),
+                  ldy,
+                  ldt,
+                  w.rank,
+                  min(segment.rows - part, kRows) - expand_row()};
   int tile = static_cast<int>(blockIdx.x);
 #pragma unroll
-  for (int stage = 0; stage < ring.kStages; stage++) fetch(stage, tile + stage * step);
+  for (int stage = 0; stage < ring.kStages; stage++) {
+    if (tile + stage * step < tiles.count) rows.fetch_b(ring, stage, expand_tile(tiles, tile + stage * step));
+    commit_async();
+  }
   wait_for_kernel_before();
-  for (int stage = 0; tile < tiles; tile += step, stage = (stage + 1) % ring.kStages) {
-    const ExpandTile at = expand_tile(w, tile);
-    if (at.left > 0) {
-      expand_one<Out, Halves, kVector>(w, segment.slot, at, b_of(at), t + first * w.slices * w.rank, y + first * ldy,
-                                       ldy, rows, ring, stage);
-    }
+  typename Rows::Loaded now;
+  if (kAhead) rows.load(now, expand_tile(tiles, tile));
+  for (int stage = 0; tile < tiles.count; tile += step, stage = (stage + 1) % ring.kStages) {
+    typename Rows::Loaded next;
+    if (!kAhead) rows.load(now, expand_tile(tiles, tile));
+    if (kAhead && tile + step < tiles.count) rows.load(next, expand_tile(tiles, tile + step));
+    ring.wait();
+    rows.add(now, ring, stage);
     __syncwarp();
-    fetch(stage, tile + ring.kStages * step);
+    const int later = tile + ring.kStages * step;
+    if (later < tiles.count) rows.fetch_b(ring, stage, expand_tile(tiles, later));
+    commit_async();
+    if (kAhead) now = next;
   }
 }
 
 template <class Out, int Halves, bool kVector>
-void launch(const AdapterWeights& w, const AdapterSegments& s, const bf16* t, Out* y, int64_t ldy, cudaStream_t stream,
-            bool early) {
+void launch(const AdapterWeights& w, const AdapterSegments& s, const bf16* t, Out* y, int64_t ldy,
+            cudaStream_t stream) {
   constexpr int kRows = Halves * kExpandHalf;
-  int64_t tiles = 0;
-  for (int i = 0; i < w.slices; i++) tiles += column_tiles(w.columns[i]);
+  const ExpandTiles tiles(w);
   const int parts = (s.most_rows + kRows - 1) / kRows;
   // Parts that have rows; those of long segments differ too much to be spread evenly.
   const int64_t filled = std::min(s.count * parts, s.count + s.rows / kRows);
-  const dim3 grid(s.rows >= kWideFrom ? static_cast<unsigned>(tiles) : expand_blocks(tiles, filled), s.count, parts);
-  launch_early(expand_kernel<Out, Halves, kVector>, early, grid, kExpandThreads, stream,
-               "launch of the adapters' expand", w, SegmentsParameter(s, s.count), t, y, ldy, static_cast<int>(tiles));
+  const dim3 grid(s.rows >= kWideFrom ? tiles.count : expand_blocks(tiles.count, filled), parts, s.count);
+  launch_early(expand_kernel<Out, Halves, kVector>, true, grid, kExpandThreads, stream,
+               "launch of the adapters' expand", w, tiles, SegmentsParameter(s, s.count), t, y, static_cast<int>(ldy));
 }
 
 // One block a row of a segment.
@@ -154,20 +177,18 @@ void prepare_expand() {
 
 template <class Out>
 void adapter_expand(const AdapterWeights& w, const AdapterSegments& s, const bf16* t, Out* y, int64_t ldy,
-                    cudaStream_t stream, bool early) {
+                    cudaStream_t stream) {
   if (s.count == 0) return;
   bool vector = ldy % 8 == 0 && reinterpret_cast<uintptr_t>(y) % 16 == 0;
   for (int i = 0; i < w.slices; i++) vector &= w.columns[i] % 8 == 0;
-  if (!vector) return launch<Out, 2, false>(w, s, t, y, ldy, stream, early);
-  if (s.rows >= kWideFrom) return launch<Out, 4, true>(w, s, t, y, ldy, stream, early);
-  if (s.most_rows > kExpandHalf) return launch<Out, 2, true>(w, s, t, y, ldy, stream, early);
-  launch<Out, 1, true>(w, s, t, y, ldy, stream, early);
+  if (!vector) return launch<Out, 2, false>(w, s, t, y, ldy, stream);
+  if (s.rows >= kWideFrom) return launch<Out, 4, true>(w, s, t, y, ldy, stream);
+  if (s.most_rows > kExpandHalf) return launch<Out, 2, true>(w, s, t, y, ldy, stream);
+  launch<Out, 1, true>(w, s, t, y, ldy, stream);
 }
 
-template void adapter_expand(const AdapterWeights&, const AdapterSegments&, const bf16*, bf16*, int64_t, cudaStream_t,
-                             bool);
-template void adapter_expand(const AdapterWeights&, const AdapterSegments&, const bf16*, float*, int64_t, cudaStream_t,
-                             bool);
+template void adapter_expand(const AdapterWeights&, const AdapterSegments&, const bf16*, bf16*, int64_t, cudaStream_t);
+template void adapter_expand(const AdapterWeights&, const AdapterSegments&, const bf16*, float*, int64_t, cudaStream_t);
 
 void adapter_gather(const AdapterWeights& w, const AdapterSegments& s, const int32_t* tokens, int64_t first_row,
                     int64_t vocab_rows, bf16* t, cudaStream_t stream) {

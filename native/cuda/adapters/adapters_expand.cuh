@@ -15,23 +15,29 @@ constexpr int kExpandThreads = kExpandWarps * 32;
 constexpr int kExpandColumns = 32;  // of one warp
 constexpr int kExpandHalf = 8;      // rows of t, half of a tile
 
+// A kernel of adapters is so short that its instructions count: offsets have 32 bits, from one pointer of the thread.
+
+// A lane has the 8 columns from expand_chunk() on of the warp's 32, in row expand_row() of each half. It loads 8
+// elements of B from the same chunk on, in each of four columns: expand_column() and those 2, 4 and 6 behind it.
+__device__ __forceinline__ int expand_chunk() { return static_cast<int>(threadIdx.x) % 4 * 8; }
+__device__ __forceinline__ int expand_row() { return static_cast<int>(threadIdx.x) % 32 / 4; }
+__device__ __forceinline__ int expand_column() { return expand_row() / 2 * 8 + expand_row() % 2; }
+
 // B of the tiles that a warp computes next, on its way to shared memory. Registers would hold one tile, which is too
-// few bytes in flight while the warp waits for t and y. A thread reads only what it has copied itself, so no barrier is
-// needed.
+// few bytes in flight. A thread reads only what it has copied itself, so no barrier is needed. More stages would take
+// L1 from the kernels that begin while this one ends.
 template <int Slices>  // of B that a tile needs
 struct ExpandRing {
   static constexpr int kStages = 2;
   uint4 memory[kStages][4 * Slices][kExpandThreads];
 
-  // Copies the first 32 of the slot's `ld` columns of B. first_b: B's row of the tile's first column; `all_columns` of
-  // them exist. One commit_async() follows for each tile, also for one that does not exist.
-  __device__ __forceinline__ void copy(int stage, int slice, const bf16* first_b, int ld, int64_t all_columns) {
-    const int g = threadIdx.x % 32 / 4, chunk = threadIdx.x % 4 * 8, column = g / 2 * 8 + g % 2;
+  // Copies the first 32 of the slot's `ld` columns of B. b: at this thread's first column and chunk; `columns` of them
+  // exist from that column on. One commit_async() follows for each tile, also for one that does not exist.
+  __device__ __forceinline__ void copy(int stage, int slice, const bf16* b, int ld, int columns) {
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-      const bool there = column + 2 * j < all_columns && chunk < ld;
       const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(&memory[stage][4 * slice + j][threadIdx.x]));
-      copy_async(to, there ? first_b + (column + 2 * j) * ld + chunk : first_b, there ? 16 : 0);
+      copy_async(to, b + 2 * j * ld, 2 * j < columns && expand_chunk() < ld ? 16 : 0);
     }
   }
   // Waits for the oldest of the tiles in flight.
@@ -44,8 +50,7 @@ struct ExpandWarp {
   float acc[kTiles][4][4] = {};
   // This thread's first column of B and first row of t, and how many columns and rows there are from these on.
   const bf16 *b, *t;
-  int64_t ldt;
-  int ldb, columns, rows;
+  int ldt, ldb, columns, rows;
   uint4 w[4], x[Halves];
 
   __device__ __forceinline__ void load_b(int k, int rank) {
@@ -69,42 +74,42 @@ struct ExpandWarp {
   }
 
   // first_t: the first row's columns of this slice. first_b: B's row of the first column; `all_columns` of them exist.
-  __device__ __forceinline__ void place(const bf16* first_t, int64_t pitch, int all_rows, const bf16* first_b, int ld,
-                                        int64_t all_columns) {
-    const int g = threadIdx.x % 32 / 4, column = g / 2 * 8 + g % 2;
-    b = first_b + column * ld, ldb = ld;
-    columns = static_cast<int>(min(all_columns, int64_t{kExpandColumns})) - column;
-    t = first_t + g * pitch, ldt = pitch, rows = all_rows - g;
+  __device__ __forceinline__ void place(const bf16* first_t, int pitch, int all_rows, const bf16* first_b, int ld,
+                                        int all_columns) {
+    b = first_b + expand_column() * ld, ldb = ld;
+    columns = min(all_columns, kExpandColumns) - expand_column();
+    t = first_t + expand_row() * pitch, ldt = pitch, rows = all_rows - expand_row();
   }
   // Loads the first 32 of the slot's `ld` columns of B, before the adapter's own rank is known.
-  __device__ __forceinline__ void start(const bf16* first_t, int64_t pitch, int all_rows, const bf16* first_b, int ld,
-                                        int64_t all_columns) {
+  __device__ __forceinline__ void start(const bf16* first_t, int pitch, int all_rows, const bf16* first_b, int ld,
+                                        int all_columns) {
     place(first_t, pitch, all_rows, first_b, ld, all_columns);
-    load_b(threadIdx.x % 4 * 8, ld);
+    load_b(expand_chunk(), ld);
   }
   // rank: a multiple of 16. Columns of t from there on hold anything. Reads t.
   __device__ __forceinline__ void finish(int rank) {
-    load_t(threadIdx.x % 4 * 8, rank);
+    load_t(expand_chunk(), rank);
     multiply();
     finish_rest(rank);
   }
   __device__ __forceinline__ void finish_rest(int rank) {
-    const int chunk = threadIdx.x % 4 * 8;
 #pragma unroll 1
     for (int k = 32; k < rank; k += 32) {
-      load_b(k + chunk, rank);
-      load_t(k + chunk, rank);
+      load_b(k + expand_chunk(), rank);
+      load_t(k + expand_chunk(), rank);
       multiply();
     }
   }
-  // The same with B from a ring, after place() and load_t(chunk, ld), which does not wait for the adapter's own rank.
+  // The same with B from a ring. x holds the first 32 of the slot's columns of t, which were loaded before the
+  // adapter's own rank was known.
   template <int Slices>
   __device__ __forceinline__ void finish(int rank, const ExpandRing<Slices>& ring, int stage, int slice) {
 #pragma unroll
     for (int j = 0; j < 4; j++) w[j] = ring.memory[stage][4 * slice + j][threadIdx.x];
+    if (expand_chunk() >= rank) {
 #pragma unroll
-    for (int h = 0; h < Halves; h++)
-      x[h] = static_cast<int>(threadIdx.x % 4 * 8) < rank ? x[h] : make_uint4(0, 0, 0, 0);
+      for (int h = 0; h < Halves; h++) x[h] = make_uint4(0, 0, 0, 0);
+    }
     multiply();
     finish_rest(rank);
   }
@@ -117,13 +122,25 @@ __device__ __forceinline__ void store_16(void* to, uint4 v) {
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 
+__device__ __forceinline__ float as_float(bf16 v) { return __bfloat162float(v); }
+__device__ __forceinline__ float as_float(float v) { return v; }
+
 // Eight adjacent elements of y. kVector: they may be moved in 16 bytes.
 template <class Out>
 struct Eight {
   Out v[8];
 
+  // += scale * the sums of half h.
+  template <int Halves>
+  __device__ __forceinline__ void add(float scale, const ExpandWarp<Halves>& warp, int h) {
+#pragma unroll
+    for (int e = 0; e < 8; e += 2) {
+      put_pair(&v[e], __fmaf_rn(scale, warp.sum(h, e), as_float(v[e])),
+               __fmaf_rn(scale, warp.sum(h, e + 1), as_float(v[e + 1])));
+    }
+  }
   template <bool kVector>
-  __device__ __forceinline__ void load(const Out* from, int64_t there) {
+  __device__ __forceinline__ void load(const Out* from, int there) {
     if constexpr (kVector) {
 #pragma unroll
       for (size_t i = 0; i < sizeof(v) / 16; i++) {
@@ -137,7 +154,7 @@ struct Eight {
     }
   }
   template <bool kVector>
-  __device__ __forceinline__ void store(Out* to, int64_t there) const {
+  __device__ __forceinline__ void store(Out* to, int there) const {
     if constexpr (kVector) {
       if (there >= 8) {
 #pragma unroll
@@ -161,8 +178,5 @@ inline unsigned expand_blocks(int64_t tiles, int64_t parts) {
   const int64_t each = std::clamp((tiles * parts + kTogether / 2) / kTogether, int64_t{1}, kMostTiles);
   return static_cast<unsigned>((tiles + each - 1) / each);
 }
-
-__device__ __forceinline__ float as_float(bf16 v) { return __bfloat162float(v); }
-__device__ __forceinline__ float as_float(float v) { return v; }
 
 }  // namespace refit::cuda

@@ -1,6 +1,7 @@
 // adapters_test [--quick] [--bench] [--seed N]: the products of adapters against double on the host; the same bits for
 // a row alone and among others; nothing written beside them.
 #include "cuda/forward/elementwise.h"
+#include "test/gpu/adapters/adapters_times.cuh"
 #include "test/gpu/adapters/adapters_world.cuh"
 
 namespace refit::test {
@@ -143,6 +144,47 @@ void run_cases(const Options& options) {
   run_case<bf16>(random, 2, 8 * 16, 12288, {4096}, 5, 2);
 }
 
+// The segments of `rows` rows of one slot, so many rows in each, with some that are padding.
+std::vector<cuda::AdapterSegment> equal_segments(int32_t slot, int rows, int each) {
+  std::vector<cuda::AdapterSegment> out;
+  for (int first = 0; first < rows; first += each) out.push_back({slot, first, std::min(each, rows - first)});
+  out.resize(out.size() + 2, {0, 0, 0});
+  return out;
+}
+
+// t has the same bits in whatever segments its rows are and wherever shrink runs: the launcher chooses the tiles, and
+// whether blocks or clusters of them compute these. They are also right.
+void check_shrink_variants(uint64_t seed, int rank, int64_t K, int slices, int rows) {
+  Random random(seed);
+  const int32_t slot = 1;
+  Adapters adapters(random, 3, rank, K, std::vector<int64_t>(static_cast<size_t>(slices), 16));
+  const std::string what = adapters.text() + ": " + std::to_string(rows) + " rows of one adapter";
+  const AdapterWeights w = adapters.weights();
+  Buffer<bf16> x(rows * K);
+  const std::vector<bf16> x_values = random_numbers(random, x.size());
+  x.put(x_values);
+  std::vector<bf16> first;
+  for (const int each : {64, 24, 16, 8, 3, 1}) {
+    const std::vector<cuda::AdapterSegment> list = equal_segments(slot, rows, each);
+    Buffer<cuda::AdapterSegment> gpu_list(list.size());
+    gpu_list.put(list);
+    const AdapterSegments s{gpu_list.data(), nullptr, static_cast<int>(list.size()), 0, rows, std::min(each, rows)};
+    for (const bool beside : {false, true}) {
+      Buffer<bf16> t(rows * slices * rank);
+      cuda::adapter_shrink(w, s, x.data(), K, t.data(), nullptr, beside);
+      synchronize(what.c_str());
+      t.check_guards("t", what);
+      const std::vector<bf16> got = t.get();
+      if (first.empty()) {
+        first = got;
+        check_shrink(adapters, std::vector<int32_t>(static_cast<size_t>(rows), slot), x_values, got, what);
+      }
+      CHECKF(std::memcmp(got.data(), first.data(), got.size() * sizeof(bf16)) == 0,
+             "%s: segments of %d rows give other bits%s", what.c_str(), each, beside ? " beside others" : "");
+    }
+  }
+}
+
 // The same bits as expand and the activation one after the other, for rows of the base model, too.
 void check_activate(uint64_t seed, Activation activation, int64_t rows, int64_t longest, int64_t inter = 328) {
   Random random(seed);
@@ -278,65 +320,22 @@ void check_rooms() {
   }
 }
 
-// Times of both kernels for the linears of an 8B model, the adapters' bytes once each.
-void bench() {
-  struct Linear {
-    const char* name;
-    int64_t K;
-    std::vector<int64_t> columns;
-  };
-  const std::vector<Linear> linears = {{"qkv", 4096, {4096, 1024, 1024}},
-                                       {"o", 4096, {4096}},
-                                       {"gate_up", 4096, {12288, 12288}},
-                                       {"down", 12288, {4096}}};
-  const int rank = 32, most_slots = 32;
-  for (const Linear& linear : linears) {
-    int64_t all = 0;
-    for (const int64_t n : linear.columns) all += n;
-    const auto slices = static_cast<int>(linear.columns.size());
-    Buffer<bf16> a(most_slots * slices * rank * linear.K), b(most_slots * all * rank);
-    fill(a.data(), 1, static_cast<int64_t>(a.size()), 0, 0.1f, 1);
-    fill(b.data(), 1, static_cast<int64_t>(b.size()), 0, 0.1f, 2);
-    std::vector<float> table;
-    for (int i = 0; i < most_slots * slices; i++) table.insert(table.end(), {2.0f, static_cast<float>(rank)});
-    Buffer<float> gpu_table(table.size());
-    gpu_table.put(table);
-    AdapterWeights w{a.data(), b.data(), gpu_table.data(), 2 * int64_t{slices}, rank, slices, {}};
-    std::copy(linear.columns.begin(), linear.columns.end(), w.columns);
-    for (const int64_t rows : {1, 16, 64, 256, 4096}) {
-      Buffer<bf16> x(rows * linear.K), t(rows * slices * rank), y(rows * all);
-      fill(x.data(), rows, linear.K, linear.K, 1.0f, 3);
-      fill(y.data(), rows, all, all, 1.0f, 4);
-      for (const int slots : {1, 8, 32}) {
-        if (slots > rows) continue;
-        std::vector<int32_t> of_rows;
-        for (int64_t i = 0; i < rows; i++) of_rows.push_back(static_cast<int32_t>(i * slots / rows));
-        Segments segments(of_rows);
-        const AdapterSegments s = segments.get();
-        const double shrink =
-            microseconds(50, [&](int) { cuda::adapter_shrink(w, s, x.data(), linear.K, t.data(), nullptr); });
-        const double expand =
-            microseconds(50, [&](int) { cuda::adapter_expand(w, s, t.data(), y.data(), all, nullptr); });
-        const double bytes = static_cast<double>(slots) * rank * 2e-3;
-        std::printf("%-8s %5ld rows, %2d adapters: shrink %6.2f us (%5.0f GB/s), expand %6.2f us (%5.0f GB/s)\n",
-                    linear.name, static_cast<long>(rows), slots, shrink,
-                    bytes * static_cast<double>(slices * linear.K) / shrink, expand,
-                    bytes * static_cast<double>(all) / expand);
-      }
-    }
-  }
-}
-
 int run(int argc, char** argv) {
   const Options options = parse(argc, argv);
   cuda::prepare_adapters();
   if (options.bench) {
-    bench();
+    time_adapters();
     return 0;
   }
   check_segments();
   check_rooms();
   run_cases(options);
+  // Depths that are no multiple of what a warp, a block or a cluster takes; 12288 takes several rounds of loads.
+  for (const int64_t K : {136, 1032, 4104, 12288}) {
+    if (options.quick && K > 4104) continue;
+    for (const int rank : {16, 48, 64}) check_shrink_variants(options.seed + rank, rank, K, K > 4104 ? 1 : 3, 64);
+    check_shrink_variants(options.seed + 1, 32, K, 2, 200);
+  }
   check_gather(options);
   for (const int64_t rows : {5, 70, 600}) {
     if (options.quick && rows > 100) continue;
