@@ -29,6 +29,16 @@ export class GrammarMatcher {
     this.#at = begin === null || begin.opening !== undefined ? grammar.automaton.start : null
   }
 
+  /** One that stands at the same place, and goes on by itself. */
+  fork (): GrammarMatcher {
+    const copy = new GrammarMatcher(this.#grammar, this.#eosTokenIds, this.#begin)
+    copy.#at = this.#at
+    copy.#opening = this.#opening
+    copy.#tail = this.#tail
+    copy.#ended = this.#ended
+    return copy
+  }
+
   /** The text is whole and has been ended. */
   get ended (): boolean {
     return this.#ended

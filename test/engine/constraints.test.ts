@@ -176,3 +176,64 @@ t.test('a grammar is refused by an engine without grammars', async t => {
   h.drain()
   t.match(h.outcomes.get(id)!.error, { code: 'UNSUPPORTED', message: /no grammars.*kind regex/ })
 })
+
+t.test('guesses follow grammars, allowed tokens and bad words', async t => {
+  const grammars: readonly Grammar[] = [
+    SCHEMA,
+    { kind: 'regex', pattern: '(ab|c){2,30}' },
+    { kind: 'choice', choices: ['ab', 'abc'] }
+  ]
+  const requests = (epoch: number): GenerateRequest[] =>
+    Array.from({ length: 24 }, (_, i) => {
+      const seed = BigInt(i < 12 ? i : 100 * epoch + i)
+      const words = [[BYTE + 98], [BYTE + 97, BYTE + 98], [BYTE + 99, BYTE + 97, BYTE + 98]]
+      if (i % 4 === 0) return makeRequest([5, 6], { seed, maxNewTokens: 60, ignoreEos: true, badWords: words }, {})
+      if (i % 4 === 1) {
+        const allowedTokenIds = [BYTE + 97, BYTE + 98, BYTE + 99]
+        return makeRequest([7, 8], { seed, maxNewTokens: 60, allowedTokenIds, badWords: words.slice(1) }, {})
+      }
+      return constrained(seed, grammars[i % 3], { minNewTokens: i % 5 === 0 ? 20 : 0 })
+    })
+  const plain = harness()
+  const guessing = harness({ drafts: 8 })
+  for (let epoch = 0; epoch < 4; epoch++) {
+    // The third epoch has other weights, whose outputs differ from guesses after a while.
+    for (const h of [plain, guessing]) {
+      h.scheduler.shut(epoch, false)
+      h.openWith(epoch === 2 ? 7 : 1)
+    }
+    const list = requests(epoch)
+    const ids = [plain, guessing].map(h => list.map(request => h.add(request)))
+    while (guessing.scheduler.busy) {
+      guessing.scheduler.step()
+      guessing.scheduler.check()
+    }
+    plain.drain()
+    for (const [i, id] of ids[1]!.entries()) {
+      t.same(guessing.tokens(id), plain.tokens(ids[0]![i]!), `epoch ${epoch}, request ${i}`)
+      const [ours, other] = [guessing.outcomes.get(id)!, plain.outcomes.get(ids[0]![i]!)!]
+      t.same(ours.events.at(-1)!.finish, other.events.at(-1)!.finish)
+      t.same(ours.events.map(({ logprobs }) => logprobs), other.events.map(({ logprobs }) => logprobs))
+    }
+  }
+  const { steps, draftTokens, acceptedTokens } = guessing.scheduler.stats()
+  t.ok(acceptedTokens > 200 && draftTokens > acceptedTokens, `${acceptedTokens} of ${draftTokens} guesses were right`)
+  t.ok(steps < plain.scheduler.stats().steps, 'fewer steps')
+})
+
+t.test('a guess after which no token is allowed is not computed', async t => {
+  const errors = [undefined, 8].map(drafts => {
+    const h = harness(drafts === undefined ? {} : { drafts })
+    // The list has no b.
+    const stuck = (): number =>
+      h.add(constrained(1n, { kind: 'regex', pattern: 'a{6}b' }, { allowedTokenIds: [BYTE + 97] }))
+    const ids = [0, 1, 2].map(() => {
+      const id = stuck()
+      h.drain()
+      return id
+    })
+    return ids.map(id => ({ error: h.outcomes.get(id)!.error, tokens: h.tokens(id) }))
+  })
+  t.same(errors[1], errors[0])
+  t.match(errors[0]![2], { error: { code: 'INVALID_REQUEST' }, tokens: { length: 6 } })
+})

@@ -233,7 +233,7 @@ export const engine: readonly Mutant[] = [
   {
     why: 'a bad word is banned one token too late',
     file: 'src/engine/scheduling/sequence.ts',
-    before: 'const first = this.length - word.length + 1',
+    before: 'const first = this.length + guesses - word.length + 1',
     after: 'const first = this.length - word.length',
     tests: ['test/engine/step-builder.test.ts']
   },

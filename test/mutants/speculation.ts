@@ -46,15 +46,15 @@ export const speculation: readonly Mutant[] = [
   {
     why: 'a step is planned behind one with guesses',
     file: 'src/engine/scheduling/sequence.ts',
-    before: 'this.takesDrafts && this.begunSamples <= 1 &&',
-    after: 'this.takesDrafts &&',
+    before: 'this.begunSamples <= 1 && (',
+    after: '(',
     tests: RANDOM
   },
   {
     why: 'end tokens are banned by the length before the guesses',
     file: 'src/engine/scheduling/step-builder.ts',
-    before: 'this.#sampleRow(seq, base + end - 1 + i, nextCompletion + i)',
-    after: 'this.#sampleRow(seq, base + end - 1 + i, nextCompletion)',
+    before: 'nextCompletion + i, constraint',
+    after: 'nextCompletion, constraint',
     tests: RANDOM
   },
   {
@@ -106,6 +106,27 @@ export const speculation: readonly Mutant[] = [
     before: 'taken.length === 0 || !this.#cost.isWorth(sequences.length, taken.length, right)',
     after: 'taken.length === 0',
     tests: ['test/speculation/drafter.test.ts']
+  },
+  {
+    why: 'all guesses of a request have the mask of its last token',
+    file: 'src/engine/scheduling/step-builder.ts',
+    before: '      if (i > 0) constraint?.accept(draft[i - 1]!)\n',
+    after: '',
+    tests: ['test/engine/constraints.test.ts']
+  },
+  {
+    why: 'a guess after which no token is allowed is computed',
+    file: 'src/engine/scheduling/token-constraint.ts',
+    before: ' || ahead.isStuck',
+    after: '',
+    tests: ['test/engine/constraints.test.ts']
+  },
+  {
+    why: 'bad words are looked for before the guesses',
+    file: 'src/engine/scheduling/sequence.ts',
+    before: 'const first = this.length + guesses - word.length + 1',
+    after: 'const first = this.length - word.length + 1',
+    tests: ['test/engine/constraints.test.ts']
   },
   {
     why: 'steps that load kernels count',

@@ -68,12 +68,8 @@ t.test('prompts, adapters and cache salts are apart', async t => {
   }
 })
 
-t.test('requests whose sampling depends on the tokens before take no drafts', async t => {
-  for (
-    const sampling of [{ frequencyPenalty: 0.1 }, { presencePenalty: 0.1 }, { repetitionPenalty: 1.1 }, {
-      badWords: [[1, 2]]
-    }]
-  ) {
+t.test('requests with penalties take no drafts', async t => {
+  for (const sampling of [{ frequencyPenalty: 0.1 }, { presencePenalty: 0.1 }, { repetitionPenalty: 1.1 }]) {
     const drafter = newDrafter()
     ended(drafter, range(100, 6))
     t.equal(draftOf(drafter, after(drafter, [100, 101, 102], { sampling })), undefined)

@@ -24,7 +24,8 @@ function samples (hasExperts: boolean): GenerateRequest[] {
         temperature: i === 3 ? 0 : 1,
         topK: p === 1 ? 20 : 0,
         minNewTokens: p === 2 ? 15 : 0,
-        stopTokenIds: p === 2 ? [7, 19, 31, 44, 101, 200, 300] : []
+        stopTokenIds: p === 2 ? [7, 19, 31, 44, 101, 200, 300] : [],
+        ...p === 1 && i > 1 ? { badWords: [[11], [200, 3], [17, 20]] } : {}
       }, { top: i, ids: p === 0 ? [3, 5] : [] })
       return { ...request, kept: p === 1, ...hasExperts ? { expertsFrom: 3 } : {} }
     })

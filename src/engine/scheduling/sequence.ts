@@ -160,9 +160,9 @@ export class Sequence {
     return this.decodes && this.nextLength < this.maxLength
   }
 
-  /** How a token is sampled does not depend on which output tokens come before it. */
+  /** Penalties need all tokens before each row, which would be copied for each guess. */
   get takesDrafts (): boolean {
-    return !this.penalties && this.constraint === null && (this.request.sampling.badWords ?? []).length === 0
+    return !this.penalties
   }
 
   /**
@@ -170,7 +170,8 @@ export class Sequence {
    * is one at most.
    */
   get isForeseeable (): boolean {
-    return this.takesDrafts && this.begunSamples <= 1 && (!this.prefilling || this.nextScore >= this.promptLength)
+    return !this.penalties && this.constraint === null && (this.request.sampling.badWords ?? []).length === 0 &&
+      this.begunSamples <= 1 && (!this.prefilling || this.nextScore >= this.promptLength)
   }
 
   /** A step that computes so many of its tokens, and samples so many, has begun; or has ended, with counts below 0. */
@@ -224,11 +225,13 @@ export class Sequence {
     return this.length >= this.maxLength ? { type: 'length', length: this.completion } : null
   }
 
-  /** The output ends with all tokens of the list but the last. */
-  endsBefore (word: readonly number[]): boolean {
-    const first = this.length - word.length + 1
-    return first >= this.promptLength &&
-      word.every((token, i) => first + i === this.length || token === this.tokens[first + i])
+  /** The output with the first `guesses` tokens of `draft` behind it ends with all tokens of the list but the last. */
+  endsBefore (word: readonly number[], draft: readonly number[], guesses: number): boolean {
+    const first = this.length + guesses - word.length + 1
+    return first >= this.promptLength && word.slice(0, -1).every((token, i) => {
+      const at = first + i
+      return token === (at < this.length ? this.tokens[at] : draft[at - this.length])
+    })
   }
 
   timesAt (now: number): { queueMs: number, prefillMs: number } {

@@ -4,6 +4,7 @@ import { ROW_INTS, ROW_RAW_LOGPROB, ROW_WANT_LOGPROB } from '../../native/step.t
 import { floatList, intList, wordList } from '../growable.ts'
 import type { Sequence } from './sequence.ts'
 import type { StepWeights } from './step-weights.ts'
+import type { TokenConstraint } from './token-constraint.ts'
 
 const NO_IDS: number[] = []
 const NO_DRAFT: readonly number[] = []
@@ -139,9 +140,12 @@ export class StepBuilder {
     const samples = end === nextLength && nextLength < seq.maxLength ? 1 + draft.length : 0
     this.samples.push(samples)
     seq.addBegun(take + draft.length, samples)
+    let { constraint } = seq
     for (let i = 0; i < samples; i++) {
+      if (i === 1) constraint = constraint?.fork() ?? null
+      if (i > 0) constraint?.accept(draft[i - 1]!)
       seq.begunRow = this.rowSequences.length
-      this.#sampleRow(seq, base + end - 1 + i, nextCompletion + i)
+      this.#sampleRow(seq, base + end - 1 + i, nextCompletion + i, constraint, draft, i)
     }
   }
 
@@ -187,18 +191,26 @@ export class StepBuilder {
     this.#ids.append(ids, begin, end)
   }
 
-  #sampleRow (seq: Sequence, index: number, completion: number): void {
+  /** A row after the first `guesses` tokens of `draft`, where `constraint` stands. */
+  #sampleRow (
+    seq: Sequence,
+    index: number,
+    completion: number,
+    constraint: TokenConstraint | null,
+    draft: readonly number[],
+    guesses: number
+  ): void {
     const { sampling, logprobs } = seq.request
-    const mask = this.#addMask(seq.constraint?.mask ?? null)
+    const mask = this.#addMask(constraint?.mask ?? null)
     this.#row(seq, -1, index, -1, sampling.topK, seq.flags, seq.penalties ? seq.promptLength : 0, mask, logprobs)
     this.#idOffsets.push(this.#ids.length)
     this.#rowFloats.append(seq.floats, 0, seq.floats.length)
     this.#biasTokens.append(seq.biasTokens, 0, seq.biasTokens.length)
     this.#biasValues.append(seq.biasValues, 0, seq.biasValues.length)
-    if (completion < sampling.minNewTokens && seq.constraint?.mustEnd !== true) {
+    if (completion < sampling.minNewTokens && constraint?.mustEnd !== true) {
       for (const token of seq.bans) this.#ban(token)
     }
-    for (const word of sampling.badWords ?? []) if (seq.endsBefore(word)) this.#ban(word.at(-1)!)
+    for (const word of sampling.badWords ?? []) if (seq.endsBefore(word, draft, guesses)) this.#ban(word.at(-1)!)
     this.#biasOffsets.push(this.#biasTokens.length)
     if (seq.penalties) this.#history.append(seq.tokens, 0, seq.length)
     this.#historyOffsets.push(this.#history.length)

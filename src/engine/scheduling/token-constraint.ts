@@ -12,6 +12,18 @@ export class TokenConstraint {
     this.#matcher = matcher
   }
 
+  /** One that stands at the same place, and goes on by itself. */
+  fork (): TokenConstraint {
+    return new TokenConstraint(this.#allowed, this.#matcher?.fork() ?? null)
+  }
+
+  /** How many of these tokens may come next, each of them with some token after it. */
+  follow (tokens: readonly number[]): number {
+    const ahead = this.fork()
+    const end = tokens.findIndex(token => !ahead.accept(token) || ahead.ended || ahead.isStuck)
+    return end < 0 ? tokens.length : end
+  }
+
   /** A bit for every allowed token; null if all are allowed. */
   get mask (): Uint32Array | null {
     if (this.#mask === undefined) this.#mask = both(this.#allowed, this.#matcher?.mask() ?? null)

@@ -133,7 +133,9 @@ export class Drafter {
     drafting.draft = index.draft(seq, begunSamples + most, this.#rates, least)
     const { tokens, classes, chances } = drafting.draft
     const likely = chances.findIndex(chance => chance < least)
-    const end = likely < 0 ? tokens.length : likely
+    let end = likely < 0 ? tokens.length : likely
+    // No token of a request with a constraint is under way when its next step is planned.
+    if (seq.constraint !== null) end = seq.constraint.follow(tokens.slice(0, end))
     if (end <= begunSamples) return null
     return {
       tokens: tokens.slice(begunSamples, end),
