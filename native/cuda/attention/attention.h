@@ -25,8 +25,8 @@ constexpr int kWideRows = 64;
 constexpr int kHopperRows = 128;
 // The chunks of the Hopper kernel are longer: its sums wait in shared memory, whose bandwidth its products need.
 constexpr int kHopperChunk = 512;
-// Most new tokens of each sequence of a short step.
-constexpr int kShortTokens = 32;
+// Most new tokens of each sequence of a short step, and of all of them.
+constexpr int kShortTokens = 32, kShortStepTokens = 512;
 // Keys that sequences share are counted in units of one tile (or two where tiles have 32 keys).
 constexpr int kPrefixKeys = 64;
 
@@ -92,8 +92,9 @@ struct AttentionSharing {
   bool always = false;  // also where sharing costs more than it saves: for tests
 };
 
-// Whether each sequence has few new tokens: one that decodes, and those that are guessed behind it. All items are then
-// narrow, unless one token's rows are too many, so a token's bits are those of a decode step.
+// Whether the step decodes, or has few new tokens for each sequence and in all: those that are guessed, or prompts
+// whose rest is short. All items are then narrow, unless one token's rows are too many, so a token's bits are those of
+// a decode step.
 bool is_short(const StepBatch& batch);
 
 // Most rows of a wide item for the current GPU: kHopperRows if it has the Hopper kernel for this head_dim, else

@@ -133,6 +133,8 @@ std::vector<Membership> plan_prefixes(const StepBatch& batch, int group, int kv_
 }  // namespace
 
 bool is_short(const StepBatch& batch) {
+  const auto tokens = static_cast<int>(batch.tokens.size());
+  if (tokens > batch.sequences() && tokens > kShortStepTokens) return false;
   for (int s = 0; s < batch.sequences(); ++s) {
     if (batch.seq_offsets[s + 1] - batch.seq_offsets[s] > kShortTokens) return false;
   }

@@ -7,7 +7,7 @@ namespace {
 
 // Numbers of guessed tokens differ from step to step, so few sizes are more important than few tokens of padding.
 int rounded_guesses(int tokens) {
-  const int unit = tokens <= 16 ? 8 : tokens <= 64 ? 16 : tokens <= 256 ? 32 : 64;
+  const int unit = tokens <= 16 ? 8 : tokens <= 64 ? 16 : tokens <= 256 ? 32 : 64;  // 15 sizes up to 512
   return (tokens + unit - 1) / unit * unit;
 }
 

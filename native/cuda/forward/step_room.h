@@ -1,9 +1,9 @@
-// The sizes of a step on GPUs. Those of decode steps, and of others with few tokens of each sequence, are rounded up,
-// so that a step has one of a few sizes: the step's block then has the same layout and its kernels the same grids
-// whenever the sizes are the same, as a graph needs (step_graphs.h). The added tokens are padding: they have no KV
-// slot, no attention, no experts and no rows, and nothing reads their results. Every such step is rounded, also one
-// that is launched without a graph, so bits do not depend on graphs. Which adapters a step uses is in its block, and
-// only how many segments they have is rounded.
+// The sizes of a step on GPUs. Those of decode steps and of other short ones (attention.h) are rounded up, so that a
+// step has one of a few sizes: the step's block then has the same layout and its kernels the same grids whenever the
+// sizes are the same, as a graph needs (step_graphs.h). The added tokens are padding: they have no KV slot, no
+// attention, no experts and no rows, and nothing reads their results. Every such step is rounded, also one that is
+// launched without a graph, so bits do not depend on graphs. Which adapters a step uses is in its block, and only how
+// many segments they have is rounded.
 #pragma once
 #include <compare>
 
