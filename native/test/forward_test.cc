@@ -321,6 +321,7 @@ void test_bad_configuration() {
           [&](CoreConfig& c) { param(c, "layers.1.o").cols = 127; });
   refused("listed twice", [&](CoreConfig& c) { c.params.push_back(c.params[0]); });
   refused("threads is 0", [](CoreConfig& c) { c.threads = 0; });
+  refused("sets is 3, expected at most 2", [](CoreConfig& c) { c.sets = 3; });
   refused("ranks is 0", [](CoreConfig& c) { c.ranks = 0; });
   refused("pages is 0", [](CoreConfig& c) { c.pages = 0; });
   refused("page_size is -1", [](CoreConfig& c) { c.page_size = -1; });

@@ -2,11 +2,9 @@
 // which exist once.
 #include <cstring>
 #include <new>
-#include <stdexcept>
 #include <thread>
 #include <vector>
 
-#include "core/device.h"
 #include "core/fault.h"
 #include "core/store.h"
 #include "test/check.h"
@@ -102,18 +100,11 @@ void one_set_gives_its_memory_back_while_the_other_is_read() {
   CHECK(bytes_of(store, 0, 2, 0) == std::vector<uint8_t>(5 * 301 * 4, 0));
 }
 
-void more_sets_than_two_are_refused() {
-  CoreConfig c = config(1);
-  c.sets = 3;
-  CHECK_THROWS(make_cpu_device(c), std::invalid_argument);
-}
-
 }  // namespace
 
 int main() {
   each_set_has_weights_of_its_own_and_adapters_are_shared();
   a_copy_changes_the_rectangles_of_the_other_set_alone();
   one_set_gives_its_memory_back_while_the_other_is_read();
-  more_sets_than_two_are_refused();
   return refit::test::finish("store_sets_test");
 }
