@@ -63,8 +63,8 @@ export interface EngineOptions {
   /** Most guessed tokens of a request in one step; default 16. */
   speculativeNumDraftTokens?: number
   /**
-   * Whether a guess is computed depends on its chance alone, not on the measured times of steps, so that a run can be
-   * repeated; default false.
+   * Whether a guess is computed depends on its chance and the number of running requests, not on the measured times of
+   * steps, so that a run can be repeated; default false.
    */
   disableAdaptiveSpeculation?: boolean
   /**

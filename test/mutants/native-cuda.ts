@@ -133,14 +133,14 @@ export const nativeCuda: readonly Mutant[] = [
     file: 'native/cuda/attention/attention_plan.cc',
     before: '.old = batch.start_pos[tile.sequence],',
     after: '.old = tile.position,',
-    tests: ['native/test/gpu/attention/attention_test.cu', 'native/test/gpu/forward_test.cc']
+    tests: ['native/test/gpu/plan_test.cc', 'native/test/gpu/forward_test.cc']
   },
   {
     why: 'a step with guesses has no graph',
     file: 'native/cuda/attention/attention_plan.cc',
-    before: 'is_short(batch) && group <= kNarrowRows ? kNarrowRows : wide_rows',
+    before: '(narrow[s] ? kNarrowRows : wide_rows)',
     after: 'wide_rows',
-    tests: ['native/test/gpu/step_graphs_test.cc']
+    tests: ['native/test/gpu/plan_test.cc', 'native/test/gpu/step_graphs_test.cc']
   },
   {
     why: 'a graph holds the adapters of the step that it was made from',

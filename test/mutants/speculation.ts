@@ -129,17 +129,38 @@ export const speculation: readonly Mutant[] = [
     tests: ['test/engine/constraints.test.ts']
   },
   {
+    why: 'guesses as likely as the first that has no room are dropped',
+    file: 'src/engine/speculation/drafter.ts',
+    before: '.slice(0, left)',
+    after: '.filter(({ chance }, _, list) => chance > list[left]!.chance)',
+    tests: ['test/speculation/drafter.test.ts']
+  },
+  {
+    why: 'the time of steps without guesses is never looked at again',
+    file: 'src/engine/speculation/step-cost.ts',
+    before: 'if (this.#plain.probes > 0) return false',
+    after: '',
+    tests: ['test/speculation/step-cost.test.ts']
+  },
+  {
+    why: 'a step that waited for guesses in vain counts as one without',
+    file: 'src/engine/speculation/drafter.ts',
+    before: 'const isVain = this.#waited && !isGuessing',
+    after: 'const isVain = false',
+    tests: ['test/speculation/drafter.test.ts']
+  },
+  {
     why: 'steps that load kernels count',
     file: 'src/engine/speculation/step-cost.ts',
-    before: 'if (before < FIRST_STEPS) {',
-    after: 'if (before < 0) {',
+    before: 'return before >= FIRST_STEPS',
+    after: 'return true',
     tests: ['test/speculation/step-cost.test.ts']
   },
   {
     why: 'one slow step ends guessing for long',
     file: 'src/engine/speculation/step-cost.ts',
-    before: 'kind.add(tokens, Math.min(ms, most))',
-    after: 'kind.add(tokens, ms)',
+    before: 'Math.min(ms, MOST_TIMES * Math.max(expected, kind.ms))',
+    after: 'ms',
     tests: ['test/speculation/step-cost.test.ts']
   }
 ]

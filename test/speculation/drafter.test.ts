@@ -115,7 +115,8 @@ t.test('classes of guesses learn apart', async t => {
   }
   t.ok(Math.abs(rates.of(short) - 0.25) < 0.02)
   t.ok(rates.of(long) > 0.98)
-  t.equal(rates.of(split), 0.8)
+  t.ok(rates.of(long) < 1, 'none is certain')
+  t.ok(Math.abs(rates.of(split) - 0.8) < 1e-9)
 })
 
 t.test('the likeliest tokens of all get the room', async t => {
@@ -131,6 +132,22 @@ t.test('the likeliest tokens of all get the room', async t => {
   t.ok(a > b && b < alone && a + b <= 12 && a + b > 8, `${a} and ${b}, alone ${alone}`)
   t.equal(drafter.choose([sure, unsure], 0, () => 1000).size, 0)
   t.equal(drafter.choose([sure], 100, () => 2).get(sure)!.length, 2, 'at most as many as a sequence may take')
+})
+
+t.test('guesses that are as likely as others get the room that is left', async t => {
+  for (const rounds of [0, 60]) {
+    const drafter = newDrafter()
+    // A class whose guesses have all been right.
+    for (let i = 0; i < rounds; i++) practise(drafter)
+    const all = range(0, 20).flatMap(i => {
+      const prompt = [i, 1, 2]
+      ended(drafter, range(100, 60), { prompt })
+      return Array.from({ length: 8 }, () => after(drafter, range(100, 30), { prompt }))
+    })
+    for (let i = 0; i < 40; i++) drafter.timed({ tokens: 160 + i % 8, isGuessing: false, onlySamples: true }, 5)
+    const tokens = [...drafter.choose(all, 1000, () => 1000).values()].flat().length
+    t.equal(tokens, 256 - 160, `${tokens} guesses after ${rounds} rounds`)
+  }
 })
 
 t.test('a few guesses for one of many sequences are not worth it', async t => {
@@ -212,4 +229,27 @@ t.test('prompts that were not used for long are forgotten first, and none that r
   t.ok(probe(1), 'it was used since')
   t.ok(probe(0))
   drafter.leave(running)
+})
+
+t.test('a step that waited for guesses in vain does not count as one without', async t => {
+  const drafter = newDrafter()
+  ended(drafter, range(100, 60))
+  const seq = after(drafter, range(100, 4))
+  const others = Array.from({ length: 15 }, (_, i) => after(drafter, [], { prompt: [i, 1, 2] }))
+  const isGuessed = (): boolean => drafter.choose([seq, ...others], 1000, () => 1000).size > 0
+  const step = (tokens: number, isGuessing: boolean): { tokens: number, isGuessing: boolean, onlySamples: true } =>
+    ({ tokens, isGuessing, onlySamples: true })
+  for (let i = 0; i < 60; i++) {
+    drafter.timed(step(16, false), 50)
+    drafter.timed(step(32, true), 120)
+  }
+  t.notOk(isGuessed(), 'guesses cost too much')
+  // Steps without guesses that overlap with nothing take as long.
+  for (let i = 0; i < 60; i++) {
+    drafter.awaits(new Map([[seq, [1]]]))
+    drafter.timed(step(16, false), i === 0 ? 50 : 120)
+  }
+  t.notOk(isGuessed(), 'they still do')
+  for (let i = 0; i < 60; i++) drafter.timed(step(16, false), 120)
+  t.ok(isGuessed(), 'all steps take as long')
 })

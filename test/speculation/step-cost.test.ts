@@ -32,12 +32,13 @@ t.test('steps that get slower with more tokens are never a gain below nothing', 
   t.equal(share(100, -1, [8, 30, 60], 8), 0)
 })
 
-/** A cost after steps of 8 tokens, and of 24 with guesses that take `lost` ms more than the line of the others. */
-function withLoss (lost: number, every = 2): StepCost {
+/** A cost after steps of 8 to 10 tokens, and of 24 with guesses that take `lost` ms more than the others' line. */
+function withLoss (lost: number): StepCost {
   const cost = new StepCost()
   for (let i = 0; i < 300; i++) {
-    const isGuessing = i % every === 0
-    cost.observe(isGuessing ? 24 : 8 + i % 3, 40 + (isGuessing ? 24 + lost : 8 + i % 3), isGuessing)
+    const isGuessing = i % 2 === 0
+    const tokens = isGuessing ? 24 : 8 + i % 3
+    cost.observe(tokens, 40 + tokens + (isGuessing ? lost : 0), isGuessing)
   }
   return cost
 }
@@ -63,6 +64,26 @@ t.test('guesses that were too slow are tried again after a while', async t => {
   let steps = 0
   for (; steps < 1000 && !cost.isWorth(8, 16, 8); steps++) cost.observe(8, 48, false)
   t.ok(steps > 50 && steps < 500, String(steps))
+  t.notOk(cost.isWorth(8, 16, 1), 'not those that could gain nothing')
+  let tries = 0
+  for (; tries < 100 && cost.isWorth(8, 16, 8); tries++) cost.observe(24, 164, true)
+  t.ok(tries < 10, `${tries} tries`)
+})
+
+t.test('steps without guesses are tried again where guesses have gained for long', async t => {
+  const cost = withLoss(16)
+  let tries = 0
+  for (let i = 0; i < 2000; i++) {
+    // Contexts grow: all steps take up to twice as long.
+    const factor = 1 + i / 2000
+    const isGuessing = cost.isWorth(8, 16, 8)
+    tries += isGuessing ? 0 : 1
+    cost.observe(isGuessing ? 24 : 8, factor * (isGuessing ? 80 : 48), isGuessing)
+  }
+  t.ok(tries > 20 && tries < 120, `${tries} tries`)
+  while (!cost.isWorth(8, 16, 8)) cost.observe(8, 96, false)
+  t.ok(cost.isWorth(8, 16, 7.5), 'guesses still gain')
+  t.notOk(cost.isWorth(8, 16, 4.5), 'and what they cost is not forgotten')
 })
 
 t.test('before any step a guess costs as between a CPU and a GPU', async t => {
@@ -75,8 +96,7 @@ t.test('before any step a guess costs as between a CPU and a GPU', async t => {
 t.test('the first steps of each size, which are slow on a GPU, teach nothing', async t => {
   const cost = new StepCost()
   for (let i = 0; i < 50; i++) cost.observe(8, 48, false)
-  const sizes = [16, 24, 40, 64, 96]
-  for (const tokens of sizes) {
+  for (const tokens of [16, 24, 40, 64, 96]) {
     for (let i = 0; i < 2; i++) {
       t.ok(cost.isWorth(8, 16, 8), `step ${i} of ${tokens} tokens`)
       cost.observe(tokens, 900, true)
@@ -90,4 +110,16 @@ t.test('one step that took very long does not end guessing', async t => {
   const cost = withLoss(0)
   cost.observe(24, 2000, true)
   t.ok(cost.isWorth(8, 16, 8))
+})
+
+t.test('a time that grows faster than tokens do leads to no time below 0', async t => {
+  const cost = new StepCost()
+  const ms = (tokens: number): number => 4 + 0.0004 * tokens * tokens
+  for (let i = 0; i < 400; i++) cost.observe(256 - i % 100, ms(256 - i % 100), false)
+  // 256 tokens took 30 ms; four take as long as one.
+  for (let i = 0; i < 40; i++) {
+    cost.observe(4, ms(4), false)
+    if (i > 20) t.ok(cost.isWorth(4, 28, 20), `step ${i}`)
+  }
+  t.ok(cost.shareOfToken(4) < 0.5, String(cost.shareOfToken(4)))
 })

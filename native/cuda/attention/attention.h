@@ -8,7 +8,7 @@
 //
 // One exception: the Hopper kernel adds products in the order of its hardware. Where it computes the wide items, a
 // token's bits depend on whether its item is wide, which is whether its step has more than kNarrowRows rows of its
-// sequence and is not short (is_short).
+// sequence and does not sample after each of its tokens (samples_all).
 #pragma once
 #include <vector>
 
@@ -25,8 +25,8 @@ constexpr int kWideRows = 64;
 constexpr int kHopperRows = 128;
 // The chunks of the Hopper kernel are longer: its sums wait in shared memory, whose bandwidth its products need.
 constexpr int kHopperChunk = 512;
-// Most new tokens of each sequence of a short step, and of all of them.
-constexpr int kShortTokens = 32, kShortStepTokens = 512;
+// Most new tokens of a sequence that samples after each of them and is cut into narrow items, and of a short step.
+constexpr int kSampledTokens = 32, kShortStepTokens = 512;
 // Keys that sequences share are counted in units of one tile (or two where tiles have 32 keys).
 constexpr int kPrefixKeys = 64;
 
@@ -92,9 +92,10 @@ struct AttentionSharing {
   bool always = false;  // also where sharing costs more than it saves: for tests
 };
 
-// Whether the step decodes, or has few new tokens for each sequence and in all: those that are guessed, or prompts
-// whose rest is short. All items are then narrow, unless one token's rows are too many, so a token's bits are those of
-// a decode step.
+// For each sequence whether it decodes, or samples after each of its new tokens and has few: the last one and guesses.
+// Its items are narrow then, unless one token's rows are too many, so its bits are those of decode steps.
+std::vector<bool> samples_all(const StepBatch& batch);
+// Whether all sequences do, and have few new tokens in all.
 bool is_short(const StepBatch& batch);
 
 // Most rows of a wide item for the current GPU: kHopperRows if it has the Hopper kernel for this head_dim, else

@@ -132,13 +132,21 @@ std::vector<Membership> plan_prefixes(const StepBatch& batch, int group, int kv_
 
 }  // namespace
 
+std::vector<bool> samples_all(const StepBatch& batch) {
+  std::vector<bool> sampled(batch.tokens.size()), all(static_cast<size_t>(batch.sequences()));
+  for (int row = 0; row < batch.rows(); ++row) sampled[batch.row_ints[static_cast<size_t>(row) * kRowInts]] = true;
+  for (int s = 0; s < batch.sequences(); ++s) {
+    const auto first = sampled.begin() + batch.seq_offsets[s], end = sampled.begin() + batch.seq_offsets[s + 1];
+    all[s] = end - first == 1 || (end - first <= kSampledTokens && std::find(first, end, false) == end);
+  }
+  return all;
+}
+
 bool is_short(const StepBatch& batch) {
   const auto tokens = static_cast<int>(batch.tokens.size());
   if (tokens > batch.sequences() && tokens > kShortStepTokens) return false;
-  for (int s = 0; s < batch.sequences(); ++s) {
-    if (batch.seq_offsets[s + 1] - batch.seq_offsets[s] > kShortTokens) return false;
-  }
-  return true;
+  const std::vector<bool> all = samples_all(batch);
+  return std::find(all.begin(), all.end(), false) == all.end();
 }
 
 AttentionPlan plan_attention(const StepBatch& batch, int group, int kv_heads, AttentionSplit split, int wide_rows,
@@ -150,13 +158,12 @@ AttentionPlan plan_attention(const StepBatch& batch, int group, int kv_heads, At
   AttentionPlan plan;
   plan.wide_rows = wide_rows;
   const std::vector<Membership> memberships = plan_prefixes(batch, group, kv_heads, split, sharing, plan);
-  // Keys of a sequence are read by each of its tiles, so tiles of long sequences are wide.
-  const int most_rows = is_short(batch) && group <= kNarrowRows ? kNarrowRows : wide_rows;
+  const std::vector<bool> narrow = group <= kNarrowRows ? samples_all(batch) : std::vector<bool>(batch.sequences());
   std::vector<Tile> tiles;
   // Rows of partial results that are left, if no other tile is divided.
   int64_t spare = kMaxPartRows;
   for (int s = 0; s < batch.sequences(); ++s) {
-    cut_sequence(batch, s, most_rows / group, tiles);
+    cut_sequence(batch, s, (narrow[s] ? kNarrowRows : wide_rows) / group, tiles);
     if (memberships[s].member < 0) continue;
     tiles.back().prefix = memberships[s];
     spare -= memberships[s].rows();

@@ -94,7 +94,7 @@ ForwardShape::ForwardShape(const CoreConfig& config, const Layout& layout) : den
 }
 
 int64_t ForwardShape::head_rows(int64_t count) const {
-  return std::min<int64_t>(rows, rounded_tokens(static_cast<int>(count)));
+  return count == 0 ? 0 : std::min<int64_t>(rows, rounded_tokens(static_cast<int>(count)));
 }
 
 MoeShape moe_shape(const Layout& layout, int64_t inter) {

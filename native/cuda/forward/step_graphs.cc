@@ -86,12 +86,12 @@ void StepGraphs::run(const StepRoom& room, int set, const std::function<void(int
   }
   entries_.splice(entries_.begin(), entries_, entry);
   if (entry->graphs.empty()) return launch(set);
-  rank_.begin_op("the layers of a decode step, as a graph");
+  rank_.begin_op("the layers of a step, as a graph");
   check(cudaGraphLaunch(entry->graphs[static_cast<size_t>(set)], rank_.stream), "launch a graph");
 }
 
 cudaGraphExec_t StepGraphs::capture(int set, const std::function<void(int)>& launch) {
-  rank_.doing("capture a decode step");
+  rank_.doing("capture a step");
   Graph graph;
   {
     Capture capture(rank_, graph);
@@ -104,7 +104,7 @@ cudaGraphExec_t StepGraphs::capture(int set, const std::function<void(int)>& lau
     cudaGetLastError();  // or the next launch would be blamed
     return nullptr;
   }
-  check(code, "make a graph of a decode step");
+  check(code, "make a graph of a step");
   try {
     check(cudaGraphUpload(exec, rank_.stream), "upload a graph");
     check(cudaStreamSynchronize(rank_.stream), "upload a graph");

@@ -16,9 +16,9 @@ cuda::StepRoom room_of(const PlanCase& c, int group, int64_t most_tokens = 8192)
                          most_tokens);
 }
 
-PlanCase sequences(int count, int tokens) {
+PlanCase sequences(int count, int tokens, bool samples = true) {
   PlanCase c;
-  for (int i = 0; i < count; ++i) c.add(100, tokens);
+  for (int i = 0; i < count; ++i) c.add(100, tokens, samples);
   return c;
 }
 
@@ -37,24 +37,36 @@ void test_decode() {
   CHECK(!full.is_rounded && full.tokens == 100);
 }
 
-// A step with guesses has one of fewer sizes. One with many tokens, or many of one sequence, is as it is.
+// A step with guesses has one of fewer sizes. One with many tokens, or many of one sequence, or a prompt, is as it is.
 void test_guesses() {
   std::set<int> sizes;
   for (int tokens = 2; tokens <= cuda::kShortStepTokens; ++tokens) {
     PlanCase c;
-    c.add(300, 2);
-    for (int left = tokens - 2; left > 0; left -= 5) c.add(40, std::min(left, 5));
+    c.add(300, 2, true);
+    for (int left = tokens - 2; left > 0; left -= 5) c.add(40, std::min(left, 5), true);
     const cuda::StepRoom room = room_of(c, 4);
     CHECK(room.is_rounded && room.tokens >= tokens && room.items == room.tokens);
     sizes.insert(room.tokens);
   }
   CHECKF(sizes.size() <= 15, "%zu sizes", sizes.size());
   CHECK(room_of(sequences(16, 32), 4).is_rounded);
-  for (const PlanCase& c : {sequences(17, 32), sequences(1, 33), sequences(300, 2)}) {
+  PlanCase mixed = sequences(8, 5);
+  mixed.add(0, 20);
+  for (const PlanCase& c : {sequences(17, 32), sequences(1, 33), sequences(300, 2), sequences(2, 3, false), mixed}) {
     const cuda::StepRoom room = room_of(c, 4);
     CHECK(!room.is_rounded && room.tokens == static_cast<int>(c.tokens.size()));
   }
   CHECK(!room_of(sequences(2, 3), 32).is_rounded);  // the rows of one token are too many for a narrow item
+}
+
+// Guesses have narrow items also beside a prompt, whose items are wide.
+void test_mixed() {
+  PlanCase c = sequences(3, 9);
+  c.add(0, 40);
+  const cuda::AttentionPlan plan =
+      cuda::plan_attention(c.batch(), 4, 8, cuda::AttentionSplit::kNever, cuda::kHopperRows);
+  CHECK(plan.wide_items == 2 && plan.items.size() == 2 + 3 * 3);
+  for (const cuda::AttentionItem& item : plan.items) CHECK(item.tokens * 4 <= cuda::kNarrowRows || item.sequence == 3);
 }
 
 }  // namespace
@@ -63,5 +75,6 @@ int main(int argc, char** argv) {
   check_plans(argc > 1 ? static_cast<uint64_t>(std::atoi(argv[1])) : 1);
   test_decode();
   test_guesses();
+  test_mixed();
   return finish("plan_test");
 }

@@ -109,14 +109,16 @@ export class Batcher {
   step (startedOnly: boolean): boolean {
     let worked = this.#steps.count === 0 && this.#begin(startedOnly)
     if (this.#steps.count === 1 && this.#isForeseeable && this.#begin(startedOnly)) worked = true
-    if (this.#steps.count === 0) return worked
-    this.#collect()
-    return true
+    worked ||= this.#steps.count > 0
+    if (this.#steps.count > 0) this.#collect()
+    if (!worked || this.idle) this.#steps.rest()
+    return worked
   }
 
   /** Waits until no step is under way. What lies between two steps may be done then. Throws LostDevice. */
   land (): void {
     while (this.#steps.count > 0) this.#collect()
+    this.#steps.rest()
   }
 
   /** Steps whose results nobody wants end here: otherwise they would run while the engine counts as idle. */
@@ -174,7 +176,7 @@ export class Batcher {
   /** The step after the one under way may be planned, and would gain nothing by waiting for its tokens. */
   get #isForeseeable (): boolean {
     return this.#options.overlap && this.running.every(seq => seq.isForeseeable) &&
-      (this.#drafter === null || draftsOf(this.#drafter, this.running, this.kv, this.#maxBatchTokens).size === 0)
+      this.#drafter?.awaits(draftsOf(this.#drafter, this.running, this.kv, this.#maxBatchTokens)) !== true
   }
 
   /** Plans a step and begins it; returns false if nothing was done. */
@@ -204,7 +206,7 @@ export class Batcher {
       return
     }
     this.#apply(ended.step, ended.result)
-    if (ended.step.onlySamples) this.#drafter?.timed(ended.step.tokens, ended.ms, ended.step.isGuessing)
+    this.#drafter?.timed(ended.step, ended.interval)
     this.counters.steps++
     this.counters.stepMs = ended.ms
   }

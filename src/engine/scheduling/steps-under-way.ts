@@ -4,8 +4,13 @@ import type { SchedulerOptions } from '../step-device.ts'
 import { StepBuilder } from './step-builder.ts'
 import type { StepWeights } from './step-weights.ts'
 
-/** A step that has ended: its results, or the reason why it failed, and the time that it took alone, plan included. */
-export type EndedStep = { step: StepBuilder, ms: number } & ({ result: StepResult } | { error: unknown })
+/**
+ * A step that has ended: its results, or the reason why it failed; how long the device took for it; and how long it was
+ * since the end of the step before, or since its plan was begun if nothing was to be done then.
+ */
+export type EndedStep =
+  & { step: StepBuilder, ms: number, interval: number }
+  & ({ result: StepResult } | { error: unknown })
 
 /**
  * The steps that the device has begun and whose results are not taken. There are at most two, and a step is planned
@@ -16,8 +21,9 @@ export class StepsUnderWay {
   readonly #options: Pick<SchedulerOptions, 'device' | 'heartbeat' | 'now'>
   readonly #builders = [new StepBuilder(), new StepBuilder()] as const
   #steps = 0
-  #preparedAt = 0
   #endedAt = 0
+  /** When the interval of the step that ends next began; null: nothing is to be done. */
+  #from: number | null = null
 
   constructor (options: Pick<SchedulerOptions, 'device' | 'heartbeat' | 'now'>) {
     this.#options = options
@@ -43,15 +49,15 @@ export class StepsUnderWay {
     builder.clear()
     builder.weights = weights
     builder.version = weights.version
-    this.#preparedAt = this.#options.now()
+    this.#from ??= this.#options.now()
     return builder
   }
 
   /** Begins the step that was prepared. Throws LostDevice, or the device's error: then it has not begun. */
   begin (step: StepBuilder): void {
-    const { device, heartbeat } = this.#options
+    const { device, heartbeat, now } = this.#options
     heartbeat?.begin(step.sequences)
-    this.#begun.push({ step, at: this.#preparedAt })
+    this.#begun.push({ step, at: now() })
     try {
       device.begin(step.batch())
     } catch (error) {
@@ -76,11 +82,15 @@ export class StepsUnderWay {
     heartbeat?.end()
     const { step, at } = this.#begun.shift()!
     const ended = now()
-    // Results were given and the step was planned since the step before, unless nothing was to be done for a while.
-    const gap = at - this.#endedAt
-    const ms = ended - (gap < ended - at ? this.#endedAt : at)
-    this.#endedAt = ended
-    return { step, ms, ...outcome }
+    const ms = ended - Math.max(at, this.#endedAt)
+    const interval = ended - (this.#from ?? at)
+    this.#endedAt = this.#from = ended
+    return { step, ms, interval, ...outcome }
+  }
+
+  /** No step follows at once. */
+  rest (): void {
+    this.#from = null
   }
 
   #lost (error: Error): LostDevice {

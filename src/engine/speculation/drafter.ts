@@ -1,4 +1,5 @@
 import type { Sequence } from '../scheduling/sequence.ts'
+import type { StepBuilder } from '../scheduling/step-builder.ts'
 import type { StepCounters } from '../scheduling/step-counters.ts'
 import { GuessRates } from './guess-rates.ts'
 import { PromptTexts } from './prompt-texts.ts'
@@ -23,6 +24,8 @@ export interface Drafting {
   at: number
 }
 
+type Timed = Pick<StepBuilder, 'tokens' | 'isGuessing' | 'onlySamples'>
+
 /** Guessed tokens for each sequence that has any. */
 export type Drafts = ReadonlyMap<Sequence, readonly number[]>
 
@@ -46,6 +49,8 @@ export class Drafter {
   /** Number of the plan, and the tokens that indexes may still take in for it. */
   #plan = 0
   #indexable = 0
+  #awaited = false
+  #waited = false
 
   /**
    * `most`: guessed tokens of a sequence in one step. It counts in `counters`. With `hasFixedCost` it learns nothing
@@ -99,21 +104,31 @@ export class Drafter {
       const draft = this.#draft(seq, Math.min(this.#most, left, mostOf(seq)), least)
       if (draft !== null) drafts.push({ seq, draft })
     }
-    const all = drafts.flatMap(({ draft }) => draft.chances)
-    // Chances fall along a draft, so the likeliest tokens of all are the first ones of each.
-    const above = all.length <= left ? 0 : all.sort((a, b) => b - a)[left]!
-    const taken = all.filter(chance => chance > above)
-    const right = taken.reduce((sum, chance) => sum + chance, 0)
+    // Chances fall along a draft and equal ones keep their order, so the likeliest tokens are the first ones of drafts.
+    const all = drafts.flatMap(({ draft }, of) => draft.chances.map(chance => ({ chance, of })))
+    const taken = all.length <= left ? all : all.sort((a, b) => b.chance - a.chance).slice(0, left)
+    const right = taken.reduce((sum, { chance }) => sum + chance, 0)
     if (taken.length === 0 || !this.#cost.isWorth(sequences.length, taken.length, right)) return NO_DRAFTS
-    return new Map(drafts.flatMap(({ seq, draft: { tokens, chances } }) => {
-      const likely = tokens.filter((_, i) => chances[i]! > above)
-      return likely.length === 0 ? [] : [[seq, likely]]
-    }))
+    const counts = drafts.map(() => 0)
+    for (const { of } of taken) counts[of]!++
+    return new Map(drafts.flatMap(({ seq, draft }, i) =>
+      counts[i] === 0 ? [] : [[seq, draft.tokens.slice(0, counts[i])]]
+    ))
   }
 
-  /** Learns how long a step took that prefilled nothing. */
-  timed (tokens: number, ms: number, isGuessing: boolean): void {
-    if (!this.#hasFixedCost) this.#cost.observe(tokens, ms, isGuessing)
+  /** Whether the next step waits for the one under way, because it has drafts. */
+  awaits (drafts: Drafts): boolean {
+    this.#awaited = drafts.size > 0
+    return this.#awaited
+  }
+
+  /** Learns how long it took until a step had ended. One that prefilled, or waited for drafts in vain, says nothing. */
+  timed ({ tokens, isGuessing, onlySamples }: Timed, ms: number): void {
+    const isVain = this.#waited && !isGuessing
+    // It is the next step that has waited for this one.
+    this.#waited = this.#awaited
+    this.#awaited = false
+    if (onlySamples && !isVain && !this.#hasFixedCost) this.#cost.observe(tokens, ms, isGuessing)
   }
 
   /** Counts a draft of so many tokens that was computed, the first `accepted` of which were right. */

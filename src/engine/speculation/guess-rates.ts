@@ -3,6 +3,8 @@ const LENGTHS = [3, 5, 8, 16, Infinity]
 const SHARES = [0.5, 0.75, 0.999, Infinity]
 /** Counts as tried before the first guess of a class: four of five were right. */
 const PRIOR = { right: 4, tried: 5 }
+/** Counts always, so that no class is certain. */
+const DOUBT = { right: 0.8, tried: 1 }
 /** Weight that past guesses keep after one more. */
 const DECAY = 0.998
 
@@ -25,7 +27,7 @@ export class GuessRates {
 
   /** The part of a class's guesses that were right. */
   of (guess: number): number {
-    return this.#right[guess]! / this.#tried[guess]!
+    return (this.#right[guess]! + DOUBT.right) / (this.#tried[guess]! + DOUBT.tried)
   }
 
   learn (guess: number, right: boolean): void {

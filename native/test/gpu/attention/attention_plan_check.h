@@ -12,16 +12,25 @@
 namespace refit::test {
 
 struct PlanCase {
-  std::vector<int32_t> seq_offsets{0}, start_pos, page_offsets{0}, tokens;
+  std::vector<int32_t> seq_offsets{0}, start_pos, page_offsets{0}, tokens, row_ints;
+  std::vector<uint64_t> row_seeds;
   StepBatch batch() const {
     StepBatch b;
     b.tokens = tokens;
     b.seq_offsets = seq_offsets;
     b.start_pos = start_pos;
     b.page_offsets = page_offsets;
+    b.row_ints = row_ints;
+    b.row_seeds = row_seeds;
     return b;
   }
-  void add(int start, int count) {
+  // samples: after each token.
+  void add(int start, int count, bool samples = false) {
+    for (int i = 0; samples && i < count; ++i) {
+      row_ints.push_back(static_cast<int32_t>(tokens.size()) + i);
+      row_ints.resize(row_ints.size() + kRowInts - 1);
+      row_seeds.push_back(0);
+    }
     tokens.resize(tokens.size() + count);
     seq_offsets.push_back(static_cast<int32_t>(tokens.size()));
     start_pos.push_back(start);
@@ -44,12 +53,13 @@ inline void check_plan(const PlanCase& c, int group, int kv_heads, cuda::Attenti
       context = std::max<int64_t>(context, position[t] + 1);
     }
   }
-  const bool is_narrow = cuda::is_short(c.batch()) && group <= cuda::kNarrowRows;
+  const std::vector<bool> samples_all = cuda::samples_all(c.batch());
+  const auto is_narrow = [&](int s) { return samples_all[s] && group <= cuda::kNarrowRows; };
   // For every token and chunk that it sees: how often it is computed, and its part (-1: none).
   std::vector<std::vector<int>> times(tokens), parts(tokens);
   for (int64_t t = 0; t < tokens; ++t) {
     const int s = sequence_of[t];
-    const int rows = is_narrow ? group : (c.seq_offsets[s + 1] - c.seq_offsets[s]) * group;
+    const int rows = is_narrow(s) ? group : (c.seq_offsets[s + 1] - c.seq_offsets[s]) * group;
     const int size = cuda::chunk_size(rows, wide_rows);
     times[t].assign(position[t] / size + 1, 0);
     parts[t].assign(times[t].size(), -2);
@@ -69,7 +79,7 @@ inline void check_plan(const PlanCase& c, int group, int kv_heads, cuda::Attenti
     wide += rows > cuda::kNarrowRows;
     CHECKF((rows > cuda::kNarrowRows) == (static_cast<int>(i) < plan.wide_items),
            "item %zu of %d wide ones has %d rows", i, plan.wide_items, rows);
-    CHECK(!is_narrow || rows <= cuda::kNarrowRows);
+    CHECK(!is_narrow(item.sequence) || rows <= cuda::kNarrowRows);
     CHECK(item.position == position[item.first_token] && item.old == c.start_pos[item.sequence]);
     CHECK(item.table == c.page_offsets[item.sequence]);
     CHECK(item.part >= 0 ? item.chunks == 1 : item.chunk == 0);
@@ -134,8 +144,8 @@ inline void check_plans(uint64_t seed) {
     for (int s = 0; s < sequences; ++s) {
       // Lengths around the borders of chunks and tiles, and others.
       const int start = below(3) == 0 ? cuda::kAttentionChunk * below(5) + below(3) : below(kind == 0 ? 20 : 5000);
-      const int some = kind == 3 ? 1 + below(cuda::kShortTokens) : 1 + below(below(3) == 0 ? 900 : 70);
-      c.add(below(4) == 0 ? 0 : start, kind == 1 || below(2) == 0 ? 1 + below(2) : some);
+      const int some = kind == 3 ? 1 + below(cuda::kSampledTokens + 2) : 1 + below(below(3) == 0 ? 900 : 70);
+      c.add(below(4) == 0 ? 0 : start, kind == 1 || below(2) == 0 ? 1 + below(2) : some, kind == 3 && below(8) > 0);
     }
     const int group = below(5) == 0 ? 1 + below(64) : 1 << below(5), kv_heads = 1 << below(4);
     for (AttentionSplit split : {AttentionSplit::kAuto, AttentionSplit::kAlways, AttentionSplit::kNever}) {

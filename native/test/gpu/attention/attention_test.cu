@@ -78,12 +78,10 @@ void check_values(const Case& c, const AttentionWorld& world, const std::vector<
   worst_eager = std::max(worst_eager, std::sqrt(eager_error / size));
 }
 
-// Whether items of a piece are narrow in the step of `pieces`.
-bool is_narrow(const Case& c, const Piece& piece, const std::vector<Piece>& pieces) {
-  int tokens = 0, most = 0;
-  for (const Piece& p : pieces) tokens += p.count, most = std::max(most, p.count);
-  const bool is_short = most <= 1 || (most <= cuda::kShortTokens && tokens <= cuda::kShortStepTokens);
-  return (is_short ? 1 : piece.count) * c.shape.group() <= cuda::kNarrowRows;
+// Whether a piece has the same bits as in `whole`, a larger piece of its sequence in another step.
+bool same_bits(const Case& c, const Piece& piece, const Piece& whole) {
+  const auto narrow = [&c](const Piece& p) { return p.count * c.shape.group() <= cuda::kNarrowRows; };
+  return c.wide_rows == cuda::kWideRows || narrow(piece) == narrow(whole);
 }
 
 // The tokens of `pieces` in `out` are the same bits as in `all`, the result of `all_pieces`; or, if one is computed by
@@ -96,8 +94,7 @@ void check_same(const Case& c, const AttentionWorld& world, const std::vector<Pi
     int64_t first = 0;
     size_t i = 0;
     while (all_pieces[i].sequence != piece.sequence) first += all_pieces[i++].count;
-    const bool exact =
-        c.wide_rows == cuda::kWideRows || is_narrow(c, piece, pieces) == is_narrow(c, all_pieces[i], all_pieces);
+    const bool exact = same_bits(c, piece, all_pieces[i]);
     for (int p = piece.start; p < piece.end(); ++p, ++t) {
       const bf16* want = &all[(first + p - all_pieces[i].start) * world.q_columns()];
       const bf16* got = &out[t * world.q_columns()];
