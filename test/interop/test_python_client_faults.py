@@ -1,5 +1,6 @@
 """clients/python/refit when an update fails: every failure is reported, and the next update repairs the weights."""
 
+import contextlib
 import socket
 import threading
 
@@ -112,7 +113,7 @@ class Breaking:
     """A proxy that breaks the first connections, before it forwards the request or before it forwards the reply."""
 
     def __init__(self, port, breaks, after):
-        self.port, self.breaks, self.after, self.count = port, breaks, after, 0
+        self.port, self.breaks, self.after, self.count, self.idle = port, breaks, after, 0, []
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
         threading.Thread(target=self.run, daemon=True).start()
@@ -132,11 +133,20 @@ class Breaking:
             return
         with socket.create_connection(("127.0.0.1", self.port)) as server, client:
             threading.Thread(target=self.pump, args=(client, server), daemon=True).start()
+            self.idle.append(client)
             if broken:
                 server.recv(1)
                 client.shutdown(socket.SHUT_RDWR)
                 return
             self.pump(server, client)
+
+    def break_next(self, count=1):
+        """Breaks the next connections, and closes those that the client keeps, as a server that restarts does."""
+        self.breaks = self.count + count
+        for client in self.idle:
+            with contextlib.suppress(OSError):
+                client.shutdown(socket.SHUT_RDWR)
+        self.idle.clear()
 
     @staticmethod
     def pump(source, target):
@@ -157,13 +167,12 @@ def test_a_request_whose_reply_was_lost_is_repeated_without_another_effect(engin
     with client.update(version="retried", transport=way, bucket_bytes=1 << 30) as update:
         for part in (model.tensors(6)[:5], model.tensors(6)[5:]):
             update.add_all(part)
-            # Breaks the next connection.
-            proxy.breaks = proxy.count + 1
+            proxy.break_next()
             update.flush()
-        proxy.breaks = proxy.count + 1
+        proxy.break_next()
     brought(direct, model, 6)
     assert direct.version() == "retried"
-    proxy.breaks = proxy.count + 10
+    proxy.break_next(10)
     with pytest.raises(refit.RefitError) as lost:
         client.version()
     assert (lost.value.status, lost.value.code) == (0, "NO_REPLY") and proxy.url in str(lost.value)
@@ -174,6 +183,23 @@ def test_a_request_whose_reply_was_lost_is_repeated_without_another_effect(engin
     if not after:
         # Whether the server had opened them is unknown.
         remove_shared_files()
+
+
+def test_requests_share_a_connection_until_it_has_been_idle_or_a_reply_is_left_unread(engine_of, model_of, monkeypatch):
+    model, proxy = model_of("qwen3"), Breaking(engine_of().port, 0, False)
+    client = refit.Client(proxy.url)
+    with client.update(version="one", transport="upload") as update:
+        update.add_all(model.tensors(7))
+    client.version()
+    assert proxy.count == 1
+    for _ in client.stream([1, 2, 3], dict(max_new_tokens=50)):
+        break
+    client.version()
+    assert proxy.count == 2
+    monkeypatch.setattr(refit.connection, "MOST_IDLE", 0)
+    client.version()
+    assert proxy.count == 3
+    proxy.listener.close()
 
 
 def test_a_generation_whose_reply_was_lost_is_not_repeated(engine_of):

@@ -16,7 +16,7 @@ from .fan_out import results, submit
 from .ranks import Ranks
 from .tensors import dtype_name, full
 from .transports import Broadcast, File, Handles, Kept, Transport, Upload
-from .update import choose, ranks_behind
+from .update import choose
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -54,12 +54,11 @@ class AdapterLoad:
 
     def run(self):
         """{engine: its report}, on every rank."""
-        infos = self.ranks.first(lambda: list(self.engines.each(lambda engine: engine.server_info()).values()))
+        infos = self.ranks.first(self.infos)
         if self.transport == "auto":
             self.transport = self.ranks.first(self.choose)
         digests = self.digests(infos)
-        behind = [(ranks_behind(info), info.get("device", "cuda")) for info in infos]
-        transport = TRANSPORTS[self.transport](self, behind)
+        transport = TRANSPORTS[self.transport](self)
         bucket = Bucket(sum(tensor.numel() * self.width(tensor) for _, tensor in self.tensors))
         for name, tensor in self.tensors:
             # No more than one gathered tensor is alive beside the adapter.
@@ -73,6 +72,12 @@ class AdapterLoad:
         reports = self.ranks.first(lambda: [self.reports[engine] for engine in self.engines.engines])
         self.ranks.first(lambda: self.check(reports, infos, digests))
         return dict(zip(self.engines.engines, reports))
+
+    def infos(self):
+        """The engines' reports of themselves, which a digest depends on."""
+        if not self.wants_digest:
+            return [{} for _ in self.engines.engines]
+        return list(self.engines.each(lambda engine: engine.server_info()).values())
 
     def choose(self):
         if self.path is not None:
@@ -167,8 +172,8 @@ class AdapterUpload(Upload):
 class AdapterFile(File):
     """The engines read a folder as PEFT saves it: the caller's own, or one that is written first and stays there."""
 
-    def __init__(self, load, infos):
-        Transport.__init__(self, load, infos)
+    def __init__(self, load):
+        Transport.__init__(self, load)
         name = re.sub(r"[^\w-]", "_", load.name)
         self.folder = load.path or os.path.join(os.path.abspath(load.folder), f"{name}-{time.time_ns()}")
 

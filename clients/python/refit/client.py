@@ -12,7 +12,7 @@ from .adapters import AdapterLoad, adapter_path
 from .bodies import FormBody, PathBody, SafetensorsBody
 from .connection import Connection
 from .errors import RefitError
-from .fan_out import results, submit
+from .fan_out import each
 from .group import Group
 from .shard_group import ShardGroup
 from .shards import Announcements
@@ -24,7 +24,7 @@ class Engines:
 
     def each(self, call):
         """{engine: call(engine)}, in parallel."""
-        return results(submit(self.engines, call))
+        return each(self.engines, call)
 
     def update(self, version=None, **options):
         """A context in which tensors are added; see Update for the options."""

@@ -3,12 +3,19 @@
 import contextlib
 import http.client
 import json
+import os
+import re
+import select
 import socket
 import ssl
 import time
 import urllib.parse
 
 from .errors import LOST, RefitError
+
+# Seconds for which an idle connection may serve the next request, where the server keeps it for much longer.
+MOST_IDLE = 1
+KEPT_FOR = 4
 
 
 class Connection:
@@ -23,6 +30,7 @@ class Connection:
         self.port = parts.port or (443 if self._tls else 80)
         self._api_key, self._admin_key = api_key, admin_key or api_key
         self.timeout, self.retries = timeout, retries
+        self._context, self._idle = None, []
 
     def call(self, method, path, body=None, admin=False, retry=None, headers=None, length=None):
         """Returns the reply: the content of its JSON, or a text. Raises RefitError.
@@ -51,21 +59,45 @@ class Connection:
 
     @contextlib.contextmanager
     def _open(self, method, path, body=None, admin=False, headers=None, length=None):
-        """The response, below 400, its body unread.
-
-        Each request has a connection of its own: a reused idle connection can break under a request."""
-        kind = http.client.HTTPSConnection if self._tls else http.client.HTTPConnection
-        options = {"context": ssl.create_default_context()} if self._tls else {}
-        connection = kind(self.host, self.port, timeout=self.timeout, **options)
+        """The response, below 400, its body unread."""
+        connection = self._take()
         try:
-            with self._named(f"{method} {path}", "UNREACHABLE"):
-                connection.connect()
+            if connection.sock is None:
+                with self._named(f"{method} {path}", "UNREACHABLE"):
+                    connection.connect()
             with self._named(f"{method} {path}", "NO_REPLY"):
                 response = self._send(connection, method, path, body, admin, headers, length)
                 if response.status >= 400:
                     raise self._refusal(response)
                 yield response
-        finally:
+            self._keep(connection, response)
+        except BaseException:
+            connection.close()
+            raise
+
+    def _take(self):
+        """A connection that has just served another request, or a new one.
+
+        The requests of an update follow each other, and a new connection costs as much as a request. A connection that
+        has been idle for long can break under a request, so it serves no more."""
+        while self._idle:
+            connection, since, process = self._idle.pop()
+            # A process that was forked has the same sockets.
+            if process == os.getpid() and time.monotonic() - since < MOST_IDLE and connection.timeout == self.timeout:
+                if not is_readable(connection.sock):
+                    return connection
+            connection.close()
+        if not self._tls:
+            return http.client.HTTPConnection(self.host, self.port, timeout=self.timeout)
+        self._context = self._context or ssl.create_default_context()
+        return http.client.HTTPSConnection(self.host, self.port, timeout=self.timeout, context=self._context)
+
+    def _keep(self, connection, response):
+        kept_for = re.search(r"timeout=(\d+)", response.headers.get("keep-alive", ""))
+        whole = response.isclosed() and not response.will_close and connection.sock is not None
+        if whole and kept_for is not None and int(kept_for[1]) >= KEPT_FOR:
+            self._idle.append((connection, time.monotonic(), os.getpid()))
+        else:
             connection.close()
 
     def _send(self, connection, method, path, body, admin, headers, length):
@@ -121,3 +153,10 @@ class Connection:
         message = next((each for each in texts if each), text[:500])
         code = inner.get("code") if isinstance(inner.get("code"), str) else f"HTTP_{response.status}"
         return RefitError(response.status, code, str(message), content.get("param") or inner.get("param"), self.url)
+
+
+def is_readable(sock):
+    """True for an idle connection that the server has closed. Unlike select(), poll() takes any descriptor."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return len(poll.poll(0)) > 0

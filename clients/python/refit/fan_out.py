@@ -13,6 +13,13 @@ def submit(engines, call):
     return calls
 
 
+def each(engines, call):
+    """{engine: call(engine)}, as `results`. A single engine is called on this thread, which saves time."""
+    if len(engines) == 1:
+        return {engine: call(engine) for engine in engines}
+    return results(submit(engines, call))
+
+
 def results(calls):
     """{engine: result}, once all calls have ended. Raises the error of a single engine, EnginesFailed for several."""
     failed = {engine.url: future.exception() for engine, future in calls.items() if future.exception() is not None}

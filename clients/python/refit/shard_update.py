@@ -4,7 +4,7 @@ import ctypes
 import time
 
 from .errors import EnginesFailed, RefitError
-from .fan_out import results, submit
+from .fan_out import each, results, submit
 from .tensors import handle, pickled
 from .transports import is_gone
 
@@ -32,7 +32,7 @@ class ShardedAdd:
         fields = dict(chunk_bytes=self.update.bucket_bytes, allow_missing=True)
         announcements = self.engines[0].announcements
         self.announced, self.key = announcements.of(self.shards, self.ranks, dtype, **fields)
-        self.plans = self.ranks.first(self.plan)
+        self.plans = self.update.begin_with(self.plan)
         way()
         first = self.plans[self.engines[0].url]
         self.update.tensors += first["tensors"]
@@ -57,7 +57,7 @@ class ShardedAdd:
                 engine.plans.pop(next(iter(engine.plans)))
             return reply
 
-        return {engine.url: reply for engine, reply in results(submit(self.engines, one)).items()}
+        return {engine.url: reply for engine, reply in each(self.engines, one).items()}
 
     def body(self, engine, **fields):
         plan = self.plans[engine.url]
@@ -76,7 +76,7 @@ class ShardedAdd:
             lambda: [pickled([(shard.name, handle(shard.local)) for shard in self.filled()]) for _ in self.engines]
         )
         texts = {engine: [own[index] for own in every] for index, engine in enumerate(self.engines)}
-        self.ranks.first(lambda: done(submit(self.engines, lambda one: self.post(one, handles=texts[one], **keep))))
+        self.ranks.first(lambda: each(self.engines, lambda one: self.post(one, handles=texts[one], **keep)) and None)
         if any(shard.local.device.type == "cuda" for shard in self.shards):
             import torch
 
@@ -102,7 +102,7 @@ class ShardedAdd:
     def again(self, held):
         kept = dict(name=held["name"], generation=held["generation"])
         try:
-            results(submit(self.engines, lambda engine: self.post(engine, kept=kept)))
+            each(self.engines, lambda engine: self.post(engine, kept=kept))
         except Exception as error:
             errors = list(error.errors.values()) if isinstance(error, EnginesFailed) else [error]
             if all(hasattr(one, "code") and is_gone(one) for one in errors):
@@ -126,23 +126,22 @@ class ShardedAdd:
     # blocks of chunks, in a process group or over HTTP
 
     def blocks(self, engine, turns):
-        from .blocks import Blocks
+        from .blocks import Blocks, Schedule
 
         path = f"/shard_plans/{self.plans[engine.url]['id']}/sources/{self.ranks.rank}"
         sends = engine.plans.get((self.key, "sends"))
         if sends is None or sends[0] != path:
-            sends = engine.plans[self.key, "sends"] = path, engine.json("GET", path, admin=True)
-        by_name = {shard.name: shard for shard in self.shards}
-        locals, dtypes = [], []
-        for tensor in self.announced["tensors"]:
-            shard = by_name.get(tensor["name"])
-            locals.append(None if shard is None else shard.local)
-            dtypes.append(torch_dtype(tensor["dtype"]))
-        if self.update.transport != "group":
-            return Blocks(sends[1], locals, dtypes, "cpu", turns)
-        group = self.update.group
-        by = "messages" if group.backend == "nccl" else "blocks"
-        return Blocks(sends[1], locals, dtypes, group.device, turns, by)
+            sends = engine.plans[self.key, "sends"] = path, engine.json("GET", path, admin=True), {}
+        by_name = {shard.name: shard.local for shard in self.shards}
+        locals = [by_name.get(tensor["name"]) for tensor in self.announced["tensors"]]
+        group = self.update.group if self.update.transport == "group" else None
+        by = "messages" if group is not None and group.backend == "nccl" else "blocks"
+        kinds = [None if local is None else local.dtype for local in locals]
+        schedule = sends[2].get(by)
+        if schedule is None or schedule.kinds != kinds:
+            dtypes = [torch_dtype(tensor["dtype"]) for tensor in self.announced["tensors"]]
+            schedule = sends[2][by] = Schedule(sends[1], dtypes, kinds, by)
+        return Blocks(schedule, locals, "cpu" if group is None else group.device, turns)
 
     def group(self):
         """Each rank sends its blocks to the ranks of the engines. One chunk travels while the next is packed."""
@@ -180,7 +179,7 @@ class ShardedAdd:
                 group.wait(works[chunk - 2])
             sends = []
             for plan, engines in packed.items():
-                for rank, block in blocks[plan].take(chunk, chunk) if chunk in blocks[plan].blocks else []:
+                for rank, block in blocks[plan].take(chunk, chunk):
                     sends += [(block, engine, rank) for engine in engines]
             works.append(group.send(sends, chunk))
         for last in works[-2:]:
@@ -194,14 +193,14 @@ class ShardedAdd:
 
         def send(engine):
             blocks = self.blocks(engine, 1)
-            for chunk in sorted(blocks.sizes):
+            for chunk in sorted(blocks.schedule.sizes):
                 part = blocks.pack(chunk, 0)
                 path = f"/shard_plans/{self.plans[engine.url]['id']}/parts/{self.ranks.rank}?chunk={chunk}"
                 body = dict(body=lambda: [view_of(part)], length=part.numel())  # noqa: B023
                 engine.json("POST", path, **body, admin=True, headers={"content-type": "application/octet-stream"})
 
         try:
-            results(submit(self.engines, send))
+            each(self.engines, send)
         except Exception as error:
             failed = error
         # The reply to rank 0 names the cause; the others have seen that it failed.

@@ -1,5 +1,6 @@
 """The shards of tensors that each rank of a trainer holds, described without gathering them."""
 
+import copy
 import hashlib
 import json
 from dataclasses import dataclass, field
@@ -53,9 +54,13 @@ def shards_of(weights, ranks, layout=None):
         weights = state_of(weights)
     if isinstance(weights, list) and all(isinstance(one, Shard) for one in weights):
         return weights
+    import torch
+
     pairs = weights.items() if hasattr(weights, "items") else weights
     layouts = {}
-    return [shard_of(name, tensor, ranks, layouts) for name, tensor in pairs]
+    # Without gradients, which to_local() would track.
+    with torch.no_grad():
+        return [shard_of(name, tensor, ranks, layouts) for name, tensor in pairs]
 
 
 def state_of(model):
@@ -77,25 +82,21 @@ def state_of(model):
 
 def shard_of(name, tensor, ranks, layouts):
     """`layouts`: those of the DTensors before it, by mesh and placements. torch takes long to say which ranks a mesh
-    has."""
+    has. Called without gradients."""
+    import torch
+
     if hasattr(tensor, "device_mesh"):
         key = tensor.device_mesh, tensor.placements
         if key not in layouts:
             layouts[key] = mesh_layout(name, tensor, ranks)
-        return Shard(name, tuple(tensor.shape), layouts[key], local_of(tensor))
+        local = tensor.to_local()
+        # A view of each of many parameters takes as long as everything else here.
+        is_plain = type(local) is torch.Tensor and not local.requires_grad
+        return Shard(name, tuple(tensor.shape), layouts[key], local if is_plain else local.detach())
     tensor = tensor.detach() if hasattr(tensor, "detach") else tensor
     if hasattr(tensor, "local_shards"):
         return sharded_tensor(name, tensor, ranks)
     return Shard(name, tuple(tensor.shape), whole_layout(ranks), tensor)
-
-
-def local_of(tensor):
-    """This rank's part of a DTensor, without a gradient."""
-    import torch
-
-    # Much faster than DTensor's own detach().
-    with torch.no_grad():
-        return tensor.to_local().detach()
 
 
 def whole_layout(ranks):
@@ -172,24 +173,51 @@ class Announcements:
     MOST = 8
 
     def __init__(self):
-        self.known = {}
+        # By digest of this rank's list: the digests of all ranks, the announcement, its digest; and the list itself.
+        self.known, self.lists = {}, {}
 
     def of(self, shards, ranks, dtype=None, **fields):
         """The announcement and its digest, on every rank."""
-        mine = [(shard.announced(dtype), shard.layout) for shard in shards if shard.local is not None]
-        text = json.dumps(mine, sort_keys=True)
-        digest = digest_of([text, fields])
+        shards = [shard for shard in shards if shard.local is not None]
+        own = described(shards, dtype), fields
+        # Comparing the lists takes a fraction of the time of writing one as JSON.
+        digest, text = next((digest for digest, known in self.lists.items() if known == own), None), None
+        if digest is None:
+            text = text_of(shards, dtype)
+            digest = digest_of([text, fields])
         known = self.known.pop(digest, (None, None, None))
         told = ranks.gather((digest, known[0]))
         digests = [own for own, _ in told]
         # All ranks remember the same, or all exchange their lists.
         if any(remembered != digests for _, remembered in told):
-            announced = announcement(text, digests, ranks, fields)
+            announced = announcement(text or text_of(shards, dtype), digests, ranks, fields)
             known = digests, announced, digest_of(announced)
         self.known[digest] = known
+        if digest not in self.lists:
+            # A copy: the caller may change the layouts that it gave.
+            self.lists[digest] = copy.deepcopy(own)
         while len(self.known) > self.MOST:
-            self.known.pop(next(iter(self.known)))
+            oldest = next(iter(self.known))
+            self.known.pop(oldest)
+            self.lists.pop(oldest)
         return known[1:]
+
+
+def described(shards, dtype):
+    """All that the announcement of a rank's shards depends on, to be compared."""
+    places, layouts, out = {}, [], []
+    for shard in shards:
+        # Most shards have the same layout.
+        place = places.get(id(shard.layout))
+        if place is None:
+            place = places[id(shard.layout)] = len(layouts)
+            layouts.append(shard.layout)
+        out.append((shard.name, shard.shape, dtype or shard.local.dtype, place, shard.into, shard.padded))
+    return out, layouts
+
+
+def text_of(shards, dtype):
+    return json.dumps([(shard.announced(dtype), shard.layout) for shard in shards], sort_keys=True)
 
 
 def digest_of(value):

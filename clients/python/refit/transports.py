@@ -1,5 +1,6 @@
 """The ways in which a bucket reaches the engines."""
 
+import functools
 import json
 import os
 import re
@@ -19,12 +20,12 @@ MOST_KEPT = 8
 
 
 class Transport:
-    """How an update sends its buckets. infos: for each engine ([ranks of each engine behind it], device).
+    """How an update sends its buckets.
 
     Ranks of the trainer other than 0 note the entries and keep no tensors, unless they send too."""
 
-    def __init__(self, update, infos):
-        self.update, self.infos, self.ranks = update, infos, update.ranks
+    def __init__(self, update):
+        self.update, self.ranks = update, update.ranks
         self.engines = update.engines
 
     def put(self, bucket, name, tensor):
@@ -53,8 +54,8 @@ class Upload(Transport):
 class File(Transport):
     """Writes shards into the folder, and an index last; the engines read them at the end. The files stay there."""
 
-    def __init__(self, update, infos):
-        super().__init__(update, infos)
+    def __init__(self, update):
+        super().__init__(update)
         name = update.version or f"update-{time.time_ns()}"
         self.folder = os.path.join(update.folder, re.sub(r"[^\w.-]", "_", name))
         self.map = {}
@@ -90,6 +91,16 @@ class Handles(Transport):
     senders. The flat tensor is reused for each bucket."""
 
     flat = None
+
+    @functools.cached_property
+    def infos(self):
+        """For each engine ([ranks of each engine behind it], device). All ranks of the trainer read it together."""
+
+        def first():
+            infos = self.engines.each(lambda engine: engine.server_info())
+            return [(ranks_behind(info), info.get("device", "cuda")) for info in infos.values()]
+
+        return self.ranks.first(first)
 
     def put(self, bucket, name, tensor):
         senders = max(max(counts) for counts, _ in self.infos)
@@ -249,6 +260,13 @@ class Kept(Handles):
         self.engines.each(write)
 
 
+def ranks_behind(info):
+    """The number of ranks of each engine behind a server: of a gateway's engines, or of the server itself."""
+    if "engines" in info:
+        return [engine["ranks"] for engine in info["engines"] if engine["state"] in ("ready", "stale")]
+    return [info["tp_size"] * info.get("pp_size", 1)]
+
+
 def is_gone(error):
     """Whether the server does not keep the memory of this name and generation."""
     return error.code in ("NOT_FOUND", "CONFLICT") or "has ended" in error.message
@@ -257,8 +275,8 @@ def is_gone(error):
 class Broadcast(Transport):
     """Rank 0 announces a bucket and broadcasts its flat tensor in the process group."""
 
-    def __init__(self, update, infos):
-        super().__init__(update, infos)
+    def __init__(self, update):
+        super().__init__(update)
         self.flat = None
         if getattr(update.group, "all_ranks", False):
             update.group.join()

@@ -88,8 +88,7 @@ class Update:
         from .shards import shards_of
 
         self.flush()
-        if self._transport is None:
-            self._begin()
+        self._choose()
         ShardedAdd(self, shards_of(weights, self.ranks, layout)).run()
 
     def flush(self):
@@ -106,15 +105,30 @@ class Update:
         """The fields that make a request part of this update."""
         return dict(self.fields, transaction=self._ids[engine])
 
-    def _begin(self):
-        def first():
-            wanted = self.transport if self.transport != "auto" else choose(self.engines, self.group, self.folder)
-            infos = self.engines.each(lambda engine: engine.server_info())
-            self.engines.each(self._open)
-            return wanted, [(ranks_behind(info), info.get("device", "cuda")) for info in infos.values()]
+    def _choose(self):
+        if self.transport == "auto":
+            self.transport = self.ranks.first(lambda: choose(self.engines, self.group, self.folder))
 
-        self.transport, infos = self.ranks.first(first)
-        self._transport = TRANSPORTS[self.transport](self, infos)
+    def _begin(self):
+        self._choose()
+        self.ranks.first(lambda: self.engines.each(self._open) and None)
+        self._transport = TRANSPORTS[self.transport](self)
+
+    def begin_with(self, act):
+        """Runs act() on rank 0 and returns its result on all ranks. The transactions open meanwhile, if none is."""
+        if self._transport is not None:
+            return self.ranks.first(act)
+
+        def first():
+            opened = submit(self.engines.engines, self._open)
+            try:
+                return act()
+            finally:
+                results(opened)
+
+        result = self.ranks.first(first)
+        self._transport = TRANSPORTS[self.transport](self)
+        return result
 
     def _open(self, engine):
         body = {name: value for name, value in self._opening.items() if value is not None}
@@ -177,13 +191,6 @@ def choose(engines, group, folder):
     if folder is not None:
         return "file"
     return "handles" if all(is_local(engine.host) for engine in engines.engines) else "upload"
-
-
-def ranks_behind(info):
-    """The number of ranks of each engine behind a server: of a gateway's engines, or of the server itself."""
-    if "engines" in info:
-        return [engine["ranks"] for engine in info["engines"] if engine["state"] in ("ready", "stale")]
-    return [info["tp_size"] * info.get("pp_size", 1)]
 
 
 def is_local(host):

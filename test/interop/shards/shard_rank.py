@@ -304,7 +304,7 @@ def sharded_tensors(folder, variant):
 
 def messages(urls):
     """Compares this rank's messages for NCCL with its blocks; returns how many lie in a shard, and how many do not."""
-    from refit.blocks import Blocks
+    from refit.blocks import Blocks, Schedule
     from refit.ranks import Ranks
     from refit.shards import shards_of
 
@@ -313,15 +313,17 @@ def messages(urls):
     announced = list(engine.announcements.known.values())[-1][1]["tensors"]
     own = {shard.name: shard.local for shard in shards_of(state["model"], Ranks(state["group"]))}
     locals, dtypes = [own[one["name"]] for one in announced], [getattr(torch, one["dtype"]) for one in announced]
-    blocks, cut = (Blocks(sends, locals, dtypes, "cpu", 1, by) for by in ("blocks", "messages"))
+    kinds = [local.dtype for local in locals]
+    schedules = [Schedule(sends, dtypes, kinds, by) for by in ("blocks", "messages")]
+    blocks, cut = (Blocks(schedule, locals, "cpu", 1) for schedule in schedules)
     columns, counts = list(zip(*(sends["messages"][key] for key in ("chunk", "rank", "offset", "bytes")))), [0, 0]
-    for chunk in blocks.blocks:
+    for chunk in blocks.schedule.messages:
         whole, taken = blocks.pack(chunk, 0), cut.take(chunk, 0)
         wanted = [row[1:] for row in columns if row[0] == chunk]
         assert [(rank, len(part)) for rank, part in taken] == [(rank, size) for rank, _, size in wanted]
         for (_, part), (_, offset, size) in zip(taken, wanted):
             assert torch.equal(part, whole[offset : offset + size]), (chunk, offset)
-        packed = sum(stretch is None for _, stretch, *_ in cut.blocks[chunk])
+        packed = sum(stretch is None for _, stretch, *_ in cut.schedule.messages[chunk])
         counts = [counts[0] + len(taken) - packed, counts[1] + packed]
     return counts
 

@@ -1,6 +1,7 @@
 """Updates from the shards of a 4-rank FSDP2 trainer, with real torch processes on gloo, checked tensor by tensor."""
 
 import pytest
+import torch
 
 from python_client import refit
 from sharded import RankFailed, Trainer
@@ -233,6 +234,27 @@ def test_a_rank_that_dies_midway_ends_the_update_and_another_trainer_heals_it(tr
     trainer("update", version="third", variant=32, **options)
     check(engine, model, 32)
     trainer("leave")
+
+
+def test_a_layout_that_its_owner_changes_in_place_is_announced_anew():
+    from refit.ranks import Ranks
+    from refit.shards import Announcements, Shard
+
+    known, ranks = Announcements(), Ranks()
+    layout = dict(boxes=[dict(rank=0, offset=[0, 0], shape=[2, 3])])
+    shards = [Shard("w", (4, 3), layout, torch.zeros(2, 3))]
+    first, key = known.of(shards, ranks, chunk_bytes=4096)
+    assert known.of(shards, ranks, chunk_bytes=4096) == (first, key)
+    assert known.of(shards, ranks, chunk_bytes=8192)[1] != key
+    assert known.of(shards, ranks, torch.bfloat16, chunk_bytes=4096)[1] != key
+    layout["boxes"][0]["offset"][0] = 2
+    changed, other = known.of(shards, ranks, chunk_bytes=4096)
+    assert other != key and changed["layouts"] == [dict(boxes=[dict(rank=0, offset=[2, 0], shape=[2, 3])])]
+    layout["boxes"][0]["offset"][0] = 0
+    assert known.of(shards, ranks, chunk_bytes=4096) == (first, key)
+    for size in range(20):
+        known.of(shards, ranks, chunk_bytes=10000 + size)
+    assert len(known.known) == len(known.lists) == Announcements.MOST
 
 
 def test_a_forgotten_plan_is_announced_again_and_two_trainers_take_turns(trainer, engine_of, model_of):
