@@ -17,7 +17,7 @@ import { recordedPerToken } from '../engine/expert-layout.ts'
 import type { HeldWeights } from '../engine/held-weights.ts'
 import { LocalEngine } from '../engine/local-engine.ts'
 import type { StartData } from '../engine/messages.ts'
-import { engineDType, sizeCore } from '../engine/memory/size-core.ts'
+import { engineDType, sizeCore, sliceBytes } from '../engine/memory/size-core.ts'
 import type { CoreSize } from '../engine/memory/size-core.ts'
 import type { EngineInfo } from '../contract/rollout-engine.ts'
 import { DRAFT_TOKENS } from '../contract/speculation.ts'
@@ -126,7 +126,7 @@ async function start (
 
 function weightStore (
   parts: Pick<WeightStoreOptions, 'addon' | 'core' | 'table' | 'gates'>,
-  { core: { dtype, device }, gpus }: CoreSize,
+  { core, gpus }: CoreSize,
   {
     weightVersion = 'default',
     updateDeadlineMs,
@@ -135,6 +135,7 @@ function weightStore (
     oldWeightsTimeoutMs: oldTimeoutMs
   }: EngineOptions
 ): WeightStore {
+  const { dtype, device } = core
   return new WeightStore({
     ...parts,
     dtype,
@@ -143,6 +144,7 @@ function weightStore (
     availableBytes: availableMemory,
     onHost: device === 'cpu',
     shadow: shadowWeights,
+    sliceBytes: sliceBytes(core),
     releasable: gpus.every(({ virtualMemory }) => virtualMemory),
     ...updateDeadlineMs === undefined ? {} : { deadlineMs: updateDeadlineMs },
     ...oldTimeoutMs === undefined ? {} : { oldTimeoutMs }

@@ -1,7 +1,6 @@
 import { errorMessage, RefitError } from '../errors.ts'
-import { asleepReason } from './state-reason.ts'
+import { asleep, asleepReason } from './state-reason.ts'
 import type { WeightStore } from './weight-store.ts'
-import { asleep } from './weight-store.ts'
 
 /**
  * Waits for its turn among the updates and lets `run` read all weights, while no update writes. Generation goes on,

@@ -1,5 +1,6 @@
 import type { NativeAddon } from '../native/addon.ts'
 import type { MappingCounts } from '../contract/rollout-engine.ts'
+import { errorMessage } from '../errors.ts'
 
 interface PendingClose {
   done: Promise<void>
@@ -45,6 +46,18 @@ export class Mappings {
       this.#pending.set(name, awaitClose = pendingClose())
     }
     await awaitClose.done
+  }
+
+  /**
+   * Closes the mappings that slices of one write kept open. A failure is a warning: they are not used any more, and end
+   * with the engine.
+   */
+  async release (addon: NativeAddon, core: number, name: string): Promise<void> {
+    try {
+      this.counts.closed += await addon.closeMappings(core, name, { beside: true })
+    } catch (error) {
+      this.#warning = `mappings of a sender's memory stay open until the engine ends: ${errorMessage(error)}`
+    }
   }
 
   /** Never throws: a failure rejects the calls that wait for the name. */

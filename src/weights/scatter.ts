@@ -12,6 +12,8 @@ import type { Access, NativeAddon } from '../native/addon.ts'
 import type { WriteJob, WriteOutcome } from '../native/write-job.ts'
 import type { WritePlan } from './plan.ts'
 import { errorMessage } from '../errors.ts'
+import { writeSlices } from './sliced-write.ts'
+import type { Slices } from './sliced-write.ts'
 
 /** Called as a write proceeds, with the bytes done and the total. */
 export type Progress = (done: number, total: number) => void
@@ -35,6 +37,8 @@ export interface Destination {
   core: number
   /** Default: the first set, gate shut. */
   access?: Access
+  /** Jobs are run in slices (default: whole). */
+  slices?: Slices
 }
 
 /** Slices of a large write are at least this long, so their start and end cost next to nothing. */
@@ -73,18 +77,19 @@ export async function scatter (
  * may have been touched.
  */
 export async function writeJob (
-  { addon, core, access }: Destination,
+  { addon, core, access, slices }: Destination,
   job: WriteJob,
   tensors: number
 ): Promise<WriteOutcome> {
-  const writing = addon.write(core, job, access)
-  return await writing.catch((error: unknown) => ({
-    states: new Uint8Array(tensors).fill(TENSOR_PARTIAL),
-    bytes: 0,
-    segmentsOpened: 0,
-    segmentsClosed: 0,
-    error: { message: errorMessage(error), tensor: 0 }
-  }))
+  const run = async (job: WriteJob, tensors: number): Promise<WriteOutcome> => {
+    const writing = addon.write(core, job, access)
+    return await writing.catch((error: unknown) => ({
+      states: new Uint8Array(tensors).fill(TENSOR_PARTIAL),
+      bytes: 0,
+      error: { message: errorMessage(error), tensor: 0 }
+    }))
+  }
+  return await (slices === undefined ? run(job, tensors) : writeSlices(job, slices, run))
 }
 
 /** Ranges of a plan's tensors, of about SLICE_BYTES each. */

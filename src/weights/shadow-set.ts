@@ -11,9 +11,6 @@ import type { Readers } from './readers.ts'
 import { TwoSetMeter } from './set-meter.ts'
 import type { WeightLedger } from './weight-state.ts'
 
-/** Copies between the sets take about this many bytes each: other operations beside steps run between two of them. */
-const SLICE_BYTES = 64 << 20
-
 export type ShadowState = WeightSets['shadow']['state']
 
 export interface ShadowOptions {
@@ -25,6 +22,8 @@ export interface ShadowOptions {
   gates: GateKeeper
   /** Its size. */
   bytes: number
+  /** Writes and copies take about this many bytes each: other operations beside steps run between two of them. */
+  sliceBytes: number
   /** Longest time that requests may finish on it after a swap, in milliseconds. */
   oldTimeoutMs: number
   /** Generation is paused. */
@@ -39,6 +38,7 @@ export interface ShadowOptions {
  */
 export class ShadowSet {
   readonly bytes: number
+  readonly sliceBytes: number
   readonly meter = new TwoSetMeter()
   readonly #options: ShadowOptions
   /** Epoch of the write that each of its tensors holds. A tensor without one has indeterminate bytes. */
@@ -53,6 +53,7 @@ export class ShadowSet {
   constructor (options: ShadowOptions) {
     this.#options = options
     this.bytes = options.bytes
+    this.sliceBytes = options.sliceBytes
   }
 
   /** Its number: the one that the set in use has not. */
@@ -106,7 +107,7 @@ export class ShadowSet {
     const before = this.#state
     this.#state = 'catching_up'
     try {
-      for (const { plans, bytes } of slices(wanted.map(name => table.tensors.get(name)!))) {
+      for (const { plans, bytes } of slices(wanted.map(name => table.tensors.get(name)!), this.sliceBytes)) {
         const rects = new Float64Array(plans.reduce((sum, plan) => sum + plan.rects.length, 0) * RECT_FIELDS)
         let at = 0
         for (const plan of plans) at = packRects(plan, 0, rects, at)
@@ -225,13 +226,16 @@ function megabytes (bytes: number): string {
   return `${(bytes / 1e6).toFixed(1)} MB`
 }
 
-function* slices (plans: readonly TensorEntry[]): Generator<{ plans: TensorEntry[], bytes: number }> {
+function* slices (
+  plans: readonly TensorEntry[],
+  sliceBytes: number
+): Generator<{ plans: TensorEntry[], bytes: number }> {
   let slice: TensorEntry[] = []
   let bytes = 0
   for (const plan of plans) {
     slice.push(plan)
     bytes += plan.rects.reduce((sum, { rows, cols }) => sum + rows * cols * bytesOf(plan.dtype), 0)
-    if (bytes < SLICE_BYTES) continue
+    if (bytes < sliceBytes) continue
     yield { plans: slice, bytes }
     slice = []
     bytes = 0

@@ -17,6 +17,15 @@ export function asleepReason (tags: readonly MemoryTag[]): string {
   return `the engine is asleep: its memory is released (${tags.join(', ')}); /resume_memory_occupation resumes it`
 }
 
+/** The error of an operation that needs the weights' memory. */
+export function asleep (what: string): RefitError {
+  return new RefitError(
+    'CONFLICT',
+    `weights cannot be ${what} while their memory is released; resume it with /resume_memory_occupation, ` +
+      'tags ["weights"]. Nothing has changed'
+  )
+}
+
 /** Throws unless the engine may generate in this state. */
 export function requireServing (state: WeightState): void {
   if (state.state === 'torn') throw new RefitError('ENGINE_TORN', tornReason(state))

@@ -9,7 +9,7 @@ import type { WritePlan } from './plan.ts'
 import { scatterPlaced } from './scatter-placed.ts'
 import { scatterStream } from './scatter-stream.ts'
 import { scatter } from './scatter.ts'
-import type { Progress, ScatterOutcome } from './scatter.ts'
+import type { Destination, Progress, ScatterOutcome } from './scatter.ts'
 import type { SwapTimes, WeightSource, WriteReport } from '../contract/weight-source.ts'
 import { missingTensors, partOfModel } from './transaction-messages.ts'
 import type { ShadowSet } from './shadow-set.ts'
@@ -160,7 +160,7 @@ export class Update implements WeightUpdate {
     // The bytes were announced before this turn: a change since then is refused while nothing has been written.
     await source.verify()
     const shut = performance.now()
-    const to = { addon: store.addon, core: store.core, access: this.#access }
+    const to = { addon: store.addon, core: store.core, access: this.#access, ...this.#slices }
     shadow?.receive(plan.names)
     const outcome = stream !== undefined
       ? await scatterStream(to, plan, stream)
@@ -199,6 +199,16 @@ export class Update implements WeightUpdate {
   get #access (): Access {
     const { shadow, store: { ledger } } = this.#context
     return shadow?.access ?? { set: ledger.set }
+  }
+
+  /** Beside steps a write lets other operations in, such as loads of adapters. */
+  get #slices (): Pick<Destination, 'slices'> {
+    const { shadow, store: { addon, core, mappings } } = this.#context
+    if (shadow === null) return {}
+    const release = async (name: string): Promise<void> => {
+      await mappings.release(addon, core, name)
+    }
+    return { slices: { bytes: shadow.sliceBytes, release } }
   }
 
   /** Tensors whose present values nobody has: a change of them has no base. */

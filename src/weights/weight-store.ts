@@ -28,6 +28,7 @@ import { Readers } from './readers.ts'
 import { runBetweenSteps } from './between-steps.ts'
 import { WeightLedger } from './weight-state.ts'
 import { ShadowSet } from './shadow-set.ts'
+import { asleep } from './state-reason.ts'
 import { chooseSet } from './choose-set.ts'
 import type { SetOptions } from './choose-set.ts'
 import { Transactions } from './transactions.ts'
@@ -59,6 +60,8 @@ export interface WeightStoreOptions {
   patchBytes?: number
   /** The core holds two sets of weights: updates write the one that no step uses (default false). */
   shadow?: boolean
+  /** Bytes that a write of the second set moves at a time; other operations beside steps run in between. */
+  sliceBytes?: number
   /** Longest time that requests may finish on the weights before a swap, in milliseconds (default 60 s). */
   oldTimeoutMs?: number
   /** The clock of transactions' deadlines. */
@@ -67,6 +70,7 @@ export interface WeightStoreOptions {
 
 const QUEUED_UPDATES = 64
 const PATCH_BYTES = 64 << 20
+const SLICE_BYTES = 64 << 20
 const SHOWN_NAMES = 100
 /** The error that waiters get when a transaction opens; they retry. */
 const RETRY = new Error('a weight transaction has opened')
@@ -123,6 +127,7 @@ export class WeightStore {
         readers: this.readers,
         bytes: this.addon.coreInfo(this.core).spareBytes,
         gates: options.gates,
+        sliceBytes: options.sliceBytes ?? SLICE_BYTES,
         isPaused: () => this.#isPaused,
         oldTimeoutMs: options.oldTimeoutMs ?? OLD_WEIGHTS_TIMEOUT_SECONDS * 1000,
         availableBytes: options.onHost === false ? null : this.#memory.availableBytes
@@ -386,12 +391,4 @@ export class WeightStore {
       throw error
     }
   }
-}
-
-export function asleep (what: string): RefitError {
-  return new RefitError(
-    'CONFLICT',
-    `weights cannot be ${what} while their memory is released; resume it with /resume_memory_occupation, ` +
-      'tags ["weights"]. Nothing has changed'
-  )
 }

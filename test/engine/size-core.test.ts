@@ -1,7 +1,7 @@
 import t from 'tap'
 import { availableMemory } from '../../src/engine/memory/available-memory.ts'
 import type { EngineOptions } from '../../src/engine/engine-options.ts'
-import { sizeCore } from '../../src/engine/memory/size-core.ts'
+import { sizeCore, sliceBytes } from '../../src/engine/memory/size-core.ts'
 import type { CoreSize } from '../../src/engine/memory/size-core.ts'
 import { buildModelTable } from '../../src/model/model-table.ts'
 import type { CoreConfig } from '../../src/native/core-config.ts'
@@ -215,4 +215,12 @@ t.test('the page cache of a limited group counts as available, as far as the mac
     'the older hierarchy'
   )
   t.ok(availableMemory() > 0)
+})
+
+t.test('a slice of a write beside steps takes some milliseconds at any rate', async t => {
+  t.equal(sliceBytes({ device: 'cuda', shadowRate: 100e9 }), 500e6)
+  t.equal(sliceBytes({ device: 'cuda', shadowRate: 1e9 }), 5e6)
+  t.equal(sliceBytes({ device: 'cuda', shadowRate: 1e6 }), 1 << 20)
+  t.equal(sliceBytes({ device: 'cuda', shadowRate: 0 }), 5e9)
+  t.equal(sliceBytes({ device: 'cpu' }), 50e6)
 })

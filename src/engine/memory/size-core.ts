@@ -41,6 +41,11 @@ const DEFAULTS = {
   cuda: { maxRunningRequests: 512, maxBatchTokens: 4096, ampleBytes: 100e9, ampleBatchTokens: 8192 }
 }
 const PAGE_SIZE = 16
+/** About how long a slice of a write beside steps takes: a load of an adapter waits for one. */
+const SLICE_MS = 5
+const LEAST_SLICE_BYTES = 1 << 20
+/** Bytes per second of a write: on CPUs, and on GPUs with --shadow-rate 0. */
+const RATES = { cpu: 1e10, cuda: 1e12 }
 /** Default of --shadow-rate. */
 const SHADOW_RATE = 100
 /** The rank's own watchdog fires first, because its message has more details. */
@@ -257,4 +262,10 @@ function contextOf (arch: Architecture, { contextLength }: EngineOptions): numbe
     )
   }
   return contextLength
+}
+
+/** Bytes that a write of the second set moves at a time. */
+export function sliceBytes ({ device, shadowRate = 0 }: Pick<CoreConfig, 'device' | 'shadowRate'>): number {
+  const rate = shadowRate > 0 ? shadowRate : RATES[device]
+  return Math.max(LEAST_SLICE_BYTES, Math.round(rate * SLICE_MS / 1000))
 }
