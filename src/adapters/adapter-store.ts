@@ -75,7 +75,9 @@ export class AdapterStore implements Adapters {
       dtype,
       liveSet: () => weights.ledger.set,
       besideSteps: async run => await weights.runBesideSteps(run),
-      betweenSteps: async (run, ms) => await weights.runBetweenSteps(run, ms)
+      betweenSteps: async (run, ms) => await weights.runBetweenSteps(run, ms),
+      // A release of the memory waits for loads.
+      receivesBeside: weights.shadow !== null
     })
     this.#pool = new SlotPool(this.#memory, {
       slots: table.adapters!.slots,

@@ -13,6 +13,7 @@ import { totalsOf } from '../weights/checksum.ts'
 import { layOut } from '../weights/plan.ts'
 import { scatterStream } from '../weights/scatter-stream.ts'
 import { writeJob } from '../weights/scatter.ts'
+import type { ScatterOutcome } from '../weights/scatter.ts'
 import type { AdapterPlan, PlannedModule } from './plan-adapter.ts'
 import { areWhole, digestOf, isZero, joinJobs, slotJob, SlotLayouts } from './slot-layout.ts'
 import type { SlotLayout, WholeJob } from './slot-layout.ts'
@@ -41,14 +42,19 @@ export interface SlotMemoryOptions {
   besideSteps: <T>(run: () => Promise<T>) => Promise<T>
   /** Runs between two steps, while no weights are written. */
   betweenSteps: <T>(run: () => Promise<T>, deadlineMs: number) => Promise<T>
+  /**
+   * Broadcasts are received while steps go on, as those of weights are on an engine with two sets (default false:
+   * between two steps). The caller keeps the weights' memory from being released meanwhile.
+   */
+  receivesBeside?: boolean
 }
 
 const FLOAT_BYTES = 4
 
 /**
  * Reads and writes slots while steps go on: no step touches a slot that no request uses. Only what a process group
- * receives is written between two steps. The caller makes sure that no request uses the slot and that one call at a
- * time works on it.
+ * receives is written between two steps, unless `receivesBeside`. The caller makes sure that no request uses the slot
+ * and that one call at a time works on it.
  */
 export class SlotMemory {
   readonly #options: SlotMemoryOptions
@@ -335,18 +341,21 @@ export class SlotMemory {
     tensors: readonly Placed[],
     deadlineMs: number
   ): Promise<Written> {
-    const { addon, core, liveSet, betweenSteps } = this.#options
+    const { addon, core, liveSet, betweenSteps, receivesBeside = false } = this.#options
     const plan = { ...layOut(source, tensors.map(matched)), count: 0, names: new Set<string>(), ignored: [] }
     await source.stream.ready()
-    const { bytes, error, shutAt, openedAt } = await betweenSteps(
-      async () => {
+    const receive = async (access: Access): Promise<ScatterOutcome> =>
+      await scatterStream({ addon, core, access }, plan, source.stream)
+    const between = async (): Promise<ScatterOutcome & { closure: GateClosure }> =>
+      await betweenSteps(async () => {
         const shutAt = performance.now()
-        const outcome = await scatterStream({ addon, core, access: { set: liveSet() } }, plan, source.stream)
-        return { ...outcome, shutAt, openedAt: performance.now() }
-      },
-      deadlineMs
-    )
-    if (error === undefined) return { bytes, closure: { shutAt, openedAt } }
+        const outcome = await receive({ set: liveSet() })
+        return { ...outcome, closure: { shutAt, openedAt: performance.now() } }
+      }, deadlineMs)
+    const { bytes, error, closure }: ScatterOutcome & { closure?: GateClosure } = receivesBeside
+      ? await receive(this.#beside)
+      : await between()
+    if (error === undefined) return { bytes, ...closure === undefined ? {} : { closure } }
     if (error.cause instanceof RefitError) throw error.cause
     throw readError(source, plan.tensors[error.tensor]?.name ?? '?', error.message)
   }

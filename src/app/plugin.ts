@@ -227,7 +227,11 @@ async function makeContext (
     plans,
     parts: plans === null ? null : new ShardParts(plans, options.uploadTimeoutMs),
     ...transfersOf(engine, { policy, ncclPath: options.ncclPath }),
-    distributed: new DistributedReceiver(groups, options.bucketBytes ?? BUCKET_BYTES),
+    distributed: new DistributedReceiver(
+      groups,
+      options.bucketBytes ?? BUCKET_BYTES,
+      engine.weightSets !== undefined
+    ),
     uploads,
     pulls: new WeightPulls({ roots, baseFolder: engine.info.modelPath }),
     dialects: chooseDialects(options.dialects ?? []),

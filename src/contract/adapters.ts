@@ -65,7 +65,10 @@ export interface AdapterReport extends AdapterInfo {
   /** The version that lost the name, if there was one. */
   replaced?: number
   ms: { plan: number, wait: number, write: number, total: number }
-  /** Broadcasts are written between two steps: when no step ran. Absent for what is written beside steps. */
+  /**
+   * Broadcasts are written between two steps, unless the engine has two sets of weights: when no step ran. Absent for
+   * what is written beside steps.
+   */
   closure?: GateClosure
 }
 

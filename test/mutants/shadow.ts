@@ -107,5 +107,26 @@ export const shadow: readonly Mutant[] = [
     before: '    if (this.#old !== null) await endedWithin(this.#old.ended, deadlineMs, signal)\n',
     after: '',
     tests: ['test/weights/finish-old.test.ts']
+  },
+  {
+    why: 'a long write beside steps is one job',
+    file: 'src/weights/sliced-write.ts',
+    before: 'if (ranges.length <= 1 ||',
+    after: 'if (ranges.length >= 0 ||',
+    tests: ['test/weights/sliced-write.test.ts', 'test/adapters/between-slices.test.ts']
+  },
+  {
+    why: 'each slice of a write opens the segments that it reads',
+    file: 'src/weights/sliced-write.ts',
+    before: "if (!('segment' in source) || source.segment.keep !== undefined)",
+    after: "if (!('segment' in source) || name !== '')",
+    tests: ['test/weights/sliced-segments.test.ts', 'test/weights/sliced-write.test.ts']
+  },
+  {
+    why: 'a tensor counts as written when some of its rows are',
+    file: 'src/weights/sliced-write.ts',
+    before: 'ends[index] === 1 && isBroken[owner] === 0',
+    after: 'isBroken[owner] === 0',
+    tests: ['test/weights/sliced-write.test.ts']
   }
 ]

@@ -298,5 +298,12 @@ export const sources: readonly Mutant[] = [
     before: 'if (this.#coming.length === 1) await',
     after: 'if (this.#coming.length === 9) await',
     tests: ['test/sources/message-jobs.test.ts']
+  },
+  {
+    why: 'parts of an adapter from a group shut the gate of an engine with two sets',
+    file: 'src/sources/distributed/distributed.ts',
+    before: '    }, this.#isBeside)',
+    after: '    }, false)',
+    tests: ['test/sources/distributed.test.ts']
   }
 ]

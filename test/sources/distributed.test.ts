@@ -1,5 +1,6 @@
 import t from 'tap'
 import { FakeGroups } from '../helpers/fake-groups.ts'
+import { joined } from '../helpers/joined-group.ts'
 import { eventually } from '../helpers/eventually.ts'
 import { WeightGroups } from '../../src/process-groups/weight-groups.ts'
 import { DistributedReceiver } from '../../src/sources/distributed/distributed.ts'
@@ -68,4 +69,27 @@ t.test('a pickle that is refused for its size takes little more memory than one 
     /was aborted; initialise it again/
   )
   t.ok(fake.staged.every(([bytes]) => bytes <= 2 * BUCKET), JSON.stringify(fake.staged))
+})
+
+t.test('tensors for host memory come beside steps on an engine with two sets, and else with the gate shut', async t => {
+  for (const isBeside of [true, false]) {
+    const { fake, groups } = await joined(t, 'nccl')
+    fake.besideSteps = isBeside
+    const receiver = new DistributedReceiver(groups, BUCKET, isBeside)
+    for (let part = 0; part < 2; part++) {
+      fake.send(2)
+      const { source, isCurrent } = await receiver.receive({
+        names: ['a', 'b'],
+        dtypes: ['float32', 'float32'],
+        shapes: [[3], [2, 2]],
+        groupName: 'g',
+        loadFormat: null
+      })
+      t.equal(source.tensors.length, 2)
+      t.ok(isCurrent())
+    }
+    t.equal(fake.received.length, 2, 'the tensors of a part are one piece')
+    t.ok(fake.received.every(({ gate }) => gate !== isBeside))
+    t.equal(fake.shuts, isBeside ? 1 : 2, 'once to connect and to allocate, or for each part')
+  }
 })

@@ -130,3 +130,34 @@ t.test('a rank that sends nothing ends the update and the group, and is named', 
   t.equal(group.state, 'failed')
   t.equal(fake.messages.length, 2, 'nothing is received after it')
 })
+
+t.test('a refused update lends the gate to an earlier receive beside steps that has to connect', async t => {
+  const { fake, group, chunks, source } = await world(t)
+  fake.besideSteps = true
+  let closing: Promise<void> | undefined
+  let earlier: ReturnType<typeof group.receive> | undefined
+  await fake.shut(async () => {
+    closing = source.close()
+    await turn()
+    earlier = group.receive({
+      piece: { begin: 0, length: 10, parts: Float64Array.of(0, 10), first: 0, end: 1 },
+      into: { places: Float64Array.of(7000, 10), set: 1, began: () => {} },
+      isBeside: true,
+      of: 'a tensor',
+      at: 'piece 1 of 1',
+      nameOf: () => 'a tensor'
+    })
+    for (let i = 0; i < 20; i++) await turn()
+    // After a timer, those that wait for the gate look for it in the order in which they came.
+    await new Promise(resolve => setTimeout(resolve, 1))
+    t.same(fake.log, [], 'both wait for the gate, the refused update first')
+  })
+  for (let i = 0; i < 50; i++) await turn()
+  t.same(fake.log.slice(0, 2), ['connect', 'in place'])
+  fake.send(1 + chunks.reduce((sum, { messages }) => sum + messages.length, 0))
+  await earlier!.arrive()
+  await closing
+  t.equal(group.failure, null, 'the group stays in step')
+  t.equal(fake.messages.length, chunks.length)
+  t.equal(source.jobs.touched, false)
+})

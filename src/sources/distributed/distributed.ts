@@ -61,11 +61,16 @@ interface Announced {
 export class DistributedReceiver {
   readonly #groups: WeightGroups
   readonly #bucketBytes: number
+  readonly #isBeside: boolean
 
-  /** `bucketBytes`: the most bytes of one broadcast, and of one of the two staging slots. */
-  constructor (groups: WeightGroups, bucketBytes: number) {
+  /**
+   * `bucketBytes`: the most bytes of one broadcast, and of one of the two staging slots. `isBeside`: bytes for host
+   * memory come while steps go on (an engine with two sets of weights).
+   */
+  constructor (groups: WeightGroups, bucketBytes: number, isBeside = false) {
     this.#groups = groups
     this.#bucketBytes = bucketBytes
+    this.#isBeside = isBeside
   }
 
   /**
@@ -105,7 +110,7 @@ export class DistributedReceiver {
     await receiveStream(group, stream, (bytes, begin) => {
       // A piece ends with a gap.
       buffer.set(bytes.subarray(0, buffer.length - begin), begin)
-    })
+    }, this.#isBeside)
     return {
       isCurrent: () => this.#groups.has(group),
       source: {

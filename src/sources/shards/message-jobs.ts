@@ -86,7 +86,10 @@ export class MessageJobs implements Omit<PlacedJobs, 'counts'> {
     }
   }
 
-  /** Receives and drops the rest, between two steps. Never throws. */
+  /**
+   * Receives and drops the rest, between two steps. Never throws. Receives begin in order, and an earlier one beside
+   * steps may wait for the gate to connect, so the gate is lent.
+   */
   async close (): Promise<void> {
     this.#isRefused = true
     if (this.#given === this.#chunks.length || this.#dropping !== undefined || this.#group.failure !== null) return
@@ -95,7 +98,9 @@ export class MessageJobs implements Omit<PlacedJobs, 'counts'> {
       .gate
       .shut(async () => {
         this.#access = {}
-        await this.drop(false)
+        await this.#group.gate.lend(async () => {
+          await this.drop(false)
+        })
       })
       .catch((error: unknown) => {
         this.#group.abandon(`${this.#rest} could not be received: ${errorMessage(error)}`)
