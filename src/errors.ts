@@ -59,6 +59,11 @@ const CODES = {
   SHARDS_INCOMPLETE: [400, 'no rank of the trainer holds a part of a tensor, or tensors are not announced'],
   PLAN_STALE: [409, 'the server has no shard plan of this id and digest; announce the shards again'],
   WEIGHTS_TORN: [500, 'a write failed midway; the named tensors are torn'],
+  CATCH_UP_FAILED: [
+    500,
+    'tensors that an update did not bring could not be copied to the second set of weights; those in use have not ' +
+    'changed'
+  ],
   ADAPTER_UNKNOWN: [404, 'no LoRA adapter of that name is loaded'],
   ADAPTER_REFUSED: [400, "a LoRA adapter's configuration or tensors do not fit this engine; nothing has changed"],
   ADAPTERS_FULL: [503, 'there is no room for another LoRA adapter; nothing has changed'],

@@ -99,7 +99,8 @@ export class ShadowSet {
 
   /**
    * Copies the tensors that are behind from the set in use, except those of `received`, which are newer. Torn ones
-   * are copied as they are. After a failure some have been copied; the set in use is unchanged in any case.
+   * are copied as they are. After a failure (CATCH_UP_FAILED) some have been copied, and a second call copies the rest;
+   * the set in use is unchanged in any case.
    */
   async catchUp (names: Iterable<string>, received: ReadonlySet<string>): Promise<void> {
     const { addon, core, table, ledger } = this.#options
@@ -111,7 +112,11 @@ export class ShadowSet {
         const rects = new Float64Array(plans.reduce((sum, plan) => sum + plan.rects.length, 0) * RECT_FIELDS)
         let at = 0
         for (const plan of plans) at = packRects(plan, 0, rects, at)
-        await addon.copyWeights(core, rects, ledger.set, this.set)
+        await addon.copyWeights(core, rects, ledger.set, this.set).catch((error: unknown) => {
+          // A lost device.
+          if (error instanceof RefitError) throw error
+          throw catchUpFailed(plans, wanted.length, error)
+        })
         this.meter.wrote('caught_up', bytes)
         for (const { name } of plans) this.#heldAt.set(name, ledger.writtenAt(name))
       }
@@ -211,6 +216,18 @@ async function endedWithin (ended: Promise<void>, deadlineMs: number, signal?: A
   await Promise.race([ended, givenUp]).finally(() => {
     either.removeEventListener('abort', stop)
   })
+}
+
+function catchUpFailed (plans: readonly TensorEntry[], count: number, cause: unknown): RefitError {
+  const [{ name }] = plans as [TensorEntry]
+  return new RefitError(
+    'CATCH_UP_FAILED',
+    `the second set of weights could not be caught up: copying ${count} tensors that the update did not bring failed ` +
+      `at ${JSON.stringify(name)}${plans.length > 1 ? ` or the ${plans.length - 1} after it` : ''}: ` +
+      `${errorMessage(cause)}. The weights in use have not changed, and generation goes on. Commit again if the ` +
+      'transaction is still open, or repeat the update, from any source',
+    { cause, param: name }
+  )
 }
 
 function noMemory (why: string, cause?: unknown): RefitError {

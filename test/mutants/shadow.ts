@@ -9,8 +9,8 @@ export const shadow: readonly Mutant[] = [
   {
     why: 'tensors that an update left out are not caught up',
     file: 'src/weights/shadow-set.ts',
-    before: '        await addon.copyWeights(core, rects, ledger.set, this.set)\n',
-    after: '',
+    before: 'await addon.copyWeights(core, rects, ledger.set, this.set).catch(',
+    after: 'await Promise.resolve().catch(',
     tests: TESTS
   },
   {
@@ -128,5 +128,12 @@ export const shadow: readonly Mutant[] = [
     before: 'ends[index] === 1 && isBroken[owner] === 0',
     after: 'isBroken[owner] === 0',
     tests: ['test/weights/sliced-write.test.ts']
+  },
+  {
+    why: 'a copy to the second set that fails reaches clients in native words',
+    file: 'src/weights/shadow-set.ts',
+    before: 'if (error instanceof RefitError) throw error\n          throw catchUpFailed',
+    after: 'if (error instanceof Error) throw error\n          throw catchUpFailed',
+    tests: ['test/weights/shadow.test.ts', 'test/weights/shadow-http.test.ts']
   }
 ]

@@ -1,6 +1,7 @@
 import t from 'tap'
 import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
+import { native } from '../../src/native/load-addon.ts'
 import { packageRoot } from '../../src/root.ts'
 import { sharedMemory, tensorEntry } from '../helpers/shared-tensors.ts'
 import { slowSteps } from '../helpers/slow-steps.ts'
@@ -155,5 +156,47 @@ t.test('a server with one set refuses swap "demand" before the first byte, and t
   t.same(await engine.checksums(), before)
   await ok('/update_weights_from_disk', { ...body, swap: 'auto' })
   t.notMatch((await get('/metrics')).body, /shadow|weight_swap/)
+  t.notSame(await engine.checksums(), before)
+})
+
+t.test('a copy of unsent tensors that fails is named, changes nothing, and is repeated by another commit', async t => {
+  const { post, get, ok, bucket, engine, names } = await serve(t, { shadowWeights: true })
+  let before = await engine.checksums()
+  const message = new RegExp(
+    `the second set of weights could not be caught up: copying \\d+ tensors that the update did not bring failed at ` +
+      '"[\\w.]+".*: injected fault: copy\\. The weights in use have not changed, and generation goes on\\. Commit again'
+  )
+  const isUnchanged = async (): Promise<void> => {
+    native().armFault!(null)
+    t.same(await engine.checksums(), before)
+    t.match((await get('/health')).body, { status: 'ok', weights: { state: 'current' } })
+    t.equal((await post('/generate', { input_ids: [49, 43], sampling_params: { max_new_tokens: 2 } })).status, 200)
+  }
+  const { id } = await ok('/weight_transactions', { owner: 'trainer', swap: 'demand', weight_version: 'tx' })
+  t.equal((await bucket('trained', 0, { transaction: id })).status, 200)
+  native().armFault!({ point: 'copy', at: 2, action: 'fail' })
+  const refused = await post(`/weight_transactions/${String(id)}/commit`)
+  t.match(refused, { status: 500, body: { success: false, error: { code: 'CATCH_UP_FAILED' } } })
+  t.match(refused.body.message, message)
+  t.ok(names.some(name => refused.body.message.includes(JSON.stringify(name))))
+  await isUnchanged()
+  t.match((await get(`/weight_transactions/${String(id)}`)).body, { state: 'open', outcome: null })
+  await ok(`/weight_transactions/${String(id)}/commit`)
+  t.equal(engine.weightVersion, 'tx')
+  before = await engine.checksums()
+
+  // One request: its own write comes first, and the server gives the update up.
+  let single: Awaited<ReturnType<typeof bucket>> | undefined
+  for (let at = 1; single?.body.error?.code !== 'CATCH_UP_FAILED'; at++) {
+    native().armFault!({ point: 'copy', at, action: 'fail' })
+    single = await bucket('trained', 1, { allow_missing: true, weight_version: 'one' })
+    t.ok(single.status >= 400, 'it fails at every copy')
+  }
+  t.equal(single.status, 500)
+  t.match(single.body.message, message)
+  await isUnchanged()
+  t.equal(engine.weightVersion, 'tx')
+  t.match((await get('/updates')).body.updates[0], { outcome: 'refused', error: { code: 'CATCH_UP_FAILED' } })
+  t.equal((await bucket('trained', 1, { allow_missing: true })).status, 200)
   t.notSame(await engine.checksums(), before)
 })

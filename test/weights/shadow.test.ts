@@ -184,6 +184,8 @@ t.test('a failure at any copy leaves the weights in use, their label and their e
     t.equal(store.sets?.shadow.state, 'idle')
   }
   t.ok(errors.get('CHECKPOINT_FORMAT')! > part.length, 'the write failed at each of its tensors')
+  t.ok(errors.get('CATCH_UP_FAILED')! > 0, 'and the copies of tensors that it did not bring')
+  t.equal(errors.size, 2, [...errors.keys()].join())
   t.same(await wrong(setUp, name => part.includes(name) ? 9 : held(name)), [], 'the repeated update is whole')
 })
 
