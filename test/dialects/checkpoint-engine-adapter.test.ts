@@ -22,6 +22,8 @@ interface Exchange {
   fields?: object
   /** Default: load it. */
   path?: string
+  /** The last tensor of a bucket ends the buffer, and the bytes before it belong to no tensor. */
+  hasGap?: boolean
   /** Sent after the buckets, none of which is the last one then. */
   end?: Buffer | 'closed'
 }
@@ -42,26 +44,25 @@ async function adapter (folder: string, variant: number, rank = 4) {
 async function load (
   t: Test,
   { url, engine }: EngineServer,
-  { buckets, config, fields = {}, path = '/load_lora_adapter_from_ipc', end }: Exchange
+  { buckets, config, fields = {}, path = '/load_lora_adapter_from_ipc', hasGap = false, end }: Exchange
 ): Promise<Loaded> {
   const dtype = global('torch', 'float32')
   const senders = await Promise.all(Array.from({ length: engine.info.ranks }, async () => {
     const name = `verl_weights_${randomBytes(16).toString('hex')}`
     const fill = (tensors: readonly CheckpointTensor[]): void => {
-      const bytes = Buffer.concat(tensors.map(({ data }) => data))
-      writeFileSync(`/dev/shm/${name}`, Buffer.concat([bytes, Buffer.alloc(BUFFER - bytes.length, 0x3f)]))
+      const buffer = Buffer.alloc(BUFFER, 0x3f)
+      for (const [index, { data }] of tensors.entries()) buffer.set(data, placesOf(tensors, hasGap)[index])
+      writeFileSync(`/dev/shm/${name}`, buffer)
     }
     fill([])
     t.teardown(() => {
       rmSync(`/dev/shm/${name}`)
     })
     const messages = buckets.map((tensors, index) => {
-      let offset = 0
-      const meta = Object.fromEntries(tensors.map(({ name, shape, data }) => {
-        const entry = { name, dtype, shape, offset, handle: null }
-        offset += data.length
-        return [name, entry]
-      }))
+      const places = placesOf(tensors, hasGap)
+      const meta = Object.fromEntries(
+        tensors.map(({ name, shape }, index) => [name, { name, dtype, shape, offset: places[index]!, handle: null }])
+      )
       return pickle({ bucket_meta: meta, is_last: end === undefined && index === buckets.length - 1 })
     })
     const last = Buffer.isBuffer(end) ? [end] : []
@@ -85,6 +86,16 @@ async function load (
     body: await reply.json(),
     answers: await Promise.all(senders.map(async ({ answers }) => await answers))
   }
+}
+
+/** Offsets in the buffer. */
+function placesOf (tensors: readonly CheckpointTensor[], hasGap: boolean): number[] {
+  let end = 0
+  return tensors.map(({ data: { length } }, index) => {
+    if (hasGap && index === tensors.length - 1) return BUFFER - length
+    end += length
+    return end - length
+  })
 }
 
 /** Cuts tensors into buckets. */
@@ -170,6 +181,32 @@ t.test('a refused adapter is received to its end, and the version before stays',
     status: 200,
     body: { adapter: { replaced: 1, digest: before[0]!.digest } }
   })
+})
+
+t.test('buckets that reach over more bytes than the model has are refused, and received to their end', async t => {
+  const folder = modelFolder(t)
+  const server = await engineServer(t, folder, { tp: 2, enableLora: true })
+  const { config, tensors } = await adapter(folder, 1)
+  const most = server.engine.info.weightBytes
+  // Each copy reaches over nearly all of a buffer, though its tensors are small.
+  const fits = Math.floor(most / BUFFER)
+  const sent = (count: number): Exchange => ({ buckets: cut(tensors, count), config, hasGap: true })
+  const count = fits + 3
+  t.ok(tensors.length >= 2 * count)
+  t.ok(tensors.reduce((sum, { data }) => sum + data.length, 0) < most)
+  const { status, body, answers } = await load(t, server, sent(count))
+  const taken = (fits + 1) * BUFFER
+  const words = new RegExp(`buckets take ${taken} bytes so far, more than the model's weights \\(${most}\\)`)
+  t.equal(status, 400)
+  t.match(body.error_message, words)
+  for (const replies of answers) {
+    t.equal(replies.length, count + 1, 'all buckets have a reply')
+    t.same(replies.slice(0, fits + 1), Array.from({ length: fits + 1 }, () => ''), 'they are taken up to the limit')
+    t.match(replies[fits + 1], words, 'the bucket that exceeds it has the reason')
+    t.match(replies.at(-1), words)
+  }
+  t.same(server.engine.adapters!.list(), [])
+  t.match(await load(t, server, { buckets: cut(tensors, count), config }), { status: 200 }, 'without gaps it fits')
 })
 
 t.test('a server without adapters receives the buckets, and says how to enable them', async t => {

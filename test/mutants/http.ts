@@ -245,6 +245,13 @@ export const http: readonly Mutant[] = [
     tests: ['test/dialects/checkpoint-engine-adapter.test.ts']
   },
   {
+    why: 'buckets of an adapter take memory without a limit',
+    file: 'src/dialects/checkpoint-engine/adapter.ts',
+    before: 'if (this.#bytes > most) {',
+    after: 'if (this.#bytes < 0) {',
+    tests: ['test/dialects/checkpoint-engine-adapter.test.ts']
+  },
+  {
     why: 'the page shows prompts without --ui-prompts',
     file: 'src/ui/engine-source.ts',
     before: '{ prompts = false }',
