@@ -1,7 +1,8 @@
-// CUDA graphs of the layers of short steps (attention.h): one launch instead of hundreds. A graph holds addresses and grids, so it
-// serves all steps of one StepRoom and set of weights whose block begins at the same address. Weights and the KV cache
-// stay where they are for the engine's life, whatever is written into them and also over release and resume, so updates
-// need no new graph. Graphs of all sets are made together: the first steps after the sets change places find theirs.
+// CUDA graphs of the layers of short steps (attention.h): one launch instead of hundreds. A graph holds addresses and
+// grids, so it serves all steps of one StepRoom and set of weights whose block begins at the same address. Weights and
+// the KV cache stay where they are for the engine's life, whatever is written into them and also over release and
+// resume, so updates need no new graph. Graphs of all sets are made together: the first steps after the sets change
+// places find theirs.
 #pragma once
 #include <cuda_runtime_api.h>
 
