@@ -237,8 +237,11 @@ t.test('a step that waited for guesses in vain does not count as one without', a
   const seq = after(drafter, range(100, 4))
   const others = Array.from({ length: 15 }, (_, i) => after(drafter, [], { prompt: [i, 1, 2] }))
   const isGuessed = (): boolean => drafter.choose([seq, ...others], 1000, () => 1000).size > 0
-  const step = (tokens: number, isGuessing: boolean): { tokens: number, isGuessing: boolean, onlySamples: true } =>
-    ({ tokens, isGuessing, onlySamples: true })
+  const step = (tokens: number, isGuessing: boolean): { tokens: number, isGuessing: boolean, onlySamples: true } => ({
+    tokens,
+    isGuessing,
+    onlySamples: true
+  })
   for (let i = 0; i < 60; i++) {
     drafter.timed(step(16, false), 50)
     drafter.timed(step(32, true), 120)

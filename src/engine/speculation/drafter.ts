@@ -111,9 +111,9 @@ export class Drafter {
     if (taken.length === 0 || !this.#cost.isWorth(sequences.length, taken.length, right)) return NO_DRAFTS
     const counts = drafts.map(() => 0)
     for (const { of } of taken) counts[of]!++
-    return new Map(drafts.flatMap(({ seq, draft }, i) =>
-      counts[i] === 0 ? [] : [[seq, draft.tokens.slice(0, counts[i])]]
-    ))
+    return new Map(
+      drafts.flatMap(({ seq, draft }, i) => counts[i] === 0 ? [] : [[seq, draft.tokens.slice(0, counts[i])]])
+    )
   }
 
   /** Whether the next step waits for the one under way, because it has drafts. */
