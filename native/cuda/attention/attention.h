@@ -74,6 +74,7 @@ struct AttentionPlan {
   int32_t part_rows = 0;  // rows of partial results needed: [part_rows, heads, head_dim + 2] floats
   std::vector<AttentionPrefix> prefixes;
   std::vector<AttentionMember> members;
+  bool is_short = false;  // all sequences decode or sample after each token (samples_all), with few tokens in all
 };
 
 // Keys of a chunk of an item of `rows` rows.
@@ -95,8 +96,6 @@ struct AttentionSharing {
 // For each sequence whether it decodes, or samples after each of its new tokens and has few: the last one and guesses.
 // Its items are narrow then, unless one token's rows are too many, so its bits are those of decode steps.
 std::vector<bool> samples_all(const StepBatch& batch);
-// Whether all sequences do, and have few new tokens in all.
-bool is_short(const StepBatch& batch);
 
 // Most rows of a wide item for the current GPU: kHopperRows if it has the Hopper kernel for this head_dim, else
 // kWideRows.

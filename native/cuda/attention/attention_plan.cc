@@ -142,13 +142,6 @@ std::vector<bool> samples_all(const StepBatch& batch) {
   return all;
 }
 
-bool is_short(const StepBatch& batch) {
-  const auto tokens = static_cast<int>(batch.tokens.size());
-  if (tokens > batch.sequences() && tokens > kShortStepTokens) return false;
-  const std::vector<bool> all = samples_all(batch);
-  return std::find(all.begin(), all.end(), false) == all.end();
-}
-
 AttentionPlan plan_attention(const StepBatch& batch, int group, int kv_heads, AttentionSplit split, int wide_rows,
                              const AttentionSharing& sharing) {
   if (group < 1 || group > kWideRows) {
@@ -158,12 +151,15 @@ AttentionPlan plan_attention(const StepBatch& batch, int group, int kv_heads, At
   AttentionPlan plan;
   plan.wide_rows = wide_rows;
   const std::vector<Membership> memberships = plan_prefixes(batch, group, kv_heads, split, sharing, plan);
-  const std::vector<bool> narrow = group <= kNarrowRows ? samples_all(batch) : std::vector<bool>(batch.sequences());
+  const std::vector<bool> sampled = samples_all(batch);
+  const auto tokens = static_cast<int>(batch.tokens.size());
+  plan.is_short = std::find(sampled.begin(), sampled.end(), false) == sampled.end() &&
+                  (tokens == batch.sequences() || tokens <= kShortStepTokens);
   std::vector<Tile> tiles;
   // Rows of partial results that are left, if no other tile is divided.
   int64_t spare = kMaxPartRows;
   for (int s = 0; s < batch.sequences(); ++s) {
-    cut_sequence(batch, s, (narrow[s] ? kNarrowRows : wide_rows) / group, tiles);
+    cut_sequence(batch, s, (sampled[s] && group <= kNarrowRows ? kNarrowRows : wide_rows) / group, tiles);
     if (memberships[s].member < 0) continue;
     tiles.back().prefix = memberships[s];
     spare -= memberships[s].rows();

@@ -30,7 +30,7 @@ int rounded_tokens(int tokens) {
 StepRoom step_room(const StepBatch& batch, const AttentionPlan& plan, int64_t most_tokens) {
   const auto tokens = static_cast<int>(batch.tokens.size());
   const int rounded = batch.sequences() == tokens ? rounded_tokens(tokens) : rounded_guesses(tokens);
-  if (!is_short(batch) || plan.wide_items > 0 || rounded > most_tokens) {
+  if (!plan.is_short || plan.wide_items > 0 || rounded > most_tokens) {
     return {tokens,
             static_cast<int>(plan.items.size()),
             static_cast<int>(plan.merges.size()),
