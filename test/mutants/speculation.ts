@@ -150,6 +150,13 @@ export const speculation: readonly Mutant[] = [
     tests: ['test/speculation/drafter.test.ts']
   },
   {
+    why: 'a rest counts as the time of the next step',
+    file: 'src/engine/scheduling/steps-under-way.ts',
+    before: 'this.#from = null',
+    after: '',
+    tests: ['test/engine/steps-under-way.test.ts']
+  },
+  {
     why: 'steps that load kernels count',
     file: 'src/engine/speculation/step-cost.ts',
     before: 'return before >= FIRST_STEPS',

@@ -1,5 +1,4 @@
 import type { Sequence } from '../scheduling/sequence.ts'
-import type { StepBuilder } from '../scheduling/step-builder.ts'
 import type { StepCounters } from '../scheduling/step-counters.ts'
 import { GuessRates } from './guess-rates.ts'
 import { PromptTexts } from './prompt-texts.ts'
@@ -24,7 +23,13 @@ export interface Drafting {
   at: number
 }
 
-type Timed = Pick<StepBuilder, 'tokens' | 'isGuessing' | 'onlySamples'>
+/** A step that has ended. */
+interface Timed {
+  tokens: number
+  isGuessing: boolean
+  /** It prefilled nothing. */
+  onlySamples: boolean
+}
 
 /** Guessed tokens for each sequence that has any. */
 export type Drafts = ReadonlyMap<Sequence, readonly number[]>

@@ -5,8 +5,8 @@ import { nullable } from '../schemas.ts'
 
 export const zmqHandles = Type.Record(Type.String(), Type.String(), {
   description:
-    "UUID of each GPU (`GPU-...`) -> ZeroMQ endpoint of the parameter server's process on it: ipc://@name or ipc:///path. " +
-    'Entries of other GPUs are ignored. Or rank (`0`, `1`, ...) -> endpoint, one for each rank.'
+    "UUID of each GPU (`GPU-...`) -> ZeroMQ endpoint of the parameter server's process on it: ipc://@name or " +
+    'ipc:///path. Entries of other GPUs are ignored. Or rank (`0`, `1`, ...) -> endpoint, one for each rank.'
 })
 
 export const ipcTimeout = nullable(
