@@ -1,8 +1,12 @@
 """clients/python/refit with several engines and with process groups."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
-from conftest import SMALL, Server
+from conftest import ROOT, SMALL, Server
 from python_client import WAYS, brought, options_of, refit
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -109,6 +113,39 @@ def test_a_broken_group_is_replaced(engine_of, model_of):
         with client.update(group=group) as update:
             update.add_all(model.tensors(2))
         brought(client, model, 2)
+
+
+UNREACHED = """
+import gc, sys, refit
+from safetensors.torch import load_file
+url, file = sys.argv[1:]
+client, weights = refit.Client(url, retries=0), load_file(file)
+group, port = client.group(backend="gloo", timeout_s=3600), client.port
+with client.update(group=group) as update:
+    update.add_all(weights)
+try:
+    with client.update(group=group) as update:
+        update.add_all(weights)
+        client.port = 9
+        client._idle.clear()
+    raise SystemExit("no error")
+except refit.RefitError as error:
+    assert error.code == "UNREACHABLE", error
+client.port = port
+gc.collect()
+with client.update(version="again", group=group) as update:
+    update.add_all(weights)
+group.leave()
+"""
+
+
+def test_a_trainer_goes_on_when_an_engine_does_not_hear_of_a_broadcast(engine_of, model_of):
+    """The broken group waits an hour for the engine, and whoever destroys it waits with it."""
+    model, client = model_of("qwen3"), refit.Client(engine_of("qwen3", 1).url)
+    [file] = model.folder.glob("*.safetensors")
+    script = [sys.executable, "-c", UNREACHED, client.url, str(file)]
+    subprocess.run(script, check=True, timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT / "clients/python")})
+    assert client.version() == "again"
 
 
 def test_a_group_that_an_engine_refuses_is_an_error_at_once(engine_of):

@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import socket
+import threading
 import time
 from concurrent.futures import FIRST_EXCEPTION, wait
 
@@ -25,6 +26,7 @@ class Group:
         self.engines, self.backend, self.name = engines, backend, name
         self.address, self.port = address, port
         self.timeout, self._group, self._server = datetime.timedelta(seconds=timeout_s), None, None
+        self._work = None
 
     @property
     def device(self):
@@ -53,8 +55,7 @@ class Group:
             world += info["tp_size"] * info.get("pp_size", 1)
         first = self.engines.engines[0]
         self.address = self.address or address_towards(first.host, first.port)
-        # Neither the server nor its client, which counts this rank, waits for the others: a refusal of an engine is
-        # then known at once.
+        # The server waits for no rank, so a refusal is known at once.
         server = dist.TCPStore(self.address, self.port, world, True, self.timeout, wait_for_workers=False)
         place = dict(master_address=self.address, master_port=server.port, world_size=world)
         place.update(group_name=self.name, backend=self.backend)
@@ -64,10 +65,12 @@ class Group:
             return engine.json("POST", "/init_weights_update_group", body, admin=True)
 
         joining = submit(self.engines.engines, init)
-        store = dist.TCPStore(self.address, server.port, world, False, self.timeout)
         if any(future.exception() is not None for future in wait(joining.values(), return_when=FIRST_EXCEPTION).done):
             self._abandon(joining)
         results(joining)
+        # This counts our rank. An engine that was counted last would give the others time to connect before it replies,
+        # and they would wait for its reply.
+        store = dist.TCPStore(self.address, server.port, world, False, self.timeout)
         # torch makes a group beside the default one only by private functions. Their parameter for options has had
         # several names, so it is not passed.
         made = c10d._new_process_group_helper(
@@ -109,16 +112,20 @@ class Group:
         import torch.distributed as dist
 
         try:
-            work = dist.broadcast(tensor, 0, group=self._group, async_op=True)
+            self._work = work = dist.broadcast(tensor, 0, group=self._group, async_op=True)
             patience = None
             while not work.is_completed():
-                # An engine that fails before it has received will not join the broadcast.
-                if any(future.done() and future.exception() is not None for future in replies.values()):
-                    patience = patience or time.monotonic() + 10
+                failed = [future.exception() for future in replies.values() if future.done()]
+                # An engine that fails before it has received will not join the broadcast, and one that was not reached
+                # does not know of it.
+                if any(failed):
+                    unreached = all(getattr(error, "code", None) == "UNREACHABLE" for error in failed)
+                    patience = patience or time.monotonic() + (0 if unreached else 10)
                 if patience is not None and time.monotonic() > patience:
                     raise RefitError(0, "GROUP_BROKEN", "an engine left the broadcast")
                 time.sleep(0.0005)
             work.wait()
+            self._work = None
         except Exception as error:
             self.drop()
             results(replies)
@@ -130,10 +137,13 @@ class Group:
         import torch.distributed as dist
 
         group, self._group, self._server = self._group, None, None
+        work, self._work = self._work, None
         with contextlib.suppress(Exception):
             if self.backend == "nccl":
                 group.abort()
             dist.destroy_process_group(group)
+        if self.backend == "gloo" and work is not None:
+            outlive(group, [work])
         with contextlib.suppress(RefitError):
             self.destroy_remote()
 
@@ -156,6 +166,22 @@ class Group:
 
     def __exit__(self, *_):
         self.leave()
+
+
+def outlive(group, works):
+    """Keeps a broken gloo group until its works have failed, in a thread of its own.
+
+    torch cannot abort them. The group's destructor waits for them up to the group's timeout, with the interpreter
+    locked, and the garbage collector may run it anywhere in the trainer."""
+    held = [group, *works]
+
+    def hold():
+        for work in works:
+            with contextlib.suppress(Exception):
+                work.wait()
+        held.clear()
+
+    threading.Thread(target=hold, daemon=True).start()
 
 
 def address_towards(host, port):

@@ -7,7 +7,7 @@ import time
 
 from .errors import RefitError
 from .fan_out import results
-from .group import address_towards
+from .group import address_towards, outlive
 from .ranks import Ranks
 
 
@@ -30,6 +30,7 @@ class ShardGroup:
         self.address, self.port = address, port
         self.timeout, self.group, self._server, self.offsets = datetime.timedelta(seconds=timeout_s), None, None, {}
         self._connected, self._turn, self._replies, self._asked = False, 0, {}, 0.0
+        self._works = []
 
     @property
     def device(self):
@@ -71,10 +72,10 @@ class ShardGroup:
             body = dict(place, rank_offset=self.offsets[engine.url])
             return engine.json("POST", "/init_weights_update_group", body, admin=True)
 
-        # Making the client counts this rank.
-        store = dist.TCPStore(address, port, world, False, self.timeout)
         # An engine replies once its ranks have been counted; the connections follow.
         self.ranks.first(lambda: self.engines.each(init) and None)
+        # This counts our rank, last, as in Group.join.
+        store = dist.TCPStore(address, port, world, False, self.timeout)
         # The keys are those of a group that torch's own function makes under this name.
         keys = dist.PrefixStore(self.name, store)
         keys = dist.PrefixStore(f"{self.device.type}/", dist.PrefixStore(f"{self.name}/", keys))
@@ -145,7 +146,9 @@ class ShardGroup:
         """Begins to send a chunk: [(flat tensor, engine, its rank)]. Returns torch's works."""
         ranks = [self.offsets[engine.url] + rank for _, engine, rank in sends]
         if self.backend == "gloo":
-            return [self.group.send([tensor], rank, chunk) for (tensor, *_), rank in zip(sends, ranks)]
+            works = [self.group.send([tensor], rank, chunk) for (tensor, *_), rank in zip(sends, ranks)]
+            self._works += works
+            return works
         if not sends:
             return []
         # As torch's batch_isend_irecv: one group of NCCL, in the communicator of all ranks.
@@ -161,6 +164,7 @@ class ShardGroup:
                 self.check()
                 time.sleep(0.0001)
             work.wait()
+        self._works = [work for work in self._works if not work.is_completed()]
 
     def drop(self):
         """Drops a broken group. The next join makes a new one."""
@@ -172,9 +176,12 @@ class ShardGroup:
 
     def _abort(self):
         group, self.group = self.group, None
+        works, self._works = self._works, []
         if self.backend == "nccl" and self._connected:
             with contextlib.suppress(Exception):
                 group.abort()
+        if works:
+            outlive(group, works)
         self._connected = False
 
     def destroy_remote(self):

@@ -113,11 +113,19 @@ def test_two_engines_behind_one_port_get_the_same_weights(serve, tmp_path, trans
                 server.post("/weights_checker", dict(action="checksum"))["engines"].values()}) == 1
 
 
-def restart(server):
-    """Kills a server, and starts it again at the same port."""
+def kill(server):
     server.process.send_signal(signal.SIGKILL)
     server.process.wait()
+
+
+def start(server):
+    """Starts a killed server again at the same port."""
     server.process = subprocess.Popen(server.process.args, stdout=server.log, stderr=subprocess.STDOUT)
+
+
+def restart(server):
+    kill(server)
+    start(server)
 
 
 def weights_step(server):
@@ -165,21 +173,30 @@ def test_a_run_goes_on_when_its_server_is_killed(serve, tmp_path, capsys, transp
 def test_a_run_goes_on_when_its_gateway_is_killed(serve, tmp_path, capsys, monkeypatch, transport, inside):
     engines = [serve(MODEL, *FLAGS, "--model-root", tmp_path) for _ in range(2)]
     gateway = serve(None, *[flag for one in engines for flag in ("--engine", one.url)], command="gateway")
-    owner, name = (grpo, "sample") if inside == "rollout" else (sender.TRANSPORTS[transport], "add")
-    real, calls = getattr(owner, name), iter(range(6))
+    kind = sender.TRANSPORTS[transport]
+    owner, name = (grpo, "sample") if inside == "rollout" else (kind, "add")
+    real, lost, calls = getattr(owner, name), kind.lost, iter(range(6))
 
     def killing(*args):
         kills = next(calls, None) == 3
         if kills and inside != "update":
-            restart(gateway)
+            kill(gateway)
+        if kills and inside == "before update":
+            # The client repeats the request that opens an update, so it may bridge the gateway's absence by itself.
+            start(gateway)
         result = real(*args)
         if kills and inside == "update":
-            restart(gateway)
+            kill(gateway)
         return result
 
+    def noticed(sending):
+        if gateway.process.poll() is not None:
+            start(gateway)
+        lost(sending)
+
     monkeypatch.setattr(owner, name, killing)
+    monkeypatch.setattr(kind, "lost", noticed)
     grpo.train(arguments(gateway, "--transport", transport, "--folder", tmp_path, "--out", tmp_path, steps=6))
-    # The client repeats the request that opens an update, so it may bridge the gateway's absence by itself.
     assert inside == "before update" or "the server fails, waiting for it" in capsys.readouterr().out
     rows = rows_of(tmp_path)
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
