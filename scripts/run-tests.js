@@ -1,23 +1,24 @@
 import { spawn } from 'node:child_process'
 import { existsSync, readFileSync } from 'node:fs'
 import { SourceMap } from 'node:module'
-import { delimiter, dirname, join, relative } from 'node:path'
+import { delimiter, dirname, join, relative, resolve } from 'node:path'
 
 const COMPILED = join('build', 'test')
 const GRACE_MS = 10_000
+const WITHOUT_DOMAINS = resolve('scripts', 'without-domains.cjs')
 
+/** Files that share a process: loading tap, fastify and the program takes longer than most of their tests. */
 const BATCH = 8
-/** Folders whose files share processes: loading tap, fastify and the program takes longer than most of their tests. */
-const SHARED = new RegExp(
-  '^build/test/test/(config|deltas|dialects|engine|gateway|grammars|http|model|peer|process-groups|remote|rendezvous|' +
-    'routes|sources|text|updates|weights|wire)/'
-)
-/** Files that set something for all tests of their process, or change the process, have one of their own. */
+/** Settings of a file for all tests of its process. It shares one with files that have the same. */
+const SETTINGS = /^(process\.env\.REFIT_(NATIVE|CUDA_LIBRARY) = .*|useStandIn\(\);|.*useLoop\(\);)$/gm
+/** Files that set something else for all tests of their process, or change the process, have one of their own. */
 const APART = new RegExp(
-  String.raw`^(await )?t\.(?!test\b)|^\S.*(= |await )[\w.]+\(t\b|` +
-    String.raw`process\.(chdir|env|exit|kill|on|once|emit)|globalThis|setGlobal|^useStandIn`,
+  String.raw`^(await )?t\.(?!(test|teardown)\b)|^\S.*(= |await )[\w.]+\(t\b|` +
+    String.raw`process\.(chdir|env|exit|kill|on|once|emit|report)|proc/self|globalThis|setGlobal`,
   'm'
 )
+/** Each takes as long as a batch. */
+const LONG = /^build\/test\/test\/conformance\//
 
 /**
  * Runs compiled test files, `jobs` processes at a time, each as plain `node FILE` or as a batch (run-batch.js). Under
@@ -41,12 +42,13 @@ function batches (files) {
   const made = []
   const open = new Map()
   for (const file of files) {
-    const folder = SHARED.exec(file)?.[1]
-    if (folder === undefined || APART.test(readFileSync(file, 'utf8'))) made.push([file])
-    else if ((open.get(folder)?.length ?? BATCH) < BATCH) open.get(folder).push(file)
+    const text = readFileSync(file, 'utf8')
+    const settings = text.match(SETTINGS)?.join('\n') ?? ''
+    if (LONG.test(file) || APART.test(text.replace(SETTINGS, ''))) made.push([file])
+    else if ((open.get(settings)?.length ?? BATCH) < BATCH) open.get(settings).push(file)
     else {
-      open.set(folder, [file])
-      made.push(open.get(folder))
+      open.set(settings, [file])
+      made.push(open.get(settings))
     }
   }
   return made
@@ -61,7 +63,7 @@ async function runBatch (files, seconds, root, number) {
   const limit = seconds * files.length
   // Threads that collect garbage beside the program cost more than they save while all cores have work. Without
   // --enable-source-maps, which takes as long as many tests; `toSources` maps the positions of failures.
-  const child = spawn(process.execPath, ['--single-threaded-gc', ...program], {
+  const child = spawn(process.execPath, ['--require', WITHOUT_DOMAINS, '--single-threaded-gc', ...program], {
     stdio: ['ignore', 'pipe', 'inherit'],
     env: {
       ...process.env,

@@ -259,11 +259,11 @@ t.test(
       median(back) > 0.9 * weights,
       `${median(back).toFixed(1)} MB came back, of ${weights.toFixed(1)} MB of weights`
     )
-    // Thread heaps and the allocator reach their size in the first rounds. A leak would grow by the size of a model in
+    // The optimizing compiler takes some 40 MB once, in one of the rounds. A leak would grow by the size of a model in
     // every round.
     for (const [state, values] of [['asleep', low], ['awake', high]] as const) {
-      const growth = median(values.slice(-10)) - median(values.slice(25, 35))
-      t.ok(growth < weights, `${state}, it grew by ${growth.toFixed(1)} MB in 15 rounds`)
+      const growth = (median(values.slice(-10)) - median(values.slice(5, 15))) / 35
+      t.ok(growth < weights / 4, `${state}, it grew by ${growth.toFixed(2)} MB in each of 35 rounds`)
     }
   }
 )
