@@ -120,6 +120,22 @@ def host(engines, shared_root, tmp_path):
     return made, folder
 
 
+@pytest.fixture(scope="session")
+def ray_of_session():
+    """Ray on this machine, if it is installed. Its own processes take seconds of CPU to start, so files share them."""
+    from shim_actors import CLIENTS, ray
+
+    if ray:
+        os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+        # Ray starts its workers with the variables of its own start. With a `runtime_env` it would start each twice.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONPATH", os.pathsep.join([CLIENTS, os.environ.get("PYTHONPATH", "")]))
+            ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield
+    if ray:
+        ray.shutdown()
+
+
 def rows_of(item):
     """The numbers of a test's rows. A mark whose number and name disagree is an error."""
     found = sorted({marker.args for marker in item.iter_markers("row")})

@@ -1,7 +1,6 @@
 """Shared by the tests of the Ray shims: actors with and without Ray, engines, and models."""
 
 import asyncio
-import os
 import sys
 import threading
 import types
@@ -58,21 +57,13 @@ def get(asked, timeout=300):
     return ray.get(asked, timeout=timeout) if ray else asked.result(timeout)
 
 
+def actor(kind, name=None, **options):
+    return ray.remote(kind).options(num_cpus=0, name=name).remote(**options) if ray else Plain(kind, **options)
+
+
 @pytest.fixture(scope="module")
-def actor_of():
-    if ray:
-        os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-        # Ray starts its workers with the variables of its own start. With a `runtime_env` it would start each twice.
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("PYTHONPATH", os.pathsep.join([CLIENTS, os.environ.get("PYTHONPATH", "")]))
-            ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-
-    def make(kind, name=None, **options):
-        return ray.remote(kind).options(num_cpus=0, name=name).remote(**options) if ray else Plain(kind, **options)
-
-    yield make
-    if ray:
-        ray.shutdown()
+def actor_of(ray_of_session):
+    return actor
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,13 @@
 """Processes with torch, each a fork of one that has imported it: an import takes seconds of CPU, a fork none.
 
-Run as a program, it is the process that forks: it gets a program, its variables and its three streams for each fork.
+Run as a program, it is the process that forks. Its arguments are a socket, a folder and modules that lie there. For
+each fork it gets a program, its variables and its three streams.
 """
 
 import atexit
 import ctypes
 import gc
+import importlib
 import json
 import os
 import pathlib
@@ -18,17 +20,17 @@ import sys
 
 
 # Variables that are read later than at an import: a fork gets its own.
-LATE = {"GLOO_SOCKET_IFNAME"}
+LATE = {"GLOO_SOCKET_IFNAME", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"}
 
 
 class Imported:
-    """A process that has imported torch, with variables that an import reads."""
+    """A process that has imported torch and more modules, with variables that an import reads."""
 
     made = {}
 
-    def __init__(self, env):
+    def __init__(self, env, modules):
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, __file__, str(theirs.fileno())]
+        command = [sys.executable, __file__, str(theirs.fileno()), *modules]
         self.process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, env={**os.environ, **env}, pass_fds=[theirs.fileno()]
         )
@@ -36,11 +38,12 @@ class Imported:
         atexit.register(self.end)
 
     @classmethod
-    def of(cls, env):
+    def of(cls, env, modules):
+        """`modules`: their folder, then their names; or nothing."""
         read = {name: value for name, value in env.items() if name not in LATE and os.environ.get(name) != value}
-        key = tuple(sorted(read.items()))
+        key = tuple(sorted(read.items())), tuple(modules)
         if key not in cls.made:
-            cls.made[key] = cls(read)
+            cls.made[key] = cls(read, modules)
         return cls.made[key]
 
     def fork(self, program, streams, env):
@@ -54,12 +57,16 @@ class Imported:
 
 
 class Popen:
-    """A fork that runs a program of Python: what subprocess.Popen is for a new process, with pipes to its streams."""
+    """A fork that runs a program of Python: what subprocess.Popen is for a new process, with pipes to its streams.
 
-    def __init__(self, program, stderr, env):
+    `modules`: what the program imports besides torch, from its folder and from the folders that they add.
+    """
+
+    def __init__(self, program, stderr, env, modules=()):
         (theirs_in, ours_in), (ours_out, theirs_out) = os.pipe(), os.pipe()
         try:
-            self.pid = Imported.of(env).fork(program, [theirs_in, theirs_out, stderr.fileno()], env)
+            imported = Imported.of(env, [str(pathlib.Path(program).parent), *modules] if modules else [])
+            self.pid = imported.fork(program, [theirs_in, theirs_out, stderr.fileno()], env)
         finally:
             os.close(theirs_in)
             os.close(theirs_out)
@@ -122,9 +129,15 @@ if __name__ == "__main__":
     import torch.distributed
     import torch.multiprocessing.reductions  # noqa: F401
 
+    if sys.argv[2:]:
+        sys.path[0] = sys.argv[2]
+        for module in sys.argv[3:]:
+            importlib.import_module(module)
     # A collection in a fork neither walks nor copies what has been imported.
     gc.freeze()
     chosen = serve(socket.socket(fileno=int(sys.argv[1])))
     if chosen is not None:
-        sys.argv, sys.path[0] = [chosen], str(pathlib.Path(chosen).parent)
+        sys.argv, folder = [chosen], str(pathlib.Path(chosen).parent)
+        if folder not in sys.path:
+            sys.path[0] = folder
         runpy.run_path(chosen, run_name="__main__")

@@ -18,9 +18,10 @@ HERE = pathlib.Path(__file__).resolve().parent
 FORKS = not os.path.exists("/dev/nvidiactl")
 
 
-def started(program, log, env):
+def started(program, log, env, modules=()):
+    """`modules`: what a fork need not import (forked.py)."""
     if FORKS:
-        return forked.Popen(program, log, env)
+        return forked.Popen(program, log, env, modules)
     return subprocess.Popen(
         [sys.executable, program],
         stdin=subprocess.PIPE,

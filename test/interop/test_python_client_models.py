@@ -1,8 +1,5 @@
 """clients/python/refit sends models as trainers hold them: of transformers, and sharded over processes."""
 
-import os
-import subprocess
-import sys
 import textwrap
 
 import pytest
@@ -12,6 +9,7 @@ import transformers
 
 from python_client import refit
 from tensors import ROOT, checksum
+from torchrun import torchrun
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -37,7 +35,6 @@ def test_a_model_of_transformers_is_sent_by_its_checkpoint_names(engine_of, mode
 
 
 SHARDED = """
-    import os
     import sys
     import torch
     import torch.distributed as dist
@@ -90,9 +87,6 @@ SHARDED = """
         print(each, flush=True)
         send(*each.split(","))
     dist.destroy_process_group()
-    # At the end of a process a thread of torch's that still runs may end it by SIGABRT: nothing of ours is left to do.
-    sys.stdout.flush()
-    os._exit(0)
 """
 
 
@@ -111,26 +105,10 @@ def test_a_model_sharded_over_two_processes_is_gathered_and_sent(engine_of, mode
         ]
     ]
     script.write_text(textwrap.dedent(SHARDED.format(client=str(ROOT / "clients/python"))))
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        "--rdzv-backend",
-        "c10d",
-        "--rdzv-endpoint",
-        "127.0.0.1:0",
-    ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(
-        [*command, str(script), str(model.folder), *(f"{way},{server.url},{out}" for way, server, out in ways)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    arguments = [model.folder, *(f"{way},{server.url},{out}" for way, server, out in ways)]
+    modules = ["transformers.models.qwen3.modeling_qwen3"]
+    output = torchrun(script, 2, arguments, modules, tmp_path / "log", GLOO_SOCKET_IFNAME="lo")
+    assert all(f"{way},{server.url}" in output for way, server, _ in ways)
     seen = set()
     for way, server, out in ways:
         client, whole = refit.Client(server.url), torch.load(out)

@@ -112,13 +112,9 @@ class Config(types.SimpleNamespace):
 class Trainer:
     def start(self, url, rank):
         """The trainer's worker, and the actor of a server that runs already."""
-        ray.init(
-            "local",
-            num_cpus=2,
-            include_dashboard=False,
-            log_to_driver=False,
-            runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join([CLIENTS, os.environ.get("PYTHONPATH", "")])}},
-        )
+        # Ray starts its workers with the variables of its own start. With a `runtime_env` it would start each twice.
+        os.environ["PYTHONPATH"] = os.pathsep.join([CLIENTS, os.environ.get("PYTHONPATH", "")])
+        ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
         os.environ.update(RANK="0", RAY_LOCAL_WORLD_SIZE="1")
         rollout = Config(
             name="vllm",

@@ -78,11 +78,10 @@ class Client:
 class Trainer:
     def start(self, models, ranks, environment):
         """models: teacher -> folder."""
-        os.environ.update(environment)
-        environment = {**environment, "PYTHONPATH": os.pathsep.join([CLIENTS, os.environ.get("PYTHONPATH", "")])}
-        ray.init(
-            "local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": environment}
-        )
+        # Ray starts its workers with the variables of its own start. With a `runtime_env` it would start each twice.
+        path = os.pathsep.join([CLIENTS, os.environ.get("PYTHONPATH", "")])
+        os.environ.update(environment, PYTHONPATH=path)
+        ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
         refit_verl.install("sglang")
         self.models, self.teachers = models, {}
         for key, folder in models.items():

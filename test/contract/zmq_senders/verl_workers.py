@@ -66,14 +66,21 @@ WAYS = [
 ]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def workers_of(engines, actor_of):  # noqa: F811
+    """An engine has one actor, as in a run of verl: each imports what it is sent, PEFT with its seconds of CPU, too."""
+    actors = {}
+
     def make(ranks, device, use_shm, kind="qwen3-moe", flags=(), **options):
         env = {"REFIT_CUDA_SHARE_CARD": "1"} if device == "cuda" and ranks > torch.cuda.device_count() else None
         engine = engines(kind, ranks, device, *flags, env=env)
-        actor = actor_of(refit_verl.RefitServer, config=rollout_config(), url=engine.url, ranks=ranks, **options)
-        get(actor.launch_server.remote(master_address=None, master_port=None))
-        return Workers(engine, actor, device, use_shm)
+        key = engine.url, *options.items()
+        if key not in actors:
+            actors[key] = actor_of(
+                refit_verl.RefitServer, config=rollout_config(), url=engine.url, ranks=ranks, **options
+            )
+            get(actors[key].launch_server.remote(master_address=None, master_port=None))
+        return Workers(engine, actors[key], device, use_shm)
 
     return make
 

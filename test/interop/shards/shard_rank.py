@@ -7,10 +7,12 @@ import gc
 import json
 import os
 import pathlib
+import re
 import signal
 import sys
 import time
 import traceback
+import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 FOLDERS = ["test/interop/shards", "clients/python", "test/interop", "test/gpu", "test/trainers"]
@@ -26,7 +28,8 @@ from tensor_weights import coded  # noqa: E402
 from tensors import config_of  # noqa: E402
 
 torch.set_num_threads(1)
-rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+# A process that forks ranks imports this file, too, and is none of them.
+rank, world = int(os.environ.get("RANK", -1)), int(os.environ.get("WORLD_SIZE", 0))
 state = {}
 
 
@@ -328,22 +331,32 @@ def messages(urls):
     return counts
 
 
-def fault(chunk, kill=False):
-    """This rank does not go on when it packs a chunk, or ends there."""
+def fault(chunk, url=None):
+    """This rank goes on with a chunk only after the engine has given up its update; without a url it ends there."""
     from refit.blocks import Blocks
 
     pack = Blocks.pack
 
     def faulty(self, number, turn):
         if number == chunk:
-            if kill:
+            if url is None:
                 os.kill(os.getpid(), signal.SIGKILL)
             # Once.
             Blocks.pack = pack
-            time.sleep(12)
+            before, deadline = given_up(url), time.monotonic() + 60
+            while given_up(url) == before:
+                assert time.monotonic() < deadline, "the engine does not give up"
+                time.sleep(0.1)
         return pack(self, number, turn)
 
     Blocks.pack = faulty
+
+
+def given_up(url):
+    """How many updates have failed on an engine."""
+    failed = re.compile(r'refit:weight_updates_total\{.*outcome="(?:refused|torn)".*\} (\d+)')
+    with urllib.request.urlopen(url + "/metrics") as reply:
+        return sum(int(count) for count in failed.findall(reply.read().decode()))
 
 
 def no_shared_memory():

@@ -27,7 +27,7 @@ PIPELINES = {
 
 @pytest.fixture(scope="module")
 def trainer():
-    made = Trainer(4)
+    made = Trainer(4, ["megatron_rank", "megatron.core.models.gpt.gpt_layer_specs"])
     yield made
     made.close()
 

@@ -172,7 +172,7 @@ def test_a_rank_that_does_not_come_is_named_and_the_next_update_heals(trainer, s
     trainer("update", version="first", variant=20, **options)
     for chunk in (0, 3):
         trainer("fill", variant=21)
-        trainer.begin("fault", only=[3], chunk=chunk)
+        trainer.begin("fault", only=[3], chunk=chunk, url=engine.url)
         trainer.end(only=[3])
         with pytest.raises(RankFailed) as failed:
             trainer("update", version="second", **options)
@@ -217,7 +217,7 @@ def test_a_rank_that_dies_midway_ends_the_update_and_another_trainer_heals_it(tr
         mortal("setup", kind="qwen3", folder=str(model.folder), mesh=[2])
         mortal("update", version="first", variant=30, **options)
         check(engine, model, 30)
-        mortal.begin("fault", only=[dead], chunk=2, kill=True)
+        mortal.begin("fault", only=[dead], chunk=2)
         mortal.end(only=[dead])
         with pytest.raises(RankFailed) as failed:
             mortal("update", version="second", **options)
