@@ -98,7 +98,9 @@ add_addon(refit_faults_node refit-faults _faults)
 file(GLOB_RECURSE stand_in_sources CONFIGURE_DEPENDS test/ipc_stand_in*.cc)
 file(GLOB_RECURSE loop_sources CONFIGURE_DEPENDS test/nccl_loop*.cc)
 if(stand_in_sources)
-  add_opened_library(refit_stand_in refit-stand-in .so ${stand_in_sources} ${REFIT_GROUP_SOURCES}
+  add_objects(refit_group_faults ${REFIT_GROUP_SOURCES})
+  target_compile_definitions(refit_group_faults PRIVATE REFIT_FAULTS)
+  add_opened_library(refit_stand_in refit-stand-in .so ${stand_in_sources} $<TARGET_OBJECTS:refit_group_faults>
                      $<TARGET_OBJECTS:refit_kernels> $<TARGET_OBJECTS:refit_core_plain>
                      $<TARGET_OBJECTS:refit_core_faults>)
   target_compile_definitions(refit_stand_in PRIVATE REFIT_FAULTS)

@@ -8,6 +8,7 @@ import { packageRoot } from '../../src/root.ts'
 const SCRIPT = 'scripts/build-native.js'
 /** A tree without sources keeps only what the build script itself consists of. */
 const CMAKE_FILES = ['native/CMakeLists.txt', 'native/addon.cmake', 'native/cpu/sources.cmake']
+const TEST_FILES = ['native/test/tests.cmake', 'native/standard_headers.cmake', 'native/standard_headers.h']
 const BUILD_FILES = [SCRIPT, 'scripts/native', ...CMAKE_FILES]
 
 interface Result {
@@ -239,7 +240,9 @@ t.test('a build replaces the lock of a dead process', t => {
 
 t.test('every native test program is built, in whichever folder its source lies', t => {
   const { root, write } = smallTree(t)
-  cpSync(join(packageRoot, 'native/test/tests.cmake'), join(root, 'native/test/tests.cmake'), { recursive: true })
+  for (const file of TEST_FILES) cpSync(join(packageRoot, file), join(root, file), { recursive: true })
+  mkdirSync(join(root, 'native/cuda/group'), { recursive: true })
+  write('native/cuda/group/group.cc', 'int group;\n')
   mkdirSync(join(root, 'native/test/deeper/still'), { recursive: true })
   write('native/test/nccl_loop.cc', 'int loop;\n')
   write('native/test/deeper/group_life.cc', 'int main() { return 0; }\n')

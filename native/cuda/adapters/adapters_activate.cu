@@ -5,13 +5,14 @@
 #include "cuda/adapters/adapters_expand.cuh"
 #include "cuda/device/check.h"
 #include "cuda/device/early_launch.cuh"
+#include "cuda/device/load_kernels.h"
 #include "cuda/forward/elementwise_math.cuh"
 
 namespace refit::cuda {
 namespace {
 
 // From so many rows on, a block takes all rows of a segment.
-constexpr int kWideFrom = 512;
+constexpr int kWideActivateFrom = 512;
 
 template <Activation kActivation>
 __device__ __forceinline__ bf16 activated(float gate, float up) {
@@ -220,7 +221,7 @@ void launch(const AdapterWeights& w, const AdapterSegments& s, const bf16* t, co
             cudaStream_t stream) {
   constexpr int kRows = Halves * kExpandHalf;
   constexpr int64_t kColumns = kExpandWarps * kExpandColumns;
-  const bool wide = s.rows >= kWideFrom;
+  const bool wide = s.rows >= kWideActivateFrom;
   const int parts = wide ? 1 : std::max(1, (s.most_rows + kRows - 1) / kRows), segments = s.count + s.base_count;
   const int64_t tiles = (w.columns[0] + kColumns - 1) / kColumns;
   const int64_t filled = std::min(segments * parts, segments + s.rows / kRows);
@@ -248,14 +249,9 @@ void adapter_activate(Activation activation, const AdapterWeights& w, const Adap
 }
 
 void prepare_adapter_activate() {
-  const auto prepare = [](auto kernel) {
-    cudaFuncAttributes attributes;
-    check(cudaFuncGetAttributes(&attributes, kernel), "loading a kernel of the adapters");
-  };
-  prepare(activate_kernel<Activation::kSilu, 1>);
-  prepare(activate_kernel<Activation::kSilu, 2>);
-  prepare(activate_kernel<Activation::kGeluTanh, 1>);
-  prepare(activate_kernel<Activation::kGeluTanh, 2>);
+  load_kernels("loading a kernel of the adapters", activate_kernel<Activation::kSilu, 1>,
+               activate_kernel<Activation::kSilu, 2>, activate_kernel<Activation::kGeluTanh, 1>,
+               activate_kernel<Activation::kGeluTanh, 2>);
 }
 
 }  // namespace refit::cuda

@@ -1,12 +1,13 @@
 #include "cuda/adapters/adapters_expand.cuh"
 #include "cuda/device/check.h"
 #include "cuda/device/early_launch.cuh"
+#include "cuda/device/load_kernels.h"
 
 namespace refit::cuda {
 namespace {
 
 // From so many rows on, a warp reads B once for 32 rows.
-constexpr int kWideFrom = 512;
+constexpr int kWideExpandFrom = 512;
 constexpr int kGatherThreads = 128;
 
 // The tiles of a launch, each of kExpandWarps * kExpandColumns columns of one slice, and the columns of the slices.
@@ -141,7 +142,7 @@ void launch(const AdapterWeights& w, const AdapterSegments& s, const bf16* t, Ou
   const int parts = (s.most_rows + kRows - 1) / kRows;
   // Parts that have rows; those of long segments differ too much to be spread evenly.
   const int64_t filled = std::min(s.count * parts, s.count + s.rows / kRows);
-  const dim3 grid(s.rows >= kWideFrom ? tiles.count : expand_blocks(tiles.count, filled), parts, s.count);
+  const dim3 grid(s.rows >= kWideExpandFrom ? tiles.count : expand_blocks(tiles.count, filled), parts, s.count);
   launch_early(expand_kernel<Out, Halves, kVector>, true, grid, kExpandThreads, stream,
                "launch of the adapters' expand", w, tiles, SegmentsParameter(s, s.count), t, y, static_cast<int>(ldy));
 }
@@ -159,18 +160,10 @@ __global__ void __launch_bounds__(kGatherThreads)
   }
 }
 
-template <class Kernel>
-void prepare(Kernel kernel) {
-  cudaFuncAttributes attributes;
-  check(cudaFuncGetAttributes(&attributes, kernel), "loading a kernel of the adapters");
-}
-
 template <class Out>
 void prepare_expand() {
-  prepare(expand_kernel<Out, 1, true>);
-  prepare(expand_kernel<Out, 2, true>);
-  prepare(expand_kernel<Out, 2, false>);
-  prepare(expand_kernel<Out, 4, true>);
+  load_kernels("loading a kernel of the adapters", expand_kernel<Out, 1, true>, expand_kernel<Out, 2, true>,
+               expand_kernel<Out, 2, false>, expand_kernel<Out, 4, true>);
 }
 
 }  // namespace
@@ -182,7 +175,7 @@ void adapter_expand(const AdapterWeights& w, const AdapterSegments& s, const bf1
   bool vector = ldy % 8 == 0 && reinterpret_cast<uintptr_t>(y) % 16 == 0;
   for (int i = 0; i < w.slices; i++) vector &= w.columns[i] % 8 == 0;
   if (!vector) return launch<Out, 2, false>(w, s, t, y, ldy, stream);
-  if (s.rows >= kWideFrom) return launch<Out, 4, true>(w, s, t, y, ldy, stream);
+  if (s.rows >= kWideExpandFrom) return launch<Out, 4, true>(w, s, t, y, ldy, stream);
   if (s.most_rows > kExpandHalf) return launch<Out, 2, true>(w, s, t, y, ldy, stream);
   launch<Out, 1, true>(w, s, t, y, ldy, stream);
 }
@@ -205,7 +198,7 @@ void prepare_adapters() {
   prepare_adapter_activate();
   prepare_expand<bf16>();
   prepare_expand<float>();
-  prepare(gather_kernel);
+  load_kernels("loading a kernel of the adapters", gather_kernel);
 }
 
 }  // namespace refit::cuda

@@ -1,12 +1,13 @@
 #include "cuda/adapters/adapters_shrink.cuh"
 #include "cuda/device/check.h"
 #include "cuda/device/early_launch.cuh"
+#include "cuda/device/load_kernels.h"
 
 namespace refit::cuda {
 namespace {
 
 // From so many rows on, blocks of 32 rows of x fill a GPU.
-constexpr int kWideFrom = 512;
+constexpr int kWideShrinkFrom = 512;
 // The library's kernels for few rows take 128 multiprocessors of 132 (H100, H200) and leave no room on these. A product
 // that is deeper than wide is cut along its depth, too, and then takes all of them.
 constexpr int kSpare = 4;
@@ -82,12 +83,6 @@ struct Shrink {
   }
 };
 
-template <class Kernel>
-void prepare(Kernel kernel) {
-  cudaFuncAttributes attributes;
-  check(cudaFuncGetAttributes(&attributes, kernel), "loading a kernel of the adapters");
-}
-
 }  // namespace
 
 void adapter_shrink(const AdapterWeights& w, const AdapterSegments& s, const bf16* x, int64_t K, bf16* t,
@@ -97,7 +92,7 @@ void adapter_shrink(const AdapterWeights& w, const AdapterSegments& s, const bf1
       K % 8 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0 && reinterpret_cast<uintptr_t>(w.a) % 16 == 0;
   const Shrink run{w, s, x, K, t, stream, !beside};
   if (!aligned) return run.launch<1, 2, 1, false>();
-  if (s.rows >= kWideFrom) return run.launch<2, 4, 2, true>();
+  if (s.rows >= kWideShrinkFrom) return run.launch<2, 4, 2, true>();
   if (beside && s.most_rows > 2 * kShrinkTokens) return run.launch<1, 4, 3, true>();
   if (s.most_rows > kShrinkTokens) {
     if (!beside && launches_clusters() && run.tiles() * run.parts(2 * kShrinkTokens) <= kMostClusters) {
@@ -110,20 +105,17 @@ void adapter_shrink(const AdapterWeights& w, const AdapterSegments& s, const bf1
 }
 
 bool adapter_fits_beside(const AdapterWeights& w, const AdapterSegments& s, int64_t K) {
-  if (s.rows >= kWideFrom || K > w.all_columns()) return false;
+  if (s.rows >= kWideShrinkFrom || K > w.all_columns()) return false;
   const int tokens = s.most_rows <= kShrinkTokens ? kShrinkTokens : s.most_rows <= 16 ? 16 : 32;
   const int blocks = s.count * ((s.most_rows + tokens - 1) / tokens) * (w.slices * w.rank / kShrinkRows);
   return blocks <= kSpareRounds * kSpare;
 }
 
 void prepare_adapter_shrink() {
-  prepare(shrink_kernel<1, 2, 1, false, 1, 1>);
-  prepare(shrink_kernel<2, 4, 2, true, 1, 1>);
-  prepare(shrink_kernel<1, 2, 12, true, 8, 1>);
-  prepare(shrink_kernel<1, 2, 5, true, 1, 1>);
-  prepare(shrink_kernel<1, 4, 3, true, 1, 1>);
-  prepare(shrink_kernel<1, 1, 3, true, 1, 2>);
-  prepare(shrink_kernel<1, 1, 8, true, 1, 1>);
+  load_kernels("loading a kernel of the adapters", shrink_kernel<1, 2, 1, false, 1, 1>,
+               shrink_kernel<2, 4, 2, true, 1, 1>, shrink_kernel<1, 2, 12, true, 8, 1>,
+               shrink_kernel<1, 2, 5, true, 1, 1>, shrink_kernel<1, 4, 3, true, 1, 1>,
+               shrink_kernel<1, 1, 3, true, 1, 2>, shrink_kernel<1, 1, 8, true, 1, 1>);
 }
 
 }  // namespace refit::cuda

@@ -14,6 +14,7 @@
 
 #include "cuda/attention/attention.h"
 #include "cuda/device/early_launch.cuh"
+#include "cuda/device/shared_address.cuh"
 #include "cuda/device/types.h"
 #include "cuda/gemm/gemm_mma.cuh"
 
@@ -49,10 +50,6 @@ struct AttentionShape {
   static constexpr int kStreamBytes = kStages * kStageBytes + kRowSlots * kTile * 4;
   static_assert(kStages < kRowSlots && kTile <= kAttentionThreads && kAttentionChunk % kTile == 0);
 };
-
-__device__ __forceinline__ uint32_t shared_address(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
 
 // Like load_matrices, with each matrix transposed.
 __device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], uint32_t address) {

@@ -19,7 +19,7 @@ namespace {
 
 // The next operation often comes at once, so look for it before sleeping. A caller waits through the copies of a whole
 // model, so look longer there.
-constexpr std::chrono::milliseconds kNext{2}, kDone{30};
+constexpr std::chrono::milliseconds kNextOperation{2}, kOperationDone{30};
 
 }  // namespace
 
@@ -62,7 +62,7 @@ Watchdog::Watchdog(std::shared_ptr<Health> health, double seconds)
         task->done = true;
       });
       task.reset();
-      look_for(kNext, [&] { return state->waiting.load(std::memory_order_relaxed); });
+      look_for(kNextOperation, [&] { return state->waiting.load(std::memory_order_relaxed); });
       lock.lock();
     }
   });
@@ -97,7 +97,7 @@ std::shared_ptr<Watchdog::Task> Watchdog::begin(std::function<void()> fn) {
 
 void Watchdog::wait(const std::shared_ptr<Task>& task, double patience) {
   const double seconds = std::max(seconds_, patience);
-  look_for(kDone, [&] { return task->done.load(std::memory_order_acquire); });
+  look_for(kOperationDone, [&] { return task->done.load(std::memory_order_acquire); });
   const double look = std::clamp(seconds / 8, 0.01, 1.0);
   while (!health_->wait(look, [&] { return task->done.load(std::memory_order_relaxed); })) {
     const std::string stuck = health_->stuck(seconds);

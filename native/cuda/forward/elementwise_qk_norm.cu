@@ -11,7 +11,7 @@
 namespace refit::cuda {
 namespace {
 
-constexpr int kMaxThreads = 512;
+constexpr int kMaxSquareThreads = 512;
 
 struct SquareArgs {
   const bf16* qkv;
@@ -48,7 +48,7 @@ __device__ float squares(const bf16* x, int64_t n, float* shared) {
 }
 
 template <int N>
-__global__ void __launch_bounds__(kMaxThreads) squares_kernel(SquareArgs a) {
+__global__ void __launch_bounds__(kMaxSquareThreads) squares_kernel(SquareArgs a) {
   let_next_kernel_begin();
   wait_for_kernel_before();
   __shared__ float shared[32];
@@ -88,7 +88,7 @@ void projection_squares(const bf16* qkv, int64_t ld, int64_t q_cols, int64_t k_c
   const SquareArgs a{qkv, ld, q_cols, k_cols, counts_k, rank, ranks, pieces};
   const bool eights = in_eights(ld, qkv) && q_cols % 8 == 0 && k_cols % 8 == 0;
   const int64_t vectors = eights ? q_cols / 8 : q_cols;
-  const int threads = static_cast<int>(std::clamp<int64_t>((vectors + 31) / 32 * 32, 32, kMaxThreads));
+  const int threads = static_cast<int>(std::clamp<int64_t>((vectors + 31) / 32 * 32, 32, kMaxSquareThreads));
   launch_early(eights ? squares_kernel<8> : squares_kernel<1>, true, count, threads, stream, "projection_squares", a);
 }
 

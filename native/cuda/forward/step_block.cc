@@ -7,9 +7,9 @@
 namespace refit::cuda {
 namespace {
 
-constexpr size_t kAlignment = 16;
+constexpr size_t kPartAlignment = 16;
 
-size_t padded(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+size_t padded_part(size_t bytes) { return (bytes + kPartAlignment - 1) / kPartAlignment * kPartAlignment; }
 
 // Prefix sums of the room of the rows' kept sets; empty if no row wants its kept set.
 std::vector<int32_t> kept_offsets(const StepBatch& batch, int vocab) {
@@ -29,7 +29,7 @@ const T* at(const uint8_t* base, size_t offset) {
 template <class T>
 size_t StepBlock::place(size_t count) {
   const size_t offset = gpu_bytes_;
-  gpu_bytes_ += padded(count * sizeof(T));
+  gpu_bytes_ += padded_part(count * sizeof(T));
   return offset;
 }
 
@@ -199,7 +199,7 @@ ResultBlock::ResultBlock(const StepBatch& batch, int64_t recorded, int vocab)
   for (size_t r = 0; r < rows_; ++r) tops_ += static_cast<size_t>(batch.row_ints[r * kRowInts + 3]);
   const auto place = [this](size_t count, size_t size = 4) {
     const size_t offset = bytes_;
-    bytes_ += padded(count * size);
+    bytes_ += padded_part(count * size);
     return offset;
   };
   experts_ = place(recorded_, sizeof(uint16_t));  // first: graphs hold its address

@@ -1,11 +1,16 @@
 // Launchers of our matrix kernels; see gemm.h for the operands. Out: bf16 or float.
 #pragma once
+#include <cstdint>
+
 #include "cuda/gemm/gemm.h"
 
 namespace refit::cuda {
 
 // Maximum number of rows of x for the streaming kernel.
 constexpr int64_t kStreamMaxRows = 16;
+
+// Whether a kernel can load 16 bytes at a time from it.
+inline bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
 // Whether the streaming kernel can read these operands: at most kStreamMaxRows rows, each at a multiple of 16 bytes,
 // and K a multiple of 8.

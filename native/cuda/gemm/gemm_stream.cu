@@ -44,8 +44,6 @@ void prepare() {
   check(cudaFuncGetAttributes(&attributes, stream_kernel<Tiles, Out>), "loading the streaming matrix kernel");
 }
 
-bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
-
 }  // namespace
 
 bool stream_takes(const GemmShape& s, const bf16* x, const bf16* w) {

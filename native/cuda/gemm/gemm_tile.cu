@@ -67,8 +67,6 @@ void prepare() {
       "shared memory of the tiled matrix kernel");
 }
 
-bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
-
 }  // namespace
 
 template <class Out>

@@ -3,6 +3,7 @@
 #include "cuda/adapters/adapters_expand.cuh"
 #include "cuda/adapters/adapters_shrink.cuh"
 #include "cuda/device/check.h"
+#include "cuda/device/load_kernels.h"
 #include "cuda/moe/moe_kernels.h"
 
 namespace refit::cuda {
@@ -180,12 +181,6 @@ ExpertAdapters adapters_of(const MoeShape& s, const MoeScratch& scratch, const M
   return e;
 }
 
-template <class Kernel>
-void prepare(Kernel kernel) {
-  cudaFuncAttributes attributes;
-  check(cudaFuncGetAttributes(&attributes, kernel), "loading a kernel of the experts' adapters");
-}
-
 }  // namespace
 
 void adapt_gate_up(const MoeShape& s, const MoeScratch& scratch, const MoeAdapters& adapters, const bf16* x,
@@ -209,12 +204,9 @@ void adapt_down(const MoeShape& s, const MoeScratch& scratch, const MoeAdapters&
 }
 
 void prepare_moe_adapters() {
-  prepare(shrink_experts<1, 2, 1, false>);
-  prepare(shrink_experts<1, 1, 8, true>);
-  prepare(shrink_experts<2, 4, 2, true>);
-  prepare(expand_experts<float, true>);
-  prepare(expand_experts<float, false>);
-  prepare(expand_experts<bf16, false>);
+  load_kernels("loading a kernel of the experts' adapters", shrink_experts<1, 2, 1, false>,
+               shrink_experts<1, 1, 8, true>, shrink_experts<2, 4, 2, true>, expand_experts<float, true>,
+               expand_experts<float, false>, expand_experts<bf16, false>);
 }
 
 }  // namespace refit::cuda

@@ -3,6 +3,7 @@
 #include <stdexcept>
 
 #include "cuda/device/early_launch.cuh"
+#include "cuda/device/load_kernels.h"
 #include "cuda/gemm/gemm_mma.cuh"
 #include "cuda/moe/moe_kernels.h"
 
@@ -236,12 +237,6 @@ void combine(const MoeShape& s, const MoeScratch& scratch, bf16* y, int64_t coun
                s.per_token, s.hidden, y);
 }
 
-template <class Kernel>
-void prepare(Kernel kernel) {
-  cudaFuncAttributes attributes;
-  check(cudaFuncGetAttributes(&attributes, kernel), "loading a kernel of the experts");
-}
-
 }  // namespace
 
 void choose_experts(const MoeShape& s, const MoeScratch& scratch, int64_t count, cudaStream_t stream,
@@ -270,16 +265,9 @@ void combine_experts(const MoeShape& s, const MoeScratch& scratch, bf16* y, int6
 }
 
 void prepare_moe_route() {
-  prepare(route_kernel<1>);
-  prepare(route_kernel<2>);
-  prepare(route_kernel<4>);
-  prepare(route_kernel<8>);
-  prepare(route_kernel<kMaxExperts / 32>);
-  prepare(sort_kernel);
-  prepare(combine_kernel<bf16, 1>);
-  prepare(combine_kernel<bf16, 8>);
-  prepare(combine_kernel<float, 1>);
-  prepare(combine_kernel<float, 8>);
+  load_kernels("loading a kernel of the experts", route_kernel<1>, route_kernel<2>, route_kernel<4>, route_kernel<8>,
+               route_kernel<kMaxExperts / 32>, sort_kernel, combine_kernel<bf16, 1>, combine_kernel<bf16, 8>,
+               combine_kernel<float, 1>, combine_kernel<float, 8>);
 }
 
 }  // namespace refit::cuda

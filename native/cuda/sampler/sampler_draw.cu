@@ -8,8 +8,8 @@
 namespace refit::cuda {
 namespace {
 
-constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kStride = 4 * kThreads;  // tokens that all threads take at once, four each
+constexpr int kDrawThreads = 256, kWarps = kDrawThreads / 32;
+constexpr int kStride = 4 * kDrawThreads;  // tokens that all threads take at once, four each
 constexpr int kGroups = kSampleChunk / kStride;
 constexpr int kAhead = 2;  // groups that a thread requests before it computes those before
 constexpr float kSmallestNoise = 0x1p-33f;
@@ -77,7 +77,7 @@ __device__ Composite best_of_any(const Logits& z, int first, int end) {
   return best;
 }
 
-__global__ void __launch_bounds__(kThreads) best_kernel(SampleJob job, bool raw) {
+__global__ void __launch_bounds__(kDrawThreads) best_kernel(SampleJob job, bool raw) {
   let_next_kernel_begin();
   wait_for_kernel_before();
   __shared__ uint64_t partial[kWarps];
@@ -148,7 +148,7 @@ __device__ void start_draw(const SampleJob& job, int local, uint64_t seed, uint3
   __syncthreads();
 }
 
-__global__ void __launch_bounds__(kThreads) draw_kernel(SampleJob job, bool raw) {
+__global__ void __launch_bounds__(kDrawThreads) draw_kernel(SampleJob job, bool raw) {
   let_next_kernel_begin();
   wait_for_kernel_before();
   __shared__ DrawStart start;
@@ -262,11 +262,11 @@ __global__ void __launch_bounds__(32) finish_kernel(SampleJob job, bool raw) {
 }  // namespace
 
 void find_best(const SampleJob& job, bool raw, cudaStream_t stream) {
-  launch_early(best_kernel, true, dim3(job.chunks, job.count), kThreads, stream, "sampler: best token", job, raw);
+  launch_early(best_kernel, true, dim3(job.chunks, job.count), kDrawThreads, stream, "sampler: best token", job, raw);
 }
 
 void draw_tokens(const SampleJob& job, bool raw, cudaStream_t stream) {
-  launch_early(draw_kernel, true, dim3(job.chunks, job.count), kThreads, stream, "sampler: draw", job, raw);
+  launch_early(draw_kernel, true, dim3(job.chunks, job.count), kDrawThreads, stream, "sampler: draw", job, raw);
   launch_early(finish_kernel, true, job.count, 32, stream, "sampler: finish", job, raw);
 }
 

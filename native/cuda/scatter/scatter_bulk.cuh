@@ -1,6 +1,7 @@
 // The bulk half of the scatter: one warp of a block moves tiles by asynchronous bulk copies (cp.async.bulk, sm_90)
 // through stages of shared memory; no byte passes through a register.
 #pragma once
+#include "cuda/device/shared_address.cuh"
 #include "cuda/scatter/scatter_tile.cuh"
 
 namespace refit::cuda {
@@ -10,10 +11,6 @@ namespace refit::cuda {
 constexpr uint32_t kBulkStages = 4;
 
 #if __CUDA_ARCH__ >= 900
-
-__device__ __forceinline__ uint32_t shared_address(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
 
 __device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");

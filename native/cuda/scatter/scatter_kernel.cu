@@ -9,7 +9,7 @@ namespace refit::cuda {
 namespace {
 
 constexpr int kBlocksPerMultiprocessor = 2;
-constexpr int kThreads = 512;
+constexpr int kScatterThreads = 512;
 // Threads in addition to the warp that copies in bulk.
 constexpr int kThreadsBeside = 256;
 
@@ -32,10 +32,10 @@ __device__ __forceinline__ void run_threads(const ScatterTiles& list, uint32_t t
   }
 }
 
-__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor) scatter_kernel(ScatterTiles list) {
+__global__ void __launch_bounds__(kScatterThreads, kBlocksPerMultiprocessor) scatter_kernel(ScatterTiles list) {
   __shared__ ScatterJob jobs[2];
   __shared__ TransposeTile tile;
-  run_threads<kThreads>(list, threadIdx.x, jobs, tile, [] { __syncthreads(); });
+  run_threads<kScatterThreads>(list, threadIdx.x, jobs, tile, [] { __syncthreads(); });
 }
 
 // The first warp copies the bulk list, the other warps the rest at the same time.
@@ -71,7 +71,7 @@ void launch_scatter(const ScatterWork& work, cudaStream_t stream, unsigned most_
           "cudaFuncSetAttribute(scatter)");
     scatter_bulk_kernel<<<blocks, kThreadsBeside + 32, kShared, stream>>>(work);
   } else {
-    scatter_kernel<<<blocks, kThreads, 0, stream>>>(work.threads);
+    scatter_kernel<<<blocks, kScatterThreads, 0, stream>>>(work.threads);
   }
   check_launch("scatter");
 }

@@ -7,12 +7,12 @@
 namespace refit::cuda {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kScrambleThreads = 256;
 
 // Values are finite and within [-1, 1); the GPU rounds to bf16 as core/dtype.h does.
-__global__ void __launch_bounds__(kThreads) scramble_kernel(bf16* out, int64_t count, uint64_t key) {
-  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < count; i += step) {
+__global__ void __launch_bounds__(kScrambleThreads) scramble_kernel(bf16* out, int64_t count, uint64_t key) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kScrambleThreads;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kScrambleThreads + threadIdx.x; i < count; i += step) {
     out[i] = __float2bfloat16_rn(scramble_noise(key, i));
   }
 }
@@ -21,8 +21,8 @@ __global__ void __launch_bounds__(kThreads) scramble_kernel(bf16* out, int64_t c
 
 void scramble(bf16* out, int64_t count, uint64_t seed, uint64_t address, cudaStream_t stream) {
   if (count <= 0) return;
-  const auto blocks = static_cast<unsigned>(std::min<int64_t>((count + kThreads - 1) / kThreads, 4096));
-  scramble_kernel<<<blocks, kThreads, 0, stream>>>(out, count, scramble_key(seed, address));
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>((count + kScrambleThreads - 1) / kScrambleThreads, 4096));
+  scramble_kernel<<<blocks, kScrambleThreads, 0, stream>>>(out, count, scramble_key(seed, address));
   check_launch("scramble");
 }
 
