@@ -143,7 +143,7 @@ class Group:
                 group.abort()
             dist.destroy_process_group(group)
         if self.backend == "gloo" and work is not None:
-            outlive(group, [work])
+            outlive(group, work)
         with contextlib.suppress(RefitError):
             self.destroy_remote()
 
@@ -168,17 +168,16 @@ class Group:
         self.leave()
 
 
-def outlive(group, works):
-    """Keeps a broken gloo group until its works have failed, in a thread of its own.
+def outlive(group, work):
+    """Keeps a broken gloo group until its broadcast has failed, in a thread of its own.
 
-    torch cannot abort them. The group's destructor waits for them up to the group's timeout, with the interpreter
-    locked, and the garbage collector may run it anywhere in the trainer."""
-    held = [group, *works]
+    torch cannot abort it. The group's destructor waits for it up to the group's timeout, with the interpreter locked,
+    and the garbage collector may run it anywhere in the trainer."""
+    held = [group]
 
     def hold():
-        for work in works:
-            with contextlib.suppress(Exception):
-                work.wait()
+        with contextlib.suppress(Exception):
+            work.wait()
         held.clear()
 
     threading.Thread(target=hold, daemon=True).start()

@@ -7,7 +7,7 @@ import time
 
 from .errors import RefitError
 from .fan_out import results
-from .group import address_towards, outlive
+from .group import address_towards
 from .ranks import Ranks
 
 
@@ -30,7 +30,6 @@ class ShardGroup:
         self.address, self.port = address, port
         self.timeout, self.group, self._server, self.offsets = datetime.timedelta(seconds=timeout_s), None, None, {}
         self._connected, self._turn, self._replies, self._asked = False, 0, {}, 0.0
-        self._works = []
 
     @property
     def device(self):
@@ -146,9 +145,7 @@ class ShardGroup:
         """Begins to send a chunk: [(flat tensor, engine, its rank)]. Returns torch's works."""
         ranks = [self.offsets[engine.url] + rank for _, engine, rank in sends]
         if self.backend == "gloo":
-            works = [self.group.send([tensor], rank, chunk) for (tensor, *_), rank in zip(sends, ranks)]
-            self._works += works
-            return works
+            return [self.group.send([tensor], rank, chunk) for (tensor, *_), rank in zip(sends, ranks)]
         if not sends:
             return []
         # As torch's batch_isend_irecv: one group of NCCL, in the communicator of all ranks.
@@ -164,7 +161,6 @@ class ShardGroup:
                 self.check()
                 time.sleep(0.0001)
             work.wait()
-        self._works = [work for work in self._works if not work.is_completed()]
 
     def drop(self):
         """Drops a broken group. The next join makes a new one."""
@@ -176,12 +172,9 @@ class ShardGroup:
 
     def _abort(self):
         group, self.group = self.group, None
-        works, self._works = self._works, []
         if self.backend == "nccl" and self._connected:
             with contextlib.suppress(Exception):
                 group.abort()
-        if works:
-            outlive(group, works)
         self._connected = False
 
     def destroy_remote(self):
