@@ -92,8 +92,8 @@ struct ExpandRows {
 // loads B.
 template <class Out, int Halves, bool kVector>
 __global__ void __launch_bounds__(kExpandThreads, 4)
-    expand_kernel(AdapterWeights w, ExpandTiles tiles, const __grid_constant__ SegmentsParameter segments,
-                  const bf16* t, Out* y, int ldy) {
+    expand_kernel(AdapterWeights w, const __grid_constant__ ExpandTiles tiles,
+                  const __grid_constant__ SegmentsParameter segments, const bf16* t, Out* y, int ldy) {
   constexpr int kRows = Halves * kExpandHalf;
   constexpr bool kAhead = Halves <= 2;  // more would need too many registers
   using Rows = ExpandRows<Out, Halves, kVector>;
