@@ -42,7 +42,7 @@ export type ToWorker =
   | { type: 'drain', call: number }
   | { type: 'resume', call: number }
   | { type: 'dropCache', call: number, retract: boolean }
-  /** Replies when no step is under way, after all messages before it have been handled. */
+  /** Replies when the steps have ended that were under way, after all messages before it have been handled. */
   | { type: 'settle', call: number }
   | { type: 'flush', call: number }
   | { type: 'cancelFlush', call: number }

@@ -145,11 +145,8 @@ export class WorkerLoop {
         this.#replies.push({ type: 'reply', call: message.call, done: true })
         return
       }
-      case 'settle': {
-        scheduler.settle()
-        this.#replies.push({ type: 'reply', call: message.call, done: true })
-        return
-      }
+      case 'settle':
+        return scheduler.settle(message.call)
       case 'flush':
         return scheduler.flush(message.call)
       case 'cancelFlush':

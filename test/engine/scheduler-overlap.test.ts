@@ -121,16 +121,36 @@ t.test('a gate in place that waits behind another one shuts when no step is unde
   h.verify(id)
 })
 
-t.test('a settle waits for the step that still has an ended request', async t => {
-  const { h } = noting()
+t.test('a settle waits for the step that still has an ended request, and other requests go on meanwhile', async t => {
+  const { h, begun } = noting()
   const ids = [1, 2].map(n => h.add(makeRequest([n, 2, 3], LONG)))
+  h.settle(1)
+  t.ok(h.replies.has(1), 'no step has begun')
   h.scheduler.step()
   h.scheduler.abort(ids[0]!)
+  h.settle(2)
+  h.settle(3)
   t.equal(h.device.underWay, 1)
-  h.scheduler.settle()
-  t.equal(h.device.underWay, 0)
+  t.notOk(h.replies.has(2))
+  h.scheduler.step()
+  t.equal(h.replies.get(2), true)
+  t.equal(h.replies.get(3), true)
+  t.equal(h.device.underWay, 1, 'the step after it has begun before it has ended')
+  t.same(begun.at(-1), [~1], 'the step under way has no request that ended')
   h.drain()
   h.verify(ids[1]!)
+})
+
+t.test('a pause answers a settle', async t => {
+  const { h } = noting()
+  const id = h.add(makeRequest([1, 2, 3], LONG))
+  h.scheduler.step()
+  h.settle(1)
+  h.scheduler.pause('in_place')
+  t.equal(h.replies.get(1), true)
+  h.scheduler.resume()
+  h.drain()
+  h.verify(id)
 })
 
 t.test('a token has the label under which its step began', async t => {

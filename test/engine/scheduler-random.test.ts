@@ -56,7 +56,8 @@ const calm = [
     })
   },
   { weight: 1, arbitrary: fc.record({ what: fc.constant('flush' as const) }) },
-  { weight: 1, arbitrary: fc.record({ what: fc.constant('cancelFlush' as const) }) }
+  { weight: 1, arbitrary: fc.record({ what: fc.constant('cancelFlush' as const) }) },
+  { weight: 1, arbitrary: fc.record({ what: fc.constant('settle' as const) }) }
 ]
 const wild = [
   ...calm,
@@ -172,6 +173,9 @@ class Program {
         break
       case 'cancelFlush':
         if (this.#flushes.length > 0) h.scheduler.cancelFlush(this.#flushes.pop()!)
+        break
+      case 'settle':
+        h.settle(++this.#calls)
         break
       case 'fault':
         h.device.fault = new Error('fault')

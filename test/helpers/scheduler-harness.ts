@@ -76,6 +76,8 @@ export class Harness {
   #live = 0
   /** The set that is spoilt when a call is answered. */
   readonly #awaited = new Map<number, number>()
+  /** Number of steps that must have ended when a settle is answered. */
+  readonly #settles = new Map<number, number>()
 
   constructor (options: HarnessOptions = {}) {
     const pages = options.pages ?? 64
@@ -97,9 +99,11 @@ export class Harness {
         reply: (call, done) => {
           if (this.replies.has(call)) throw new Error(`call ${call} got two replies`)
           const old = this.#awaited.get(call)
+          const steps = this.#settles.get(call)
+          if (steps !== undefined && this.device.steps < steps) throw new Error('a settle is answered too early')
           // Steps of other weights may be under way then: the device computes with what a set holds when they end.
           if (old !== undefined) this.device.sets![old] = SPOILT
-          else if (done && this.device.underWay > 0) {
+          else if (done && steps === undefined && this.device.underWay > 0) {
             throw new Error(`call ${call} is answered while a step is under way`)
           }
           this.replies.set(call, done)
@@ -189,6 +193,12 @@ export class Harness {
     this.swapTo(weights, { keepOld: true })
     this.#awaited.set(call, 1 - this.#live)
     this.scheduler.awaitOld(call)
+  }
+
+  /** The call is answered when the steps have ended that are under way now. */
+  settle (call: number): void {
+    this.#settles.set(call, this.device.steps + this.device.underWay)
+    this.scheduler.settle(call)
   }
 
   tokens (id: number): number[] {

@@ -33,6 +33,7 @@ export class Batcher {
   readonly experts: ExpertPages
   readonly running: Sequence[] = []
   readonly counters = stepCounters()
+  readonly steps: StepsUnderWay
 
   readonly #options: SchedulerOptions
   readonly #queue = new WaitingQueue()
@@ -40,7 +41,6 @@ export class Batcher {
   readonly #sharing: PrefillSharing
   readonly #ratio = new NewTokenRatio()
   readonly #weights: WeightsInUse
-  readonly #steps: StepsUnderWay
   readonly #maxBatchTokens: number
   /** Null if nothing is guessed. */
   readonly #drafter: Drafter | null
@@ -51,7 +51,7 @@ export class Batcher {
     this.kv = new KvMemory(options.pages, options.pageSize)
     this.experts = new ExpertPages(options.pageSize, options.recorded ?? 0)
     this.#sharing = new PrefillSharing(this.kv)
-    this.#steps = new StepsUnderWay(options)
+    this.steps = new StepsUnderWay(options)
     this.#maxBatchTokens = stepTokens(options)
     const { drafts, fixedDraftCost = false } = options
     this.#drafter = drafts === undefined ? null : new Drafter(drafts, this.counters, fixedDraftCost)
@@ -107,23 +107,23 @@ export class Batcher {
    * was nothing to do. With `startedOnly`, no request begins that has not run before. Throws LostDevice.
    */
   step (startedOnly: boolean): boolean {
-    let worked = this.#steps.count === 0 && this.#begin(startedOnly)
-    if (this.#steps.count === 1 && this.#isForeseeable && this.#begin(startedOnly)) worked = true
-    worked ||= this.#steps.count > 0
-    if (this.#steps.count > 0) this.#collect()
-    if (!worked || this.idle) this.#steps.rest()
+    let worked = this.steps.count === 0 && this.#begin(startedOnly)
+    if (this.steps.count === 1 && this.#isForeseeable && this.#begin(startedOnly)) worked = true
+    worked ||= this.steps.count > 0
+    if (this.steps.count > 0) this.#collect()
+    if (!worked || this.idle) this.steps.rest()
     return worked
   }
 
   /** Waits until no step is under way. What lies between two steps may be done then. Throws LostDevice. */
   land (): void {
-    while (this.#steps.count > 0) this.#collect()
-    this.#steps.rest()
+    while (this.steps.count > 0) this.#collect()
+    this.steps.rest()
   }
 
   /** Steps whose results nobody wants end here: otherwise they would run while the engine counts as idle. */
   landUnwanted (): void {
-    if (this.#steps.areUnwanted) this.land()
+    if (this.steps.areUnwanted) this.land()
   }
 
   /** Takes all pages from all running sequences. They wait with the tokens they have and are computed again. */
@@ -186,7 +186,7 @@ export class Batcher {
     const step = this.#plan()
     if (step === null) return failed
     try {
-      this.#steps.begin(step)
+      this.steps.begin(step)
       this.#weights.begun(step.weights!)
       this.#ratio.decay()
     } catch (error) {
@@ -197,12 +197,12 @@ export class Batcher {
   }
 
   #collect (): void {
-    const ended = this.#steps.collect()
+    const ended = this.steps.collect()
     if ('error' in ended) {
       this.#failStep(ended.step, ended.error)
       // The step behind it took tokens of it, unless it computes with other weights.
-      if (this.#steps.count === 0 || this.#steps.next!.weights !== ended.step.weights) return
-      this.#failStep(this.#steps.collect().step, ended.error)
+      if (this.steps.count === 0 || this.steps.next!.weights !== ended.step.weights) return
+      this.#failStep(this.steps.collect().step, ended.error)
       return
     }
     this.#apply(ended.step, ended.result)
@@ -272,8 +272,8 @@ export class Batcher {
     for (const weights of this.#weights.turns) {
       const isOfStep = (seq: Sequence): boolean => seq.weights === weights
       if (!reserveDecodes(() => this.running.filter(isOfStep), this.kv, () => this.#retractOne())) return null
-      const step = this.#steps.prepare(weights)
-      const drafter = this.#steps.count === 0 ? this.#drafter : null
+      const step = this.steps.prepare(weights)
+      const drafter = this.steps.count === 0 ? this.#drafter : null
       fillStep(step, this.running.filter(isOfStep), this.kv, this.#maxBatchTokens, drafter)
       if (step.sequences.length > 0) return step
     }
@@ -291,7 +291,7 @@ export class Batcher {
 
   /** Not while a step is under way, whose results may free pages: returns false. */
   #retractOne (): boolean {
-    if (this.#steps.count > 0) return false
+    if (this.steps.count > 0) return false
     this.#retract(leastProgressed(this.running))
     this.#ratio.retracted(this.running)
     return true

@@ -31,6 +31,8 @@ export class Scheduler {
   #flushes: number[] = []
   /** Calls that wait until running requests have ended, and then pause. */
   #drains: number[] = []
+  /** Calls that wait until so many steps have ended. */
+  readonly #settles: { call: number, after: number }[] = []
   /** Calls that wait until no request uses the weights before the last swap. */
   #oldWaits: number[] = []
 
@@ -215,9 +217,9 @@ export class Scheduler {
     return worked
   }
 
-  /** Waits for the step under way: afterwards none has requests that ended before. Throws LostDevice. */
-  settle (): void {
-    this.#batcher.land()
+  /** Replies true once the steps under way have ended, which may have requests that ended before. Steps go on. */
+  settle (call: number): void {
+    this.#settles.push({ call, after: this.#batcher.steps.begun })
     this.#settle()
   }
 
@@ -268,6 +270,9 @@ export class Scheduler {
     // This gate opens for a caller that changes nothing, but no step may run meanwhile.
     if (!this.#gateShut && this.#shuts[0]?.inPlace === true) this.#batcher.land()
     if (this.#batcher.onOldWeights === 0) this.#ended()
+    while (this.#settles.length > 0 && this.#settles[0]!.after <= this.#batcher.steps.ended) {
+      this.#options.sink.reply(this.#settles.shift()!.call, true)
+    }
     const isStopped = this.#paused !== null || this.#asleep !== null
     // Held requests wait through a release, a resume and the update that cures the weights. Nothing else would end them
     // here.

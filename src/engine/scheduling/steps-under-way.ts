@@ -29,6 +29,16 @@ export class StepsUnderWay {
     this.#options = options
   }
 
+  /** Number of steps that have begun so far. */
+  get begun (): number {
+    return this.#steps
+  }
+
+  /** Number of steps whose results have been taken so far. */
+  get ended (): number {
+    return this.begun - this.count
+  }
+
   get count (): number {
     return this.#begun.length
   }
