@@ -15,3 +15,12 @@ export class LostDevice extends Error {
 export function isLost (error: unknown): error is Error {
   return error instanceof Error && (error as { code?: unknown }).code === 'DEVICE_LOST'
 }
+
+const NAMED_REQUESTS = 20
+
+/** The end of an error's text that names the requests of a step. */
+export function namedInStep (rids: readonly string[]): string {
+  if (rids.length === 0) return ''
+  const more = rids.length > NAMED_REQUESTS ? ` and ${rids.length - NAMED_REQUESTS} more` : ''
+  return `; requests in the step: ${rids.slice(0, NAMED_REQUESTS).join(', ')}${more}`
+}

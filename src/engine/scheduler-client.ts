@@ -5,6 +5,7 @@ import type { ErrorCode } from '../errors.ts'
 import type { Gate, GateKeeper, GateOpening, SwapOptions } from '../contract/gate.ts'
 import { EventUnpacker } from './event-unpacker.ts'
 import { Heartbeat } from './heartbeat.ts'
+import { namedInStep } from './lost-device.ts'
 import { loadOf } from './messages.ts'
 import type { EventBatch, FromWorker, PlacedRequest, StartData, ToWorker, WorkerData } from './messages.ts'
 import { RateMeter } from './rate-meter.ts'
@@ -14,6 +15,7 @@ import type { SchedulerStats } from './scheduling/scheduler.ts'
 import { IdleTracker } from './idle-tracker.ts'
 import { initialStats } from './initial-stats.ts'
 import { TokenStream } from './token-stream.ts'
+import { collectYoungGarbage } from './young-garbage.ts'
 import { startWatchdog } from './watchdog.ts'
 
 interface Live {
@@ -28,8 +30,6 @@ type Call = ToWorker extends infer M ? M extends { call: number } ? Omit<M, 'cal
 // TypeScript does not rewrite a URL inside `new URL` on compilation, so the extension is that of this very file. When
 // run from sources, the worker inherits the process's loader (`--import` of tap, or Node's type stripping).
 const WORKER = new URL(`./worker${import.meta.url.endsWith('.ts') ? '.ts' : '.js'}`, import.meta.url)
-
-const NAMED_REQUESTS = 20
 
 /**
  * The main thread's side of the scheduler: streams of requests, calls, and the gate. Keeps the process alive until
@@ -171,7 +171,7 @@ export class SchedulerClient implements GateKeeper {
     await this.#call({ type: 'dropCache', retract })
   }
 
-  /** Resolves after the step under way: none has requests from then on that ended before the call. */
+  /** Resolves after the steps under way: none has requests from then on that ended before the call. */
   async settle (): Promise<void> {
     await this.#call({ type: 'settle' })
   }
@@ -320,7 +320,10 @@ export class SchedulerClient implements GateKeeper {
   #deliver (batch: EventBatch): void {
     this.#stats = batch.stats
     // After the readers of these events have run.
-    setImmediate(() => this.#heartbeat.delivered(loadOf(batch)))
+    setImmediate(() => {
+      this.#heartbeat.delivered(loadOf(batch))
+      collectYoungGarbage()
+    })
     let tokens = 0
     let next = 0
     let scores = 0
@@ -368,10 +371,7 @@ export class SchedulerClient implements GateKeeper {
 
   /** A text that names the requests with these numbers (as int32). */
   #requestsIn (ids: readonly number[]): string {
-    const rids = [...this.#live.values()].filter(({ id }) => ids.includes(id | 0)).map(({ rid }) => rid)
-    if (rids.length === 0) return ''
-    const more = rids.length > NAMED_REQUESTS ? ` and ${rids.length - NAMED_REQUESTS} more` : ''
-    return `; requests in the step: ${rids.slice(0, NAMED_REQUESTS).join(', ')}${more}`
+    return namedInStep([...this.#live.values()].filter(({ id }) => ids.includes(id | 0)).map(({ rid }) => rid))
   }
 
   /** The worker is gone or will never answer, so nothing that is open can be answered any more. */

@@ -6,6 +6,7 @@ import { Heartbeat } from './heartbeat.ts'
 import type { FromWorker, WorkerData } from './messages.ts'
 import { seedSource } from './seed-source.ts'
 import { WorkerLoop } from './worker-loop.ts'
+import { collectYoungGarbage } from './young-garbage.ts'
 
 // The scheduler's thread. It makes the core, steps it and frees it on request. The main thread attaches to it by its
 // handle.
@@ -30,7 +31,11 @@ function start (): void {
       begin: batch => {
         addon.beginStep(core, batch)
       },
-      collect: () => addon.collectStep(core)
+      collect: () => {
+        // While the device computes.
+        collectYoungGarbage()
+        return addon.collectStep(core)
+      }
     },
     now: () => performance.now(),
     drawSeed: seedSource(randomSeed)
