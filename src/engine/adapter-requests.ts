@@ -1,6 +1,7 @@
 import { RefitError } from '../errors.ts'
-import type { AdapterStore } from '../adapters/adapter-store.ts'
+import type { AdapterLease, AdapterStore } from '../adapters/adapter-store.ts'
 import type { GenerateRequest, TokenEvent } from '../contract/rollout-engine.ts'
+import { MappedEvents } from './mapped-events.ts'
 import type { PlacedRequest } from './messages.ts'
 import { seedSource } from './seed-source.ts'
 
@@ -34,12 +35,30 @@ export class AdapterRequests {
     return this.#waiting.size
   }
 
-  async *generate (request: GenerateRequest): AsyncGenerator<TokenEvent, void> {
-    const { adapter, ...rest } = request
-    if (this.#waiting.has(request.rid)) {
-      throw new RefitError('INVALID_REQUEST', `Duplicate request ID detected: ${request.rid}; it waits`, {
-        param: 'rid'
-      })
+  generate (request: GenerateRequest): AsyncIterableIterator<TokenEvent> {
+    let lease: AdapterLease | undefined
+    return new MappedEvents({
+      open: async () => {
+        lease = await this.#enter(request)
+        if (lease === undefined) return oneEvent(abortedEvent(request, this.#version()))
+        const { adapter, ...rest } = request
+        const { slot, version } = lease
+        return this.#generate({ ...rest, place: { slot, version } })
+      },
+      map: event => {
+        if (lease !== undefined) event.adapterVersion = lease.version
+        return event
+      },
+      close: () => {
+        lease?.release()
+      }
+    })
+  }
+
+  /** Waits for a slot; undefined if the request is aborted meanwhile. */
+  async #enter ({ rid, adapter }: GenerateRequest): Promise<AdapterLease | undefined> {
+    if (this.#waiting.has(rid)) {
+      throw new RefitError('INVALID_REQUEST', `Duplicate request ID detected: ${rid}; it waits`, { param: 'rid' })
     }
     if (this.#waiting.size >= this.#limit) {
       throw new RefitError(
@@ -49,25 +68,14 @@ export class AdapterRequests {
       )
     }
     const control = new AbortController()
-    this.#waiting.set(request.rid, control)
-    let lease
+    this.#waiting.set(rid, control)
     try {
-      lease = await this.#adapters.enter(adapter!, control.signal)
+      return await this.#adapters.enter(adapter!, control.signal)
     } catch (error) {
       if (error !== ABORTED) throw error
-      yield abortedEvent(request, this.#version())
-      return
+      return undefined
     } finally {
-      this.#waiting.delete(request.rid)
-    }
-    const { slot, version, release } = lease
-    try {
-      for await (const event of this.#generate({ ...rest, place: { slot, version } })) {
-        event.adapterVersion = version
-        yield event
-      }
-    } finally {
-      release()
+      this.#waiting.delete(rid)
     }
   }
 
@@ -83,6 +91,10 @@ export class AdapterRequests {
     for (const control of this.#waiting.values()) control.abort(ABORTED)
     return count
   }
+}
+
+async function* oneEvent (event: TokenEvent): AsyncGenerator<TokenEvent> {
+  yield await Promise.resolve(event)
 }
 
 function abortedEvent ({ inputIds, sampling }: GenerateRequest, weightVersion: string): TokenEvent {

@@ -20,25 +20,33 @@ export class EventUnpacker {
     if (detail?.retractions !== undefined) this.#retractions = detail.retractions
     if (token >= 0) this.#completionTokens++
     const scored = token >= 0 && this.#wantsLogprobs
-    return {
+    const event: TokenEvent = {
       tokens: token >= 0 ? [token] : [],
       logprobs: scored ? [[batch.logprobs?.[index] ?? NaN, token]] : [],
       top: scored ? [scoresOf(batch, from, detail?.top)] : [],
       ids: scored ? [scoresOf(batch, from + (detail?.top ?? 0), detail?.ids)] : [],
-      input: detail?.input === undefined ? null : unpackInput(detail.input),
-      weightVersion: detail?.version ?? batch.version,
+      input: null,
+      weightVersion: batch.version,
       promptTokens: this.#start.promptTokens,
       cachedTokens: this.#start.cachedTokens,
       completionTokens: this.#completionTokens,
       retractions: this.#retractions,
       seed: this.#start.seed,
-      ...detail?.scores === undefined ? {} : { scores: detail.scores },
-      ...detail?.kept === undefined ? {} : { kept: [detail.kept] },
-      ...detail?.times === undefined ? {} : { times: detail.times },
-      ...detail?.experts === undefined ? {} : { experts: detail.experts },
-      finish: detail?.finish ?? null
+      finish: null
     }
+    if (detail !== undefined) complete(event, detail)
+    return event
   }
+}
+
+function complete (event: TokenEvent, { input, version, scores, kept, times, experts, finish }: EventDetail): void {
+  if (input !== undefined) event.input = unpackInput(input)
+  if (version !== undefined) event.weightVersion = version
+  if (scores !== undefined) event.scores = scores
+  if (kept !== undefined) event.kept = [kept]
+  if (times !== undefined) event.times = times
+  if (experts !== undefined) event.experts = experts
+  if (finish !== undefined) event.finish = finish
 }
 
 function scoresOf ({ scores }: EventBatch, from: number, count = 0): Scored[] {

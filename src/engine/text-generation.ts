@@ -1,5 +1,6 @@
 import type { Detokenizer } from '../text/tokenizer.ts'
 import type { FinishReason, GenerateRequest, RolloutEngine, TokenEvent } from '../contract/rollout-engine.ts'
+import { MappedEvents } from './mapped-events.ts'
 import { StopMatcher } from './scheduling/stop-matcher.ts'
 import type { StopPatterns } from './stop-patterns.ts'
 
@@ -25,80 +26,102 @@ export type TextEvent = TokenEvent & { text: string }
  * and takes precedence over an end by length at the same token. Without a detokenizer, all text is empty and stop
  * strings and patterns cannot match.
  */
-export async function* generateText (
+export function generateText (
   engine: Pick<RolloutEngine, 'generate' | 'abort'>,
   request: GenerateRequest,
   detokenizer: Detokenizer | null,
   options: TextStopOptions
-): AsyncGenerator<TextEvent, void, undefined> {
-  const matcher = new StopMatcher(options.stop, options.noStopTrim)
-  const patterns = options.patterns?.matcher()
-  const { minNewTokens } = request.sampling
+): MappedEvents<TokenEvent, TextEvent> {
+  const output = new TextOutput(request, detokenizer, options, () => {
+    engine.abort(request.rid)
+  })
+  return new MappedEvents({ open: () => engine.generate(request), map: event => output.push(event) })
+}
+
+/** The text of one request. */
+class TextOutput {
+  readonly #request: GenerateRequest
+  readonly #detokenizer: Detokenizer | null
+  readonly #options: TextStopOptions
+  readonly #abort: () => void
+  readonly #matcher: StopMatcher
+  readonly #patterns: ReturnType<StopPatterns['matcher']> | undefined
   /** The event that a stop string has ended, until its experts arrive with the engine's last event. */
-  let stopped: TextEvent | null = null
-  for await (const event of engine.generate(request)) {
-    if (stopped !== null) {
-      if (event.finish === null) continue
-      yield { ...stopped, ...expertsOf(event, request, stopped.completionTokens) }
-      return
+  #stopped: TextEvent | null = null
+
+  constructor (
+    request: GenerateRequest,
+    detokenizer: Detokenizer | null,
+    options: TextStopOptions,
+    abort: () => void
+  ) {
+    this.#request = request
+    this.#detokenizer = detokenizer
+    this.#options = options
+    this.#abort = abort
+    this.#matcher = new StopMatcher(options.stop, options.noStopTrim)
+    this.#patterns = options.patterns?.matcher()
+  }
+
+  /** The event with its text; null if it is left out. */
+  push (event: TokenEvent): TextEvent | null {
+    if (this.#stopped !== null) return event.finish === null ? null : this.#withExperts(this.#stopped, event)
+    const text = this.#textOf(event)
+    const { finish } = event
+    if (this.#stopped !== null) {
+      if (finish !== null || this.#request.expertsFrom === undefined) return this.#withExperts(this.#stopped, event)
+      this.#abort()
+      return null
     }
+    if (finish === null) return withText(event, text)
+    // Incomplete characters, and text that was held back without a match.
+    const rest = this.#detokenizer?.flush() ?? ''
+    const last = this.#matcher.push(rest)
+    const matched = last.matched ?? this.#patterns?.push(rest) ?? null
+    if (matched === null) return withText(event, text + last.text + this.#matcher.flush())
+    event.finish = { type: 'stop', matched }
+    return withText(event, text + last.text + (last.matched === null ? this.#matcher.flush() : ''))
+  }
+
+  /** Text of the event's tokens, up to the one that ends it. */
+  #textOf (event: TokenEvent): string {
     const { tokens, finish } = event
+    const { noStopTrim, unseen, special } = this.#options
     const before = event.completionTokens - tokens.length
     let text = ''
     for (let i = 0; i < tokens.length; i++) {
-      if (i === tokens.length - 1 && !options.noStopTrim && endsAtToken(finish)) break
-      const unseen = options.unseen?.(tokens[i]!) ?? ''
-      const seen = detokenizer?.push([tokens[i]!]) ?? ''
-      const obey = before + i + 1 >= minNewTokens
-      const outcome = matcher.push(unseen === '' ? seen : unseen, obey, unseen === '')
+      if (i === tokens.length - 1 && !noStopTrim && endsAtToken(finish)) break
+      const hidden = unseen?.(tokens[i]!) ?? ''
+      const seen = this.#detokenizer?.push([tokens[i]!]) ?? ''
+      const obey = before + i + 1 >= this.#request.sampling.minNewTokens
+      const outcome = this.#matcher.push(hidden === '' ? seen : hidden, obey, hidden === '')
       text += outcome.text
-      const pattern = patterns?.push(seen + (options.special?.(tokens[i]!) ?? ''), obey) ?? null
+      const pattern = this.#patterns?.push(seen + (special?.(tokens[i]!) ?? ''), obey) ?? null
       const matched = outcome.matched ?? pattern
       if (matched === null) continue
-      if (outcome.matched === null) text += matcher.flush()
-      stopped = { ...cut(event, i + 1), text, finish: { type: 'stop', matched } }
+      if (outcome.matched === null) text += this.#matcher.flush()
+      this.#stopped = { ...cut(event, i + 1), text, finish: { type: 'stop', matched } }
       break
     }
-    if (stopped !== null) {
-      if (finish === null && request.expertsFrom !== undefined) {
-        engine.abort(request.rid)
-        continue
-      }
-      yield { ...stopped, ...expertsOf(event, request, stopped.completionTokens) }
-      return
-    }
-    if (finish === null) {
-      yield { ...event, text }
-      continue
-    }
-    // Incomplete characters, and text that was held back without a match.
-    const rest = detokenizer?.flush() ?? ''
-    const last = matcher.push(rest)
-    const matched = last.matched ?? patterns?.push(rest) ?? null
-    if (matched !== null) {
-      yield {
-        ...event,
-        text: text + last.text + (last.matched === null ? matcher.flush() : ''),
-        finish: { type: 'stop', matched }
-      }
-    } else yield { ...event, text: text + last.text + matcher.flush() }
-    return
+    return text
   }
+
+  /** The engine's last event has the experts of its whole output; `stopped` keeps those of its own tokens. */
+  #withExperts (stopped: TextEvent, { experts, promptTokens, completionTokens }: TokenEvent): TextEvent {
+    if (experts === undefined) return stopped
+    const { expertsFrom = 0 } = this.#request
+    const rows = (tokens: number): number => Math.max(0, promptTokens + tokens - 1 - expertsFrom)
+    const kept = rows(stopped.completionTokens) * experts.length / Math.max(1, rows(completionTokens))
+    return { ...stopped, experts: experts.subarray(0, kept) }
+  }
+}
+
+function withText (event: TokenEvent, text: string): TextEvent {
+  return Object.assign(event, { text })
 }
 
 function endsAtToken (finish: FinishReason | null): boolean {
   return finish?.type === 'stop' && typeof finish.matched === 'number'
-}
-
-/** The experts of an engine's last event, cut to an output of its first `completionTokens` tokens. */
-function expertsOf (
-  { experts, promptTokens, completionTokens }: TokenEvent,
-  { expertsFrom = 0 }: GenerateRequest,
-  kept: number
-): { experts?: Uint16Array } {
-  if (experts === undefined) return {}
-  const rows = (tokens: number): number => Math.max(0, promptTokens + tokens - 1 - expertsFrom)
-  return { experts: experts.subarray(0, rows(kept) * experts.length / Math.max(1, rows(completionTokens))) }
 }
 
 /** The event with only its first `count` tokens. */

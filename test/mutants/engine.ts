@@ -23,6 +23,27 @@ export const engine: readonly Mutant[] = [
     tests: ['test/engine/event-packer.test.ts']
   },
   {
+    why: 'a settle is answered before the steps under way have ended',
+    file: 'src/engine/scheduling/scheduler.ts',
+    before: 'this.#settles[0]!.after <= this.#batcher.steps.ended',
+    after: 'this.#settles[0]!.after <= this.#batcher.steps.begun',
+    tests: ['test/engine/scheduler-overlap.test.ts']
+  },
+  {
+    why: 'a request goes on after its last mapped event',
+    file: 'src/engine/mapped-events.ts',
+    before: 'if (event.finish !== null) await this.return()',
+    after: '',
+    tests: ['test/engine/mapped-events.test.ts']
+  },
+  {
+    why: 'a slot of a request whose reader stops early stays taken',
+    file: 'src/engine/adapter-requests.ts',
+    before: 'lease?.release()',
+    after: '',
+    tests: ['test/adapters/versions.test.ts']
+  },
+  {
     why: 'steps run while the gate is shut',
     file: 'src/engine/scheduling/scheduler.ts',
     before: 'return !this.#gateShut && this.#paused === null &&',
