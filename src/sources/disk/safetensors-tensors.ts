@@ -4,6 +4,9 @@ import type { SafetensorsTensor } from '../../wire/safetensors/header.ts'
 import { describeUnreadName, toDType } from '../../wire/safetensors/dtypes.ts'
 import type { AnnouncedTensor } from '../../contract/weight-source.ts'
 
+/** Tokens wait so long at most. */
+const SLICE_MS = 0.25
+
 /** Parses the tensors of a header without blocking the event loop. See `parseHeaderInSlices`. */
 export async function parseTensors (
   json: Uint8Array,
@@ -13,12 +16,14 @@ export async function parseTensors (
   return (await inSlices(parseHeaderInSlices(json, fileBytes, file))).tensors
 }
 
-/** Runs a generator of slices of work, and returns its result. Other callbacks run between the slices. */
+/** Runs a generator of slices of work, and returns its result. Other callbacks run once they have taken SLICE_MS. */
 export async function inSlices<T> (steps: Generator<undefined, T, undefined>): Promise<T> {
-  for (;;) {
+  for (let until = performance.now() + SLICE_MS;;) {
     const { done, value } = steps.next()
+    const isLate = performance.now() >= until
+    if (isLate) await breathe()
     if (done === true) return value
-    await breathe()
+    if (isLate) until = performance.now() + SLICE_MS
   }
 }
 

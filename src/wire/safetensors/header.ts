@@ -17,7 +17,7 @@ const MAX_METADATA = 65_536
 const MAX_NAME = 2048
 const MAX_DIMS = 32
 /** Parsed before a pause. */
-export const ENTRIES_PER_SLICE = 2048
+export const ENTRIES_PER_SLICE = 64
 const SPACE = 0x20
 
 export interface SafetensorsTensor {
@@ -82,7 +82,7 @@ export function atOnce<T> (steps: Generator<undefined, T, undefined>): T {
 }
 
 /**
- * Like `parseHeader`, but pauses every few thousand tensors, so that a long header need not block an event loop. With
+ * Like `parseHeader`, but pauses every few tensors, so that a long header need not block an event loop. With
  * `fileBytes` null (not known yet) the file must end where its last tensor ends.
  */
 export function* parseHeaderInSlices (
