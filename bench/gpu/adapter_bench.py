@@ -33,8 +33,12 @@ from server import Refused, Server  # noqa: E402
 from streams import Stream, spread  # noqa: E402
 
 RANK, RUNNING = 32, 64
+PROMPTS, ROUNDS = (128, 1024), 4
 # All requests fit into the KV cache; a retraction would be seen as a gap.
-GAP_TOKENS = 850
+GAP_TOKENS = 1000
+REPLACEMENTS, EVERY_S = 100, 0.05
+# Gaps get longer with the context, so each is compared with the median of its neighbors in runs without replacements.
+QUIET_RUNS, NEAR = 3, 25
 
 
 def shapes_of(config):
@@ -54,47 +58,55 @@ def server_of(options, folder, place, loras, **more):
         *flags,
         *roots,
         *["--enable-lora", "--max-loras", loras, "--max-cpu-loras", loras + 8, "--max-lora-rank", RANK],
-        *["--max-total-tokens", 65536, "--max-running-requests", RUNNING],
+        *["--max-total-tokens", 98304, "--max-running-requests", RUNNING],
         env=env,
         **more,
     )
 
 
 def throughput(options, folder, place, config):
-    """Decode of 64 running requests with 0, 1, 8 and 32 adapters, the median of interleaved rounds."""
+    """Decode of 64 running requests with 0, 1, 8 and 32 adapters, the median of interleaved rounds, behind prompts of
+    each length."""
     tensors = adapter_files.adapter(shapes_of(config), RANK, 1, device="cuda:0", dtype=torch.bfloat16)
     source = adapter_files.write(place / "adapter", tensors, RANK)
-    batch = prompts(2, (128,) * RUNNING, config["vocab_size"])
     with server_of(options, folder, place, 32) as server:
         for n in range(32):
             server.post("/load_lora_adapter", dict(lora_name=f"a{n}", lora_path=str(source)))
+        for length in PROMPTS:
+            batch = prompts(2, (length,) * RUNNING, config["vocab_size"])
+            steps = step_times(server, batch)
+            base = steps[0]
+            for adapters, goal in ((1, 0.92), (8, 0.88), (32, 0.80)):
+                ms = steps[adapters]
+                row(
+                    f"decode, {RUNNING} running behind prompts of {length}, {adapters} "
+                    f"adapter{'s' if adapters > 1 else ''} of rank {RANK}",
+                    f"{1000 * RUNNING / ms:.0f} tokens/s, {ms:.2f} ms a step",
+                    f"{1000 * RUNNING / base:.0f} tokens/s, {base:.2f} ms a step, the base model",
+                    base / ms,
+                    goal,
+                )
 
-        def seconds(adapters, count):
-            names = [None] * RUNNING if adapters == 0 else [f"a{n % adapters}" for n in range(RUNNING)]
-            sampling = dict(max_new_tokens=count, temperature=0, ignore_eos=True)
-            began = time.perf_counter()
-            replies = server.post("/generate", dict(input_ids=batch, sampling_params=sampling, lora_path=names), 600)
-            if any(len(reply["output_ids"]) != count for reply in replies):
-                raise AssertionError("a request ended early")
-            return time.perf_counter() - began
 
-        cases = (0, 1, 8, 32)
-        for adapters in cases:
+def step_times(server, batch):
+    """Milliseconds of a decode step by number of adapters."""
+
+    def seconds(adapters, count):
+        names = [None] * RUNNING if adapters == 0 else [f"a{n % adapters}" for n in range(RUNNING)]
+        sampling = dict(max_new_tokens=count, temperature=0, ignore_eos=True)
+        began = time.perf_counter()
+        replies = server.post("/generate", dict(input_ids=batch, sampling_params=sampling, lora_path=names), 600)
+        if any(len(reply["output_ids"]) != count for reply in replies):
+            raise AssertionError("a request ended early")
+        return time.perf_counter() - began
+
+    steps = {adapters: [] for adapters in (0, 1, 8, 32)}
+    for _ in range(ROUNDS):
+        for adapters, found in steps.items():
+            # Afterwards the prompts are in the prefix cache.
             seconds(adapters, 4)
-        steps = {adapters: [] for adapters in cases}
-        for _ in range(5):
-            for adapters in cases:
-                steps[adapters].append(1000 * (seconds(adapters, 132) - seconds(adapters, 4)) / 128)
-    base = statistics.median(steps[0])
-    for adapters, goal in ((1, 0.92), (8, 0.88), (32, 0.80)):
-        ms = statistics.median(steps[adapters])
-        row(
-            f"decode, {RUNNING} running, {adapters} adapter{'s' if adapters > 1 else ''} of rank {RANK}",
-            f"{1000 * RUNNING / ms:.0f} tokens/s, {ms:.2f} ms a step",
-            f"{1000 * RUNNING / base:.0f} tokens/s, {base:.2f} ms a step, the base model",
-            base / ms,
-            goal,
-        )
+            found.append(1000 * (seconds(adapters, 132) - seconds(adapters, 4)) / 128)
+    return {adapters: statistics.median(found) for adapters, found in steps.items()}
 
 
 class Client:
@@ -186,59 +198,63 @@ def replace(options, folder, place, config):
                 1,
             )
         batch = prompts(2, (128,) * RUNNING, config["vocab_size"])
+        level, quiet = usual_gaps(server, batch)
         for what, work in (("page cache", disk), ("kept memory", kept)):
-            disk()
-            with concurrent.futures.ThreadPoolExecutor(RUNNING) as pool:
-
-                def crowd():
-                    sampling = dict(max_new_tokens=GAP_TOKENS, temperature=0, ignore_eos=True)
-                    names = [None, "policy"] * (RUNNING // 2)
-                    server.post(
-                        "/generate",
-                        dict(input_ids=batch[1:], sampling_params=sampling, lora_path=names[1:]),
-                        timeout=600,
-                    )
-
-                others = pool.submit(crowd)
-                gaps = pool.submit(Stream(server, batch[0], GAP_TOKENS).gaps)
-                time.sleep(2)
-                # The server closes a connection that idles, and a request opens it again.
-                client.connection.close()
-                taken = [work() for _ in range(100)]
-                others.result()
-                all_gaps = gaps.result()
-            quiet = pool_of_gaps(server, batch)
-            usual, worst = statistics.median(quiet), max(all_gaps[20:])
-            long = sum(gap > 1.2 * usual for gap in all_gaps[20:])
+            # The server closes a connection that idles, and a request opens it again.
+            client.connection.close()
+            found, taken = gaps(server, batch, work)
+            ratios = [gap / level[i] for i, gap in enumerate(found)]
             row(
-                f"longest gap between tokens of {RUNNING} running requests amid 100 replacements from {what}",
-                f"{worst:.2f} ms ({spread(all_gaps[20:])}; {long} of {len(all_gaps) - 20} above {1.2 * usual:.2f}; "
-                f"a replacement {statistics.median(taken):.1f})",
-                f"{usual:.2f} ms, the median without; its longest {max(quiet):.2f} ({spread(quiet)}; "
-                f"{sum(gap > 1.2 * usual for gap in quiet)} above)",
-                worst / usual,
+                f"longest gap between tokens of {RUNNING} running requests amid {REPLACEMENTS} replacements from {what}, "
+                f"one each {1000 * EVERY_S:.0f} ms",
+                f"{max(ratios):.2f} ({spread(ratios)}; {sum(ratio > 1.2 for ratio in ratios)} of {len(ratios)} above "
+                f"1.2; a replacement {statistics.median(taken):.1f} ms)",
+                f"the median of the same tokens without ({level[0]:.2f} to {level[-1]:.2f} ms; there the longest is "
+                f"{max(quiet):.2f}; {spread(quiet)}; {sum(ratio > 1.2 for ratio in quiet)} of {len(quiet)} above 1.2)",
+                max(ratios),
                 1.2,
                 True,
             )
+
+
+def usual_gaps(server, batch):
+    """The median of the gaps around each token without replacements, and all these gaps as parts of it."""
+    gaps(server, batch)
+    runs = [gaps(server, batch)[0] for _ in range(QUIET_RUNS)]
+    level = [
+        statistics.median(gap for run in runs for gap in run[max(0, i - NEAR) : i + NEAR]) for i in range(len(runs[0]))
+    ]
+    return level, [gap / level[i] for run in runs for i, gap in enumerate(run)]
+
+
+def gaps(server, batch, work=None):
+    """The gaps between tokens of one stream among RUNNING requests that all run longer, and the milliseconds of each
+    replacement meanwhile."""
+
+    def crowd():
+        sampling = dict(max_new_tokens=GAP_TOKENS + 60, temperature=0, ignore_eos=True)
+        names = ([None, "policy"] * (RUNNING // 2))[1:]
+        server.post("/generate", dict(input_ids=batch[1:], sampling_params=sampling, lora_path=names), 600)
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        others = pool.submit(crowd)
+        found = pool.submit(Stream(server, batch[0], GAP_TOKENS).gaps)
+        time.sleep(1)
+        taken = []
+        for _ in range(REPLACEMENTS if work is not None else 0):
+            taken.append(work())
+            time.sleep(max(0, EVERY_S - taken[-1] / 1000))
+        if found.done():
+            raise AssertionError("the stream ended before the last replacement")
+        others.result()
+        # The crowd's prompts are computed during the first gaps.
+        return found.result()[20:], taken
 
 
 def phases(server):
     """Medians of what the server reports of the last 20 loads."""
     loads = [json.loads(line)["ms"] for line in server.text().splitlines() if "LoRA adapter loaded" in line][-20:]
     return ", ".join(f"{name} {statistics.median(ms[name] for ms in loads):.2f}" for name in loads[0])
-
-
-def pool_of_gaps(server, batch):
-    """The gaps of one of 64 streams without replacements."""
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        sampling = dict(max_new_tokens=300, temperature=0, ignore_eos=True)
-        names = ([None, "policy"] * (RUNNING // 2))[1:]
-        others = pool.submit(
-            server.post, "/generate", dict(input_ids=batch[1:], sampling_params=sampling, lora_path=names), 600
-        )
-        found = Stream(server, batch[0], 300).gaps()
-        others.result()
-    return found[20:]
 
 
 PARTS = {"adapter-throughput": throughput, "adapter-replace": replace}
