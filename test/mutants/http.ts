@@ -141,21 +141,21 @@ export const http: readonly Mutant[] = [
   {
     why: 'a stop text that ends below min_new_tokens is obeyed',
     file: 'src/engine/text-generation.ts',
-    before: 'before + i + 1 >= minNewTokens',
-    after: 'before + i + 2 >= minNewTokens',
+    before: 'before + i + 1 >= this.#request',
+    after: 'before + i + 2 >= this.#request',
     tests: ['test/engine/text-generation.test.ts']
   },
   {
     why: 'an incomplete character at the end is lost',
     file: 'src/engine/text-generation.ts',
-    before: "const rest = detokenizer?.flush() ?? ''",
+    before: "const rest = this.#detokenizer?.flush() ?? ''",
     after: "const rest = ''",
     tests: ['test/engine/text-generation.test.ts']
   },
   {
     why: 'experts of tokens behind a stop text are returned',
     file: 'src/engine/text-generation.ts',
-    before: 'rows(kept) * experts.length',
+    before: 'rows(stopped.completionTokens) * experts.length',
     after: 'rows(completionTokens) * experts.length',
     tests: [
       'test/engine/text-generation.test.ts',
