@@ -26,7 +26,7 @@ export class SlotPool {
   readonly #deadlineMs: number
   readonly #slots: (AdapterVersion | 'taken' | null)[]
   readonly #settle: () => Promise<void>
-  /** Slots that a step under way may still use, for a request that was aborted. */
+  /** Slots that a step under way may still use, for a request that has ended. */
   readonly #unsettled = new Set<number>()
   /** Called at every change of any slot. */
   readonly #listeners = new Set<() => void>()

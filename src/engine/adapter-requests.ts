@@ -36,10 +36,11 @@ export class AdapterRequests {
   }
 
   generate (request: GenerateRequest): AsyncIterableIterator<TokenEvent> {
+    const control = new AbortController()
     let lease: AdapterLease | undefined
     return new MappedEvents({
       open: async () => {
-        lease = await this.#enter(request)
+        lease = await this.#enter(request, control)
         if (lease === undefined) return oneEvent(abortedEvent(request, this.#version()))
         const { adapter, ...rest } = request
         const { slot, version } = lease
@@ -49,6 +50,9 @@ export class AdapterRequests {
         if (lease !== undefined) event.adapterVersion = lease.version
         return event
       },
+      stop: () => {
+        control.abort(ABORTED)
+      },
       close: () => {
         lease?.release()
       }
@@ -56,7 +60,7 @@ export class AdapterRequests {
   }
 
   /** Waits for a slot; undefined if the request is aborted meanwhile. */
-  async #enter ({ rid, adapter }: GenerateRequest): Promise<AdapterLease | undefined> {
+  async #enter ({ rid, adapter }: GenerateRequest, control: AbortController): Promise<AdapterLease | undefined> {
     if (this.#waiting.has(rid)) {
       throw new RefitError('INVALID_REQUEST', `Duplicate request ID detected: ${rid}; it waits`, { param: 'rid' })
     }
@@ -67,7 +71,6 @@ export class AdapterRequests {
           'try again later'
       )
     }
-    const control = new AbortController()
     this.#waiting.set(rid, control)
     try {
       return await this.#adapters.enter(adapter!, control.signal)

@@ -6,7 +6,9 @@ export interface EventMapping<In, Out> {
   open: () => AsyncIterable<In> | Promise<AsyncIterable<In>>
   /** Null leaves an event out. The first result with a finish is the last. */
   map: (event: In) => Out | null
-  /** Called when no event follows, or the reader has stopped; then possibly twice. */
+  /** Called when no event follows, or the reader has stopped: `open` need not wait any longer. */
+  stop?: () => void
+  /** Called after `stop`, when the source has ended; twice if it was opened after the reader had stopped. */
   close?: () => void
 }
 
@@ -16,6 +18,7 @@ export interface EventMapping<In, Out> {
  */
 export class MappedEvents<In, Out extends { finish: FinishReason | null }> implements AsyncIterableIterator<Out> {
   readonly #mapping: EventMapping<In, Out>
+  #opening: Promise<AsyncIterator<In>> | null = null
   #source: AsyncIterator<In> | null = null
   #isEnded = false
 
@@ -30,7 +33,7 @@ export class MappedEvents<In, Out extends { finish: FinishReason | null }> imple
   async next (): Promise<IteratorResult<Out>> {
     if (this.#isEnded) return { done: true, value: undefined }
     try {
-      const source = this.#source ??= (await this.#mapping.open())[Symbol.asyncIterator]()
+      const source = this.#source ?? await (this.#opening ??= this.#open())
       // The reader may stop while the request is opened.
       while (!this.#isEnded) {
         const { done, value } = await source.next()
@@ -51,11 +54,17 @@ export class MappedEvents<In, Out extends { finish: FinishReason | null }> imple
     this.#isEnded = true
     const source = this.#source
     this.#source = null
+    this.#mapping.stop?.()
     try {
       await source?.return?.()
     } finally {
       this.#mapping.close?.()
     }
     return { done: true, value: undefined }
+  }
+
+  async #open (): Promise<AsyncIterator<In>> {
+    this.#source = (await this.#mapping.open())[Symbol.asyncIterator]()
+    return this.#source
   }
 }
