@@ -206,7 +206,7 @@ def replace(options, folder, place, config):
             ratios = [gap / level[i] for i, gap in enumerate(found)]
             row(
                 f"longest gap between tokens of {RUNNING} running requests amid {REPLACEMENTS} replacements from "
-                f"{what}, one each {1000 * EVERY_S:.0f} ms",
+                f"{what}, one every {1000 * EVERY_S:.0f} ms",
                 f"{max(ratios):.2f} ({spread(ratios)}; {sum(ratio > 1.2 for ratio in ratios)} of {len(ratios)} above "
                 f"1.2; a replacement {statistics.median(taken):.1f} ms)",
                 f"the median of the same tokens without ({level[0]:.2f} to {level[-1]:.2f} ms; there the longest is "

@@ -37,7 +37,14 @@ export const engine: readonly Mutant[] = [
     tests: ['test/engine/mapped-events.test.ts']
   },
   {
-    why: 'a slot of a request whose reader stops early stays taken',
+    why: 'slices of a header are parsed without a pause',
+    file: 'src/sources/disk/safetensors-tensors.ts',
+    before: 'if (isLate) await breathe()',
+    after: '',
+    tests: ['test/sources/slices.test.ts']
+  },
+  {
+    why: 'slots of requests that have ended stay taken',
     file: 'src/engine/adapter-requests.ts',
     before: 'lease?.release()',
     after: '',

@@ -4,7 +4,7 @@ import type { SafetensorsTensor } from '../../wire/safetensors/header.ts'
 import { describeUnreadName, toDType } from '../../wire/safetensors/dtypes.ts'
 import type { AnnouncedTensor } from '../../contract/weight-source.ts'
 
-/** Tokens wait so long at most. */
+/** Longest time of slices before other callbacks run, apart from the last slice. */
 const SLICE_MS = 0.25
 
 /** Parses the tensors of a header without blocking the event loop. See `parseHeaderInSlices`. */

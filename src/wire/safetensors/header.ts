@@ -16,7 +16,7 @@ export const MAX_TENSORS = 500_000
 const MAX_METADATA = 65_536
 const MAX_NAME = 2048
 const MAX_DIMS = 32
-/** Parsed before a pause. */
+/** Parsed before a possible pause. */
 export const ENTRIES_PER_SLICE = 64
 const SPACE = 0x20
 
