@@ -132,6 +132,20 @@ t.test('the folders of src have no circular imports', t => {
   t.end()
 })
 
+t.test('folders beside each other do not import each other both ways', t => {
+  const arrows = new Set<string>()
+  for (const file of matching(/^src\/.+\.ts$/)) {
+    const folder = dirname(file)
+    for (const [, name] of text(file).matchAll(/(?:from|import\()\s*'(\.[^']+)'/g)) {
+      const other = dirname(join(folder, name!))
+      if (dirname(other) === dirname(folder) && other !== folder) arrows.add(`${folder} -> ${other}`)
+    }
+  }
+  t.ok(arrows.size > 100)
+  t.strictSame([...arrows].filter(arrow => arrows.has(arrow.split(' -> ').reverse().join(' -> '))), [])
+  t.end()
+})
+
 t.test('only native/binding includes napi.h, and only the CUDA folders include CUDA', t => {
   const sources = matching(/^native\/.*\.(cc|h|cu|cuh)$/)
   t.ok(sources.length > 10)

@@ -11,7 +11,7 @@ import type { GenerateJob } from '../../src/http/sglang/generate-body.ts'
 import { NOTHING_SHOWN, sglangOutput } from '../../src/http/sglang/sglang-output.ts'
 import type { Shown } from '../../src/http/sglang/sglang-output.ts'
 import { LazyList, sendJson } from '../../src/http/json-parts.ts'
-import { RoutedExperts } from '../../src/http/sglang/routed-experts.ts'
+import { RoutedExperts } from '../../src/http/generation/routed-experts.ts'
 import { samplingMaskFields } from '../../src/http/generation/sampling-mask.ts'
 import { nullable, refusals, streamable } from '../../src/http/schemas.ts'
 

@@ -1,7 +1,7 @@
 import { Type } from 'typebox'
 import type { ServerContext } from '../http/context.ts'
-import { allLayers, base64 } from '../http/sglang/routed-experts.ts'
-import type { WantedExperts } from '../http/sglang/routed-experts.ts'
+import { allLayers, base64 } from '../http/generation/routed-experts.ts'
+import type { WantedExperts } from '../http/generation/routed-experts.ts'
 import type { Sample } from '../http/generation/sample.ts'
 import { encodeNpy } from '../wire/trainers/npy.ts'
 

@@ -1,4 +1,4 @@
-import type { Sequence } from './scheduling/sequence.ts'
+import type { Sequence } from './sequences/sequence.ts'
 
 /** Memory is allocated in slabs of this size, each for as many pages as fit. */
 const SLAB_BYTES = 1 << 22

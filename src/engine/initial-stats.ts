@@ -1,4 +1,4 @@
-import { stepCounters } from './scheduling/step-counters.ts'
+import { stepCounters } from './step-counters.ts'
 import type { SchedulerStats } from './scheduling/scheduler.ts'
 
 /** Stats before the worker's first message. */

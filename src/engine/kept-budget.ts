@@ -1,7 +1,7 @@
 import type { KeptSet, TokenEvent } from '../contract/rollout-engine.ts'
 import type { ErrorCode } from '../errors.ts'
 import { MOST_KEPT } from '../native/step.ts'
-import type { Sequence } from './scheduling/sequence.ts'
+import type { Sequence } from './sequences/sequence.ts'
 
 /** Each id takes 4 bytes in the engine, and about 7 in a reply. */
 const MAX_KEPT_IDS = 1 << 24

@@ -1,6 +1,6 @@
 import type { TokenEvent } from '../contract/rollout-engine.ts'
 import type { ResultCursor } from './result-cursor.ts'
-import type { Sequence } from './scheduling/sequence.ts'
+import type { Sequence } from './sequences/sequence.ts'
 
 /** Takes the results of a row that scores a position of the prompt. */
 export function takeScores (seq: Sequence, position: number, logprob: number, cursor: ResultCursor): void {

@@ -1,5 +1,5 @@
 import type { FinishReason, TokenEvent } from '../contract/rollout-engine.ts'
-import type { Sequence } from './scheduling/sequence.ts'
+import type { Sequence } from './sequences/sequence.ts'
 
 /** An event without tokens; the caller adds the step's results. */
 export function tokenEvent (seq: Sequence, weightVersion: string, finish: FinishReason | null): TokenEvent {

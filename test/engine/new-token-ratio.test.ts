@@ -1,6 +1,6 @@
 import t from 'tap'
 import { NewTokenRatio } from '../../src/engine/scheduling/new-token-ratio.ts'
-import { Sequence } from '../../src/engine/scheduling/sequence.ts'
+import { Sequence } from '../../src/engine/sequences/sequence.ts'
 import { makeRequest } from '../helpers/scheduler-harness.ts'
 
 const LIMITS = { contextLength: 100_000, vocabSize: 10, eosTokenIds: [] }

@@ -1,6 +1,6 @@
 import t from 'tap'
 import fc from 'fast-check'
-import { PageAllocator } from '../../src/engine/scheduling/pages.ts'
+import { PageAllocator } from '../../src/engine/sequences/pages.ts'
 
 t.test('every page is allocated once, and again only after its last holder released it', async (t) => {
   const pages = new PageAllocator(3)

@@ -1,8 +1,8 @@
 import t from 'tap'
 import fc from 'fast-check'
-import { PageAllocator } from '../../src/engine/scheduling/pages.ts'
-import { PrefixCache } from '../../src/engine/scheduling/prefix-cache.ts'
-import type { CacheNode } from '../../src/engine/scheduling/prefix-cache.ts'
+import { PageAllocator } from '../../src/engine/sequences/pages.ts'
+import { PrefixCache } from '../../src/engine/sequences/prefix-cache.ts'
+import type { CacheNode } from '../../src/engine/sequences/prefix-cache.ts'
 
 const SIZE = 2
 

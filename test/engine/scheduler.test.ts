@@ -1,6 +1,6 @@
 import t from 'tap'
-import { PageAllocator } from '../../src/engine/scheduling/pages.ts'
-import { PrefixCache } from '../../src/engine/scheduling/prefix-cache.ts'
+import { PageAllocator } from '../../src/engine/sequences/pages.ts'
+import { PrefixCache } from '../../src/engine/sequences/prefix-cache.ts'
 import { Harness, makeRequest } from '../helpers/scheduler-harness.ts'
 
 const range = (n: number, from = 1): number[] => Array.from({ length: n }, (_, i) => from + i)

@@ -1,5 +1,5 @@
 import t from 'tap'
-import { Sequence } from '../../src/engine/scheduling/sequence.ts'
+import { Sequence } from '../../src/engine/sequences/sequence.ts'
 import { StepBuilder } from '../../src/engine/scheduling/step-builder.ts'
 import type { SamplingParams } from '../../src/contract/rollout-engine.ts'
 import { ROW_FLOATS, ROW_INTS } from '../../src/native/step.ts'

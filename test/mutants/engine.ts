@@ -91,7 +91,7 @@ export const engine: readonly Mutant[] = [
   },
   {
     why: 'penalties of the next token miss the last one',
-    file: 'src/engine/scheduling/sequence.ts',
+    file: 'src/engine/sequences/sequence.ts',
     before: 'return !this.penalties && this.constraint === null',
     after: 'return this.constraint === null',
     tests: ['test/engine/scheduler-overlap.test.ts', 'test/engine/scheduler-random.test.ts']
@@ -173,35 +173,35 @@ export const engine: readonly Mutant[] = [
   },
   {
     why: 'the page of the last token is taken from the cache',
-    file: 'src/engine/scheduling/sequence.ts',
+    file: 'src/engine/sequences/sequence.ts',
     before: 'Math.max(score, 1) - 1 : this.length - 1)',
     after: 'Math.max(score, 1) - 1 : this.length)',
     tests: ['test/engine/scheduler.test.ts']
   },
   {
     why: 'a salt shares the cache of requests without one',
-    file: 'src/engine/scheduling/prefix-cache.ts',
+    file: 'src/engine/sequences/prefix-cache.ts',
     before: 'this.#roots.set(salt, root)',
     after: "this.#roots.set('', root)",
     tests: ['test/engine/prefix-cache.test.ts', 'test/engine/scheduler.test.ts']
   },
   {
     why: 'two pages with one hash are taken for each other',
-    file: 'src/engine/scheduling/prefix-cache.ts',
+    file: 'src/engine/sequences/prefix-cache.ts',
     before: 'if (node.parent === parent && this.#equal(node.page, tokens, from)) return node',
     after: 'if (node.parent === parent) return node',
     tests: ['test/engine/prefix-cache.test.ts']
   },
   {
     why: 'the most recent leaf is evicted first',
-    file: 'src/engine/scheduling/prefix-cache.ts',
+    file: 'src/engine/sequences/prefix-cache.ts',
     before: 'this.#evict(this.#oldest)',
     after: 'this.#evict(this.#newest!)',
     tests: ['test/engine/prefix-cache.test.ts']
   },
   {
     why: 'a page that was computed twice is never freed',
-    file: 'src/engine/scheduling/prefix-cache.ts',
+    file: 'src/engine/sequences/prefix-cache.ts',
     before: `        this.#pages.release(pages[i]!)
         pages[i] = child.page`,
     after: '        pages[i] = child.page',
@@ -230,7 +230,7 @@ export const engine: readonly Mutant[] = [
   },
   {
     why: 'the limit of tokens is passed by one',
-    file: 'src/engine/scheduling/sequence.ts',
+    file: 'src/engine/sequences/sequence.ts',
     before: 'return this.length >= this.maxLength ?',
     after: 'return this.length > this.maxLength ?',
     tests: ['test/engine/scheduler.test.ts']
@@ -260,7 +260,7 @@ export const engine: readonly Mutant[] = [
   },
   {
     why: 'a bad word is banned one token too late',
-    file: 'src/engine/scheduling/sequence.ts',
+    file: 'src/engine/sequences/sequence.ts',
     before: 'const first = this.length + guesses - word.length + 1',
     after: 'const first = this.length - word.length',
     tests: ['test/engine/step-builder.test.ts']

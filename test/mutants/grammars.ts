@@ -111,7 +111,7 @@ export const grammars: readonly Mutant[] = [
   },
   {
     why: 'allowed tokens and a grammar allow the union of both',
-    file: 'src/engine/scheduling/token-constraint.ts',
+    file: 'src/engine/sequences/token-constraint.ts',
     before: 'return a.map((word, i) => word & b[i]!)',
     after: 'return a.map((word, i) => word | b[i]!)',
     tests: ['test/engine/constraints.test.ts']

@@ -203,7 +203,7 @@ export const http: readonly Mutant[] = [
   },
   {
     why: 'a seed of 64 bits is rounded',
-    file: 'src/http/sglang/sampling.ts',
+    file: 'src/http/generation/sampling.ts',
     before: 'return BigInt.asUintN(64, BigInt(seed))',
     after: 'return BigInt.asUintN(64, BigInt(Number(seed)))',
     tests: [
@@ -214,7 +214,7 @@ export const http: readonly Mutant[] = [
   },
   {
     why: 'min_new_tokens above the limit is accepted',
-    file: 'src/http/sglang/sampling.ts',
+    file: 'src/http/generation/sampling.ts',
     before: 'most === null || minNewTokens <= (most ?? fallback),',
     after: 'most == null || minNewTokens <= (most ?? fallback),',
     tests: ['test/routes/sglang/generate-refusals.test.ts', 'test/routes/sglang/generate.test.ts']

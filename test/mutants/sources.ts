@@ -266,7 +266,7 @@ export const sources: readonly Mutant[] = [
   },
   {
     why: 'the slot of a semaphore is lost when its next waiter takes it',
-    file: 'src/sources/tensor/semaphore.ts',
+    file: 'src/sources/semaphore.ts',
     before: 'if (next === undefined) this.#free++',
     after: 'if (next === undefined && this.#free > 0) this.#free++',
     tests: ['test/sources/spool.test.ts', 'test/sources/handle-thread.test.ts']

@@ -45,7 +45,7 @@ export const speculation: readonly Mutant[] = [
   },
   {
     why: 'a step is planned behind one with guesses',
-    file: 'src/engine/scheduling/sequence.ts',
+    file: 'src/engine/sequences/sequence.ts',
     before: 'this.begunSamples <= 1 && (',
     after: '(',
     tests: RANDOM
@@ -116,14 +116,14 @@ export const speculation: readonly Mutant[] = [
   },
   {
     why: 'a guess after which no token is allowed is computed',
-    file: 'src/engine/scheduling/token-constraint.ts',
+    file: 'src/engine/sequences/token-constraint.ts',
     before: ' || ahead.isStuck',
     after: '',
     tests: ['test/engine/constraints.test.ts']
   },
   {
     why: 'bad words are looked for before the guesses',
-    file: 'src/engine/scheduling/sequence.ts',
+    file: 'src/engine/sequences/sequence.ts',
     before: 'const first = this.length + guesses - word.length + 1',
     after: 'const first = this.length - word.length + 1',
     tests: ['test/engine/constraints.test.ts']

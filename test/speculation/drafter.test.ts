@@ -1,8 +1,8 @@
 import t from 'tap'
 import { Drafter } from '../../src/engine/speculation/drafter.ts'
 import { GuessRates } from '../../src/engine/speculation/guess-rates.ts'
-import { Sequence } from '../../src/engine/scheduling/sequence.ts'
-import { stepCounters } from '../../src/engine/scheduling/step-counters.ts'
+import { Sequence } from '../../src/engine/sequences/sequence.ts'
+import { stepCounters } from '../../src/engine/step-counters.ts'
 import type { GenerateRequest, SamplingParams } from '../../src/contract/rollout-engine.ts'
 import { makeRequest } from '../helpers/scheduler-harness.ts'
 

@@ -1,5 +1,5 @@
 import { Type } from 'typebox'
-import { newRid } from '../../http/sglang/generate-body.ts'
+import { newRid } from '../../http/generation/new-rid.ts'
 import type { ChatMessage, Delta } from '../../http/openai/chat-reply.ts'
 import type { Sample } from '../../http/generation/sample.ts'
 

@@ -9,7 +9,7 @@ import { openSparsePayload, sparseSource } from '../../sources/tensor/sparse-del
 import { payloadError } from '../../wire/torch/tensor.ts'
 import { describeUnreadDType, torchWeightDType } from '../../wire/torch/dtypes.ts'
 import type { SparseItem } from '../../wire/trainers/sparse-payload.ts'
-import { Semaphore } from '../../sources/tensor/semaphore.ts'
+import { Semaphore } from '../../sources/semaphore.ts'
 import { memoize } from '../memoize.ts'
 
 /** Largest compressed payload; NeMo-RL splits payloads at 512 MiB. */

@@ -9,8 +9,8 @@ import { bestOf, checkScoredIds, promptLogprobsField, scoring } from '../../http
 import { otherVllmSamplingFields } from '../../http/owner-fields.ts'
 import { invalid } from '../../http/refuse.ts'
 import { scoredRowsFields } from '../../http/generation/scored-rows.ts'
-import { openAiNames, readSampling } from '../../http/sglang/sampling.ts'
-import type { Sampling } from '../../http/sglang/sampling.ts'
+import { openAiNames, readSampling } from '../../http/generation/sampling.ts'
+import type { Sampling } from '../../http/generation/sampling.ts'
 import { nullable, TokenIds } from '../../http/schemas.ts'
 import { readTokenLists, tokenListFields } from '../../http/generation/token-lists.ts'
 

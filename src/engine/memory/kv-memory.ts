@@ -1,6 +1,6 @@
-import { PageAllocator } from '../scheduling/pages.ts'
-import { PrefixCache } from '../scheduling/prefix-cache.ts'
-import type { Sequence } from '../scheduling/sequence.ts'
+import { PageAllocator } from '../sequences/pages.ts'
+import { PrefixCache } from '../sequences/prefix-cache.ts'
+import type { Sequence } from '../sequences/sequence.ts'
 
 /** The KV pages of the engine: which sequence holds which pages, and which stay in the prefix cache. */
 export class KvMemory {

@@ -2,7 +2,7 @@ import { RefitError } from '../../errors.ts'
 import type { Grammars } from '../../grammars/grammars.ts'
 import { maskWords } from '../../native/step.ts'
 import type { GenerateRequest } from '../../contract/rollout-engine.ts'
-import { TokenConstraint } from './token-constraint.ts'
+import { TokenConstraint } from '../sequences/token-constraint.ts'
 
 /** Makes the constraints of requests. */
 export class Constraints {

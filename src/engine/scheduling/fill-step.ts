@@ -1,8 +1,8 @@
 import type { KvMemory } from '../memory/kv-memory.ts'
 import { NO_DRAFTS } from '../speculation/drafter.ts'
 import type { Drafter, Drafts } from '../speculation/drafter.ts'
-import { bySlot } from './sequence.ts'
-import type { Sequence } from './sequence.ts'
+import { bySlot } from '../sequences/sequence.ts'
+import type { Sequence } from '../sequences/sequence.ts'
 import type { StepBuilder } from './step-builder.ts'
 
 /**

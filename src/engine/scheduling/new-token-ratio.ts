@@ -1,4 +1,4 @@
-import type { Sequence } from './sequence.ts'
+import type { Sequence } from '../sequences/sequence.ts'
 
 // Admission with overcommit, as in SGLang: only a fraction of the tokens that a request may still generate counts as
 // needed. The fraction falls with every step, and rises when a retraction shows that it was too low.

@@ -1,5 +1,5 @@
 import type { KvMemory } from '../memory/kv-memory.ts'
-import type { Sequence } from './sequence.ts'
+import type { Sequence } from '../sequences/sequence.ts'
 
 /**
  * Prefills under way, so that several samples of one prompt compute it once. A request that would compute the same next

@@ -2,9 +2,9 @@ import type { LogprobOptions, ScoredRows } from '../../contract/rollout-engine.t
 import type { StepBatch } from '../../native/step.ts'
 import { ROW_INTS, ROW_RAW_LOGPROB, ROW_WANT_LOGPROB } from '../../native/step.ts'
 import { floatList, intList, wordList } from '../growable.ts'
-import type { Sequence } from './sequence.ts'
-import type { StepWeights } from './step-weights.ts'
-import type { TokenConstraint } from './token-constraint.ts'
+import type { Sequence } from '../sequences/sequence.ts'
+import type { StepWeights } from '../sequences/step-weights.ts'
+import type { TokenConstraint } from '../sequences/token-constraint.ts'
 
 const NO_IDS: number[] = []
 const NO_DRAFT: readonly number[] = []

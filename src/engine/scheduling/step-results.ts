@@ -5,9 +5,9 @@ import { takeKept } from '../kept-budget.ts'
 import { ResultCursor } from '../result-cursor.ts'
 import { takeScores } from '../take-scores.ts'
 import { tokenEvent } from '../token-event.ts'
-import type { Sequence } from './sequence.ts'
+import type { Sequence } from '../sequences/sequence.ts'
 import type { StepBuilder } from './step-builder.ts'
-import { notAllowed } from './token-constraint.ts'
+import { notAllowed } from '../sequences/token-constraint.ts'
 
 /** Reads the results of a step, sequence after sequence. */
 export class StepResults {

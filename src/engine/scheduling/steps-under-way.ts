@@ -2,7 +2,7 @@ import type { StepResult } from '../../native/step.ts'
 import { isLost, LostDevice } from '../lost-device.ts'
 import type { SchedulerOptions } from '../step-device.ts'
 import { StepBuilder } from './step-builder.ts'
-import type { StepWeights } from './step-weights.ts'
+import type { StepWeights } from '../sequences/step-weights.ts'
 
 /**
  * A step that has ended: its results, or the reason why it failed; how long the device took for it; and how long it was

@@ -1,4 +1,4 @@
-import type { Sequence } from './sequence.ts'
+import type { Sequence } from '../sequences/sequence.ts'
 
 /**
  * Sequences that wait, in order of arrival. New ones join at the end; retracted ones find their place from the front.

@@ -1,5 +1,5 @@
-import type { Sequence } from './sequence.ts'
-import type { StepWeights } from './step-weights.ts'
+import type { Sequence } from '../sequences/sequence.ts'
+import type { StepWeights } from '../sequences/step-weights.ts'
 
 /**
  * The weights that steps compute with: those of sequences that start now, and after a swap that lets running sequences

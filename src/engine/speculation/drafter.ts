@@ -1,5 +1,5 @@
-import type { Sequence } from '../scheduling/sequence.ts'
-import type { StepCounters } from '../scheduling/step-counters.ts'
+import type { Sequence } from '../sequences/sequence.ts'
+import type { StepCounters } from '../step-counters.ts'
 import { GuessRates } from './guess-rates.ts'
 import { PromptTexts } from './prompt-texts.ts'
 import { StepCost } from './step-cost.ts'
@@ -16,7 +16,7 @@ const LEAST_CHANCE = 0.15
 const MOST_CHANCE = 0.75
 
 /** Texts that a sequence is drafted from, and its last draft, which begins at position `at`. */
-export interface Drafting {
+interface Drafting {
   readonly key: string
   readonly texts: PromptTexts
   draft: Draft
@@ -50,6 +50,8 @@ export class Drafter {
   readonly #rates = new GuessRates()
   /** By prompt, adapter and cache salt; the last used come last. */
   readonly #prompts = new Map<string, PromptTexts>()
+  /** The sequences that run and take drafts. */
+  readonly #followed = new Map<Sequence, Drafting>()
   #keptTokens = 0
   /** Number of the plan, and the tokens that indexes may still take in for it. */
   #plan = 0
@@ -75,15 +77,15 @@ export class Drafter {
     if (!this.#prompts.delete(key)) this.#keptTokens += texts.size
     this.#prompts.set(key, texts)
     texts.add(seq)
-    seq.drafting = { key, texts, draft: NO_DRAFT, at: 0 }
+    this.#followed.set(seq, { key, texts, draft: NO_DRAFT, at: 0 })
   }
 
   /** Keeps the output of a sequence that has ended. */
   leave (seq: Sequence): void {
-    const { drafting } = seq
-    if (drafting === null) return
+    const drafting = this.#followed.get(seq)
+    if (drafting === undefined) return
     const { key, texts } = drafting
-    seq.drafting = null
+    this.#followed.delete(seq)
     const before = texts.size
     texts.remove(seq)
     this.#keptTokens += texts.size - before
@@ -144,8 +146,9 @@ export class Drafter {
   }
 
   #draft (seq: Sequence, most: number, least: number): Draft | null {
-    const { drafting, begunSamples } = seq
-    if (drafting === null || most <= 0) return null
+    const { begunSamples } = seq
+    const drafting = this.#followed.get(seq)
+    if (drafting === undefined || most <= 0) return null
     this.#learn(seq, drafting)
     drafting.at = seq.length
     const { index, added } = drafting.texts.index(this.#plan, this.#indexable)

@@ -1,4 +1,4 @@
-import type { Sequence } from '../scheduling/sequence.ts'
+import type { Sequence } from '../sequences/sequence.ts'
 import { TextIndex } from './text-index.ts'
 import type { Text } from './text-index.ts'
 

@@ -9,9 +9,9 @@ import type { GenerationContext } from '../context.ts'
 import { duplicate } from './live-requests.ts'
 import { requireNoRefusingPause } from './refusing-pause.ts'
 import { Sample } from './sample.ts'
-import type { TextOptions } from '../sglang/sampling.ts'
+import type { TextOptions } from './sampling.ts'
 import { spendBody } from '../upload/body-memory.ts'
-import { textEvents } from '../sglang/text-events.ts'
+import { textEvents } from './text-events.ts'
 
 /** One sample to generate. */
 export interface SampleRequest {

@@ -4,7 +4,7 @@ import type { Tokenizer } from '../../text/tokenizer.ts'
 import { MAX_BATCH } from '../limits.ts'
 import { invalid } from '../refuse.ts'
 import { hasTime, nextTurn } from '../turns.ts'
-import { DEFAULT_MAX_NEW_TOKENS } from '../sglang/sampling.ts'
+import { DEFAULT_MAX_NEW_TOKENS } from './sampling.ts'
 
 /** Checks token ids of a client against the vocabulary. `param` names the list. */
 export function idsOf (ids: ArrayLike<number>, info: EngineInfo, param: string): Int32Array {

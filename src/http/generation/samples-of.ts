@@ -1,5 +1,5 @@
 import type { SampleRequest } from './generation.ts'
-import type { Sampling } from '../sglang/sampling.ts'
+import type { Sampling } from './sampling.ts'
 
 /** The samples of one prompt, as many as its sampling requests. Sample j takes seed + j. */
 export function samplesOf (

@@ -3,7 +3,7 @@ import { GREEDY_TEMPERATURE } from '../../engine/check-sampling.ts'
 import type { SamplingParams, Scored } from '../../contract/rollout-engine.ts'
 import type { Sample } from './sample.ts'
 import { LazyList } from '../json-parts.ts'
-import { base64 } from '../sglang/routed-experts.ts'
+import { base64 } from './routed-experts.ts'
 
 // Sampling masks: the tokens that top_k, top_p and min_p kept at each position of an output. Trainers compute their
 // probabilities over the same tokens (DeepSeek-AI, 2025, arXiv:2512.02556). One list of kept sets in three spellings.

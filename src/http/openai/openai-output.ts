@@ -2,7 +2,7 @@ import { Type } from 'typebox'
 import type { FinishReason } from '../../contract/rollout-engine.ts'
 import { VersionStamps } from '../generation/bound-version.ts'
 import type { Sample } from '../generation/sample.ts'
-import { Sglext } from '../sglang/routed-experts.ts'
+import { Sglext } from '../generation/routed-experts.ts'
 import { nullable } from '../schemas.ts'
 
 export const Usage = Type.Object({

@@ -2,7 +2,7 @@ import type { FinishReason, SamplingParams } from '../../contract/rollout-engine
 import type { Grammar } from '../../contract/grammar.ts'
 import type { SampleRequest } from '../generation/generation.ts'
 import type { Sample, VersionSpan } from '../generation/sample.ts'
-import type { TextOptions } from '../sglang/sampling.ts'
+import type { TextOptions } from '../generation/sampling.ts'
 
 /** Which samples are kept: those whose request has `receipt`, or all. */
 export type KeepRule = 'asked' | 'all'

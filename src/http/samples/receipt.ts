@@ -3,7 +3,7 @@ import { Type } from 'typebox'
 import type { Static } from 'typebox'
 import type { EngineInfo } from '../../contract/rollout-engine.ts'
 import type { Grammar } from '../../contract/grammar.ts'
-import { SamplingFields } from '../sglang/sampling.ts'
+import { SamplingFields } from '../generation/sampling.ts'
 import { nullable } from '../schemas.ts'
 import type { KeptSample } from './kept-samples.ts'
 

@@ -1,4 +1,3 @@
-import { randomUUID } from 'node:crypto'
 import { Type } from 'typebox'
 import type { Static } from 'typebox'
 import { RefitError } from '../../errors.ts'
@@ -9,14 +8,15 @@ import type { SampleRequest } from '../generation/generation.ts'
 import { loraPathOf } from '../adapters.ts'
 import { MAX_RID_LENGTH, MAX_SALT_LENGTH } from '../limits.ts'
 import { checkScoredIds } from '../openai/prompt-logprobs.ts'
+import { newRid } from '../generation/new-rid.ts'
 import { otherGenerateFields } from '../owner-fields.ts'
 import { checkBatch, encodeText, encodeTexts, fitContext, idsOf } from '../generation/prompts.ts'
 import { invalid, refuseFields } from '../refuse.ts'
-import { routedExpertsFields, wantedExperts } from './routed-experts.ts'
+import { routedExpertsFields, wantedExperts } from '../generation/routed-experts.ts'
 import { samplesOf } from '../generation/samples-of.ts'
 import { rowsOf } from '../generation/scored-rows.ts'
-import { checkStops, readSampling, SamplingFields } from './sampling.ts'
-import type { Sampling } from './sampling.ts'
+import { checkStops, readSampling, SamplingFields } from '../generation/sampling.ts'
+import type { Sampling } from '../generation/sampling.ts'
 import { receiptField, wantsReceipt } from '../samples/receipt-field.ts'
 import { nullable, refused, TokenIds } from '../schemas.ts'
 import type { OutputOptions } from './sglang-output.ts'
@@ -218,10 +218,6 @@ function ridsOf (rid: GenerateBody['rid'], count: number, batch: boolean): strin
   if (Array.isArray(rid)) return Array.from({ length: count }, (_, i) => perItem(rid, i, count, 'rid') ?? newRid())
   if (typeof rid === 'string') return Array.from({ length: count }, (_, i) => batch ? `${rid}_${i}` : rid)
   return Array.from({ length: count }, newRid)
-}
-
-export function newRid (): string {
-  return randomUUID().replaceAll('-', '')
 }
 
 function logprobsOf (

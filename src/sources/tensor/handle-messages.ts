@@ -46,7 +46,7 @@ export type ToHandleThread =
     gpus: readonly string[]
     borrowed?: boolean | undefined
   }
-  /** The same for the handle of one tensor, sent on its own (src/wire/torch/handle.ts). */
+  /** The same for the handle of one tensor, sent on its own (src/wire/trainers/handle.ts). */
   | { type: 'handle', id: number, name: string, bytes: Uint8Array, gpu: string | null }
   /** The same for handles by GPU, with names, dtypes and shapes beside them (src/wire/torch/offer.ts). */
   | { type: 'offer', id: number, entry: string, offer: Offer, ranks: number, gpus: readonly string[] }

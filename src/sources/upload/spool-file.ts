@@ -3,7 +3,7 @@ import { constants, open, statfs, unlink } from 'node:fs/promises'
 import type { FileHandle } from 'node:fs/promises'
 import { join } from 'node:path'
 import { RefitError } from '../../errors.ts'
-import { Semaphore } from '../tensor/semaphore.ts'
+import { Semaphore } from '../semaphore.ts'
 
 // A slow disk takes at most two of libuv's four threads.
 const semaphore = new Semaphore(2)

@@ -1,6 +1,6 @@
 import { Type } from 'typebox'
 import type { Delta } from '../../../http/openai/chat-reply.ts'
-import { newRid } from '../../../http/sglang/generate-body.ts'
+import { newRid } from '../../../http/generation/new-rid.ts'
 import type { Sample } from '../../../http/generation/sample.ts'
 import type { ResponsesBody } from './body.ts'
 

@@ -2,7 +2,7 @@ import { generateText } from '../../engine/text-generation.ts'
 import type { TextEvent } from '../../engine/text-generation.ts'
 import type { GenerationContext } from '../context.ts'
 import type { Tokenizer } from '../../text/tokenizer.ts'
-import type { SampleRequest } from '../generation/generation.ts'
+import type { SampleRequest } from './generation.ts'
 
 /** The texts of special tokens that occur in a list of stop texts; all samples of a request have the same list. */
 const SPECIALS = new WeakMap<readonly string[], Map<number, string>>()

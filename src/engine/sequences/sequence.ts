@@ -5,7 +5,6 @@ import type { TokenConstraint } from './token-constraint.ts'
 import type { FinishReason } from '../../contract/rollout-engine.ts'
 import type { StepWeights } from './step-weights.ts'
 import type { PlacedRequest } from '../messages.ts'
-import type { Drafting } from '../speculation/drafter.ts'
 import { inputTables } from '../score-table.ts'
 import type { InputTables } from '../score-table.ts'
 
@@ -71,8 +70,6 @@ export class Sequence {
   keptIds = 0
   /** Requests that wait for this one's prefill. */
   waiters: Sequence[] = []
-  /** Sources of its drafts; null if it takes none. */
-  drafting: Drafting | null = null
   /** Key of the page that waiters wait for; see PrefillSharing. */
   leads: { hash: number, node: CacheNode } | null = null
   /** Neighbours in the waiting queue. */

@@ -2,7 +2,7 @@ import { Type } from 'typebox'
 import type { EngineInfo, ExpertLayout } from '../../contract/rollout-engine.ts'
 import { RefitError } from '../../errors.ts'
 import { invalid } from '../refuse.ts'
-import type { Sample } from '../generation/sample.ts'
+import type { Sample } from './sample.ts'
 import { nullable } from '../schemas.ts'
 
 // Reports which experts each token of a sample was routed to, for trainers that replay the routing (R3: Ma et al.,

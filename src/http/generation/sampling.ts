@@ -5,7 +5,7 @@ import { StopPatterns } from '../../engine/stop-patterns.ts'
 import { RefitError } from '../../errors.ts'
 import type { EngineInfo, SamplingParams } from '../../contract/rollout-engine.ts'
 import type { Grammar } from '../../contract/grammar.ts'
-import { grammarOf, sglangGrammar, sglangGrammarFields } from '../generation/grammar-fields.ts'
+import { grammarOf, sglangGrammar, sglangGrammarFields } from './grammar-fields.ts'
 import { nullable, refused } from '../schemas.ts'
 import type { Tokenizer } from '../../text/tokenizer.ts'
 

@@ -1,10 +1,10 @@
 import { PickleDict } from '../pickle/values.ts'
-import type { TensorRequestBody } from './body.ts'
-import { toGpuUuid } from './gpus.ts'
-import { readNested } from './payload.ts'
-import { readTensor } from './rebuild.ts'
-import { StorageTable } from './storage.ts'
-import { directHandle } from '../trainers/verl-buckets.ts'
+import type { TensorRequestBody } from '../torch/body.ts'
+import { toGpuUuid } from '../torch/gpus.ts'
+import { readNested } from '../torch/payload.ts'
+import { readTensor } from '../torch/rebuild.ts'
+import { StorageTable } from '../torch/storage.ts'
+import { directHandle } from './verl-buckets.ts'
 
 /**
  * Reads a pickle of one tensor's handle: (function, arguments), as torch's reduce_tensor returns it, or verl's metadata

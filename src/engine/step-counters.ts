@@ -1,4 +1,4 @@
-import type { EngineStats } from '../../contract/rollout-engine.ts'
+import type { EngineStats } from '../contract/rollout-engine.ts'
 
 /** Counts since the start, and the duration of the last step in milliseconds; see EngineStats. */
 export type StepCounters = Pick<
