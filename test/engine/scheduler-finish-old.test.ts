@@ -115,6 +115,29 @@ t.test('a write in place and an abort of all end the time of old weights', async
   }
 })
 
+t.test('a pause holds requests on old weights, until it or their time ends', async t => {
+  for (const how of ['resume', 'end of their time'] as const) {
+    const h = new Harness()
+    const id = h.add(makeRequest([1, 2, 3], LONG))
+    for (let i = 0; i < 4; i++) h.scheduler.step()
+    h.swapKeepingOld(1, CALL)
+    h.scheduler.pause('in_place')
+    t.notOk(h.replies.has(CALL))
+    t.equal(h.scheduler.stats().onOldWeights, 1)
+    const before = h.tokens(id).length
+    if (how === 'end of their time') {
+      h.scheduler.endOld()
+      t.equal(h.replies.get(CALL), true)
+    }
+    t.equal(h.tokens(id).length, before, 'nothing runs in a pause')
+    h.scheduler.resume()
+    h.drain()
+    h.verify(id)
+    t.equal(h.replies.get(CALL), true, how)
+    t.equal(versions(h, id), '0'.repeat(how === 'resume' ? 12 : before).padEnd(12, '1'))
+  }
+})
+
 t.test('in random order, each request is of the weights with which it started until their time ends', async () => {
   const request = fc.record({
     what: fc.constant('add' as const),
