@@ -44,11 +44,20 @@ function made (): { slots: Slots, requests: AdapterRequests, request: GenerateRe
   return { slots, requests, request: { ...makeRequest([1]), rid: 'a', adapter: 'policy' } }
 }
 
-t.test('a reader that stops while it waits for a slot leaves the queue', async t => {
-  const { slots, requests, request } = made()
-  const events = requests.generate(request)
+/** A request whose first read waits for a slot. */
+async function waiting (): Promise<
+  & ReturnType<typeof made>
+  & { events: AsyncIterableIterator<TokenEvent>, first: Promise<IteratorResult<TokenEvent>> }
+> {
+  const all = made()
+  const events = all.requests.generate(all.request)
   const first = events.next()
   await new Promise(setImmediate)
+  return { ...all, events, first }
+}
+
+t.test('a reader that stops while it waits for a slot leaves the queue', async t => {
+  const { slots, requests, events, first } = await waiting()
   t.equal(requests.waiting, 1)
   await events.return!()
   t.equal((await first).done, true)
@@ -57,10 +66,7 @@ t.test('a reader that stops while it waits for a slot leaves the queue', async t
 })
 
 t.test('a reader that stops early gives its slot back, and its events name the version', async t => {
-  const { slots, requests, request } = made()
-  const events = requests.generate(request)
-  const first = events.next()
-  await new Promise(setImmediate)
+  const { slots, events, first } = await waiting()
   slots.give()
   t.equal(((await first).value as TokenEvent).adapterVersion, 7)
   t.equal(slots.held, 1)
@@ -69,10 +75,7 @@ t.test('a reader that stops early gives its slot back, and its events name the v
 })
 
 t.test('an abort while it waits is an event, and a second request of the same name is refused', async t => {
-  const { slots, requests, request } = made()
-  const events = requests.generate(request)
-  const first = events.next()
-  await new Promise(setImmediate)
+  const { slots, requests, request, events, first } = await waiting()
   await t.rejects(requests.generate(request).next(), { code: 'INVALID_REQUEST' })
   await t.rejects(requests.generate({ ...request, rid: 'b' }).next(), { code: 'QUEUE_FULL' })
   t.equal(requests.waiting, 1, 'a refused request ends no other')
