@@ -1,12 +1,13 @@
 // The time of each kernel of a step, and the gaps between kernels, by CUPTI's records: decode and prefill of the shapes
 // of Qwen3-8B, Qwen3-30B-A3B and Qwen2.5-1.5B.
 //   profile_bench [--model 8b|30b|1.5b] [--only decode|prefill] [--tokens N]... [--layers N] [--context N]
-//                 [--graphs on|off] [--adapters N]...
+//                 [--graphs on|off] [--deterministic on|off] [--adapters N]...
 //     --layers   the first N layers of each model (8), at most all
 //     --tokens   instead of the model's list: decode of N sequences, or above 1,024 prefill of N tokens in sequences of
 //                at most 4,096 (--only decides for all N)
 //     --context  tokens of a decoded sequence with the new one (256)
 //     --graphs   off: kernels of decode are launched one by one (on)
+//     --deterministic  on: results that do not depend on the batch (off)
 //     --adapters each step of a model without experts also with so many adapters of rank 32 on all linears
 #include <sys/wait.h>
 #include <unistd.h>
@@ -41,7 +42,7 @@ const Model kModels[] = {{kQwen3_8b, {1, 64, 256, 512}, {4096, 8192}},
 struct Options {
   std::string model, only;
   int layers = 8, context = 256;
-  bool graphs = true;
+  bool graphs = true, deterministic = false;
   std::vector<int> tokens, adapters;
 };
 
@@ -87,9 +88,10 @@ std::vector<Case> cases_of(const Model& model, const Options& o) {
   return cases;
 }
 
-CoreConfig config(const ModelShape& shape, int layers, bool graphs, const std::vector<Case>& cases) {
+CoreConfig config(const ModelShape& shape, int layers, const Options& o, const std::vector<Case>& cases) {
   CoreConfig c = model_config(shape, layers);
-  c.graphs = graphs;
+  c.graphs = o.graphs;
+  c.deterministic = o.deterministic;
   int slots = 0;
   for (const Case& one : cases) slots = std::max(slots, one.adapters);
   if (slots > 0) add_adapters(c, shape.inter, slots, kRank);
@@ -190,7 +192,7 @@ int run_model(const Model& model, const Options& o, bool first) {
     const int all = model.shape.layers, layers = std::min(o.layers, all);
     std::printf("\n%s's shape, %d of %d layers; decode with contexts of %d tokens; the mean of %d steps\n\n",
                 model.shape.title, layers, all, o.context, kProfiled);
-    Engine engine(config(model.shape, layers, o.graphs, cases));
+    Engine engine(config(model.shape, layers, o, cases));
     for (Case& one : cases) {
       Step step = step_of(one);
       one.host_ms = median_ms(engine, step);
@@ -242,6 +244,8 @@ Options parse(int argc, char** argv) {
       o.tokens.push_back(number(value));
     } else if (flag == "--graphs" && (value == "on" || value == "off")) {
       o.graphs = value == "on";
+    } else if (flag == "--deterministic" && (value == "on" || value == "off")) {
+      o.deterministic = value == "on";
     } else if (flag == "--adapters") {
       o.adapters.push_back(number(value));
     } else if (flag == "--context") {

@@ -90,6 +90,9 @@ void parse_cuda(const Napi::Object& object, CoreConfig& config) {
   if (const Napi::Value graphs = object.Get("graphs"); !graphs.IsUndefined()) {
     config.graphs = to_boolean(graphs, "config.graphs");
   }
+  if (const Napi::Value deterministic = object.Get("deterministic"); !deterministic.IsUndefined()) {
+    config.deterministic = to_boolean(deterministic, "config.deterministic");
+  }
   if (const Napi::Value rate = object.Get("shadowRate"); !rate.IsUndefined()) {
     config.shadow_rate = to_number(rate, "config.shadowRate");
     if (!(config.shadow_rate >= 0)) {

@@ -122,6 +122,7 @@ struct CoreConfig {
   bool share_gpus = false;      // for tests: several ranks on one GPU
   double watchdog_seconds = 0;  // 0: $REFIT_WATCHDOG_SECONDS, else 60
   bool graphs = true;           // of decode steps
+  bool deterministic = false;   // results depend on neither the batch nor how prompts are cut into steps
   // Bytes per second that a write to a set beside steps moves at most on each GPU; 0: no limit.
   double shadow_rate = 0;
   // Limits of one step, and the most tokens of a sequence; 0: the forward pass's defaults.

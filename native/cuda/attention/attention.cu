@@ -23,8 +23,8 @@ void launch(AttentionArgs a, const AttentionInput& input, int pages, cudaStream_
   const int wide = input.wide_items < 0 ? input.item_count : input.wide_items;
   const int narrow = input.wide_items < 0 ? input.item_count : input.item_count - wide;
   const auto blocks = [&a](int items) { return static_cast<unsigned>(items) * static_cast<unsigned>(a.kv_heads); };
-  if (wide > 0 && input.wide_rows == kHopperRows) {
-    attention_wide_hopper(a, wide, pages, stream);
+  if (wide > 0 && input.wide != WideKernel::kMma) {
+    attention_wide_hopper(a, wide, pages, input.wide == WideKernel::kHopperExact, stream);
   } else if (wide > 0) {
     // The rest of the 228 KiB is a cache for sums that wait for the end of their chunk.
     constexpr int kBytes = AttentionShape<D>::kStreamBytes, kCarveout = 72;
@@ -68,10 +68,7 @@ void check_input(int64_t ldq, const AttentionInput& input, const KvLayer& kv, in
       reinterpret_cast<uintptr_t>(kv.v) % 16 != 0) {
     fail("a buffer is not aligned");
   }
-  if (input.wide_rows != kWideRows && input.wide_rows != kHopperRows) {
-    fail("wide items of up to " + std::to_string(input.wide_rows) + " rows");
-  }
-  if (input.wide_rows == kHopperRows &&
+  if (input.wide != WideKernel::kMma &&
       ((kv.head_dim != 64 && kv.head_dim != 128) || ldq % kv.head_dim != 0 ||
        reinterpret_cast<uintptr_t>(qkv) % 16 != 0 || reinterpret_cast<uintptr_t>(out) % 16 != 0)) {
     fail("the Hopper kernel does not compute head_dim " + std::to_string(kv.head_dim) + " with rows of " +
@@ -85,8 +82,9 @@ void check_input(int64_t ldq, const AttentionInput& input, const KvLayer& kv, in
 
 }  // namespace
 
-int wide_rows_here(int head_dim) {
-  return (head_dim == 64 || head_dim == 128) && has_wgmma() ? kHopperRows : kWideRows;
+WideKernel wide_kernel_here(int head_dim, bool exact) {
+  if ((head_dim != 64 && head_dim != 128) || !has_wgmma()) return WideKernel::kMma;
+  return exact ? WideKernel::kHopperExact : WideKernel::kHopper;
 }
 
 void attention(const bf16* qkv, int64_t ldq, const AttentionInput& input, const KvLayer& kv, int heads, bf16* out,

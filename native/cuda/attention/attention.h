@@ -6,9 +6,9 @@
 // Sequences that sample from one prompt share its pages. A step reads the keys in them once (AttentionPrefix), and the
 // sequences' items continue from the sums over them, with the same bits as if each had computed all keys.
 //
-// One exception: the Hopper kernel adds products in the order of its hardware. Where it computes the wide items, a
-// token's bits depend on whether its item is wide, which is whether its step has more than kNarrowRows rows of its
-// sequence and does not sample after each of its tokens (samples_all).
+// One exception: WideKernel::kHopper has larger tiles and chunks. Where it computes the wide items, a token's bits
+// depend on whether its item is wide, which is whether its step has more than kNarrowRows rows of its sequence and does
+// not sample after each of its tokens (samples_all).
 #pragma once
 #include <vector>
 
@@ -23,8 +23,16 @@ constexpr int kAttentionChunk = 256;
 constexpr int kNarrowRows = 16;
 constexpr int kWideRows = 64;
 constexpr int kHopperRows = 128;
-// The chunks of the Hopper kernel are longer: its sums wait in shared memory, whose bandwidth its products need.
+// The chunks of WideKernel::kHopper are longer: its sums wait in shared memory, whose bandwidth its products need.
 constexpr int kHopperChunk = 512;
+
+// The kernel of the wide items.
+enum class WideKernel : uint8_t {
+  kMma,          // any GPU
+  kHopper,       // compute capability 9.0, head_dim 64 or 128
+  kHopperExact,  // the same, with the bits of all other kernels; long sequences take a fifth longer
+};
+constexpr int rows_of(WideKernel wide) { return wide == WideKernel::kMma ? kWideRows : kHopperRows; }
 // Most new tokens of a sequence that samples after each of them and is cut into narrow items, and of a short step.
 constexpr int kSampledTokens = 32, kShortStepTokens = 512;
 // Keys that sequences share are counted in units of one tile (or two where tiles have 32 keys).
@@ -70,7 +78,7 @@ struct AttentionPlan {
   std::vector<AttentionItem> items;  // items of more than kNarrowRows rows first; within both kinds the largest first
   std::vector<AttentionMerge> merges;
   int32_t wide_items = 0;  // items of more than kNarrowRows rows
-  int32_t wide_rows = kWideRows;
+  WideKernel wide = WideKernel::kMma;
   int32_t part_rows = 0;  // rows of partial results needed: [part_rows, heads, head_dim + 2] floats
   std::vector<AttentionPrefix> prefixes;
   std::vector<AttentionMember> members;
@@ -78,8 +86,8 @@ struct AttentionPlan {
 };
 
 // Keys of a chunk of an item of `rows` rows.
-constexpr int chunk_size(int64_t rows, int wide_rows) {
-  return rows > kNarrowRows && wide_rows == kHopperRows ? kHopperChunk : kAttentionChunk;
+constexpr int chunk_size(int64_t rows, WideKernel wide) {
+  return rows > kNarrowRows && wide == WideKernel::kHopper ? kHopperChunk : kAttentionChunk;
 }
 
 // Whether blocks divide a token's chunks: kAuto does so if there are too few blocks to occupy a GPU. The other values
@@ -97,14 +105,13 @@ struct AttentionSharing {
 // Its items are narrow then, unless one token's rows are too many, so its bits are those of decode steps.
 std::vector<bool> samples_all(const StepBatch& batch);
 
-// Most rows of a wide item for the current GPU: kHopperRows if it has the Hopper kernel for this head_dim, else
-// kWideRows.
-int wide_rows_here(int head_dim);
+// The fastest kernel for the current GPU and this head_dim; `exact`: of those with the bits of the narrow kernel.
+WideKernel wide_kernel_here(int head_dim, bool exact);
 
 // group: query heads per KV head, at most kWideRows; throws std::invalid_argument otherwise. kv_heads: of one rank; it
-// only guides the division of work. wide_rows: kWideRows, which any GPU computes, or kHopperRows.
+// only guides the division of work.
 AttentionPlan plan_attention(const StepBatch& batch, int group, int kv_heads = 8,
-                             AttentionSplit split = AttentionSplit::kAuto, int wide_rows = kWideRows,
+                             AttentionSplit split = AttentionSplit::kAuto, WideKernel wide = WideKernel::kMma,
                              const AttentionSharing& sharing = {});
 // Maximum part_rows of any batch of `tokens` new tokens in `sequences` sequences of at most `context` tokens.
 int64_t max_part_rows(int64_t tokens, int64_t sequences, int64_t context);
@@ -118,19 +125,19 @@ struct AttentionInput {
   const AttentionMerge* merges;
   int merge_count;
   const int32_t* pages;
-  float* parts;               // scratch, aligned to 8 bytes
-  int wide_items = -1;        // AttentionPlan::wide_items; -1: unknown, which costs an empty launch
-  int wide_rows = kWideRows;  // AttentionPlan::wide_rows
+  float* parts;                        // scratch, aligned to 8 bytes
+  int wide_items = -1;                 // AttentionPlan::wide_items; -1: unknown, which costs an empty launch
+  WideKernel wide = WideKernel::kMma;  // AttentionPlan::wide
   const AttentionPrefix* prefixes = nullptr;
   int prefix_count = 0;
   const AttentionMember* members = nullptr;
 };
 
 // qkv [T, ldq] after rope_and_cache: q is its first heads * head_dim columns. out [T, heads * head_dim]. head_dim must
-// be a multiple of 8 up to 256; throws std::invalid_argument otherwise. With kHopperRows also ldq must be a multiple of
-// head_dim, and qkv and out be aligned to 16 bytes. The cache contains all keys up to each token's
-// own; slots of a page beyond them may contain anything. The kernels before may write qkv and the keys of the step's
-// tokens; all else is older than the step, and may be read while they run (early_launch.cuh).
+// be a multiple of 8 up to 256; throws std::invalid_argument otherwise. With a Hopper kernel also ldq must be a
+// multiple of head_dim, and qkv and out be aligned to 16 bytes. The cache contains all keys up to each token's own;
+// slots of a page beyond them may contain anything. The kernels before may write qkv and the keys of the step's tokens;
+// all else is older than the step, and may be read while they run (early_launch.cuh).
 void attention(const bf16* qkv, int64_t ldq, const AttentionInput& input, const KvLayer& kv, int heads, bf16* out,
                cudaStream_t stream);
 

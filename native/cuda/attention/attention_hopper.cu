@@ -6,7 +6,8 @@
 #include <numeric>
 
 #include "cuda/attention/attention_hopper.h"
-#include "cuda/attention/attention_hopper_consumer.cuh"
+#include "cuda/attention/attention_hopper_exact.cuh"
+#include "cuda/attention/attention_hopper_fast.cuh"
 #include "cuda/attention/attention_launch.h"
 #include "cuda/device/current_gpu.h"
 #include "cuda/device/driver.h"
@@ -14,7 +15,7 @@
 namespace refit::cuda {
 namespace {
 
-template <int D>
+template <int D, template <int> class Consumer>
 __global__ void __launch_bounds__(kHopperThreads, 1)
     attention_hopper_kernel(const __grid_constant__ AttentionArgs a, const __grid_constant__ HopperMaps maps,
                             int items) {
@@ -31,7 +32,7 @@ __global__ void __launch_bounds__(kHopperThreads, 1)
   __syncthreads();
   if (threadIdx.x < kWarpgroup) {
     give_registers<40>();
-    Producer<D>(a, maps, shared).run(items);
+    Producer<D, Consumer<D>::kChunk>(a, maps, shared).run(items);
   } else {
     take_registers<232>();
     Consumer<D>(a, maps, shared, memory).run(items);
@@ -50,11 +51,12 @@ CUtensorMap map_of(const bf16* cache, int64_t rows, int head_dim, int box_rows) 
   return map;
 }
 
-template <int D>
+template <int D, template <int> class Consumer>
 void launch(const AttentionArgs& a, int items, int pages, cudaStream_t stream) {
   static std::atomic<uint64_t> done{0};
   constexpr int kBytes = HopperShape<D>::kBytes;
-  allow_shared(attention_hopper_kernel<D>, kBytes, 100, done);
+  constexpr auto kKernel = attention_hopper_kernel<D, Consumer>;
+  allow_shared(kKernel, kBytes, 100, done);
   const int blocks = static_cast<int>(std::min<int64_t>(multiprocessors(), static_cast<int64_t>(items) * a.kv_heads));
 
   // A box is within a page, and begins at a multiple of 8 rows, because the swizzle has this period. With 32 rows a
@@ -68,17 +70,17 @@ void launch(const AttentionArgs& a, int items, int pages, cudaStream_t stream) {
   } else {
     maps.box_rows = 0;
   }
-  attention_hopper_kernel<D><<<blocks, kHopperThreads, kBytes, stream>>>(a, maps, items);
+  kKernel<<<blocks, kHopperThreads, kBytes, stream>>>(a, maps, items);
   check_launch("attention_hopper");
 }
 
 }  // namespace
 
-void attention_wide_hopper(const AttentionArgs& a, int items, int pages, cudaStream_t stream) {
+void attention_wide_hopper(const AttentionArgs& a, int items, int pages, bool exact, cudaStream_t stream) {
   if (a.head_dim == 64) {
-    launch<64>(a, items, pages, stream);
+    (exact ? launch<64, ExactConsumer> : launch<64, FastConsumer>)(a, items, pages, stream);
   } else {
-    launch<128>(a, items, pages, stream);
+    (exact ? launch<128, ExactConsumer> : launch<128, FastConsumer>)(a, items, pages, stream);
   }
 }
 

@@ -1,4 +1,4 @@
-// The Hopper kernel: the layout and the work that producer and consumers share, and the producer.
+// The Hopper kernels: the layout and the work that producer and consumers share, and the producer.
 #pragma once
 #include "cuda/attention/attention_tile.cuh"
 #include "cuda/gemm/hopper.cuh"
@@ -14,7 +14,6 @@ template <int D>
 struct HopperShape {
   static constexpr int kTile = 128;
   static constexpr int kStages = 2;
-  static constexpr int kTilesPerChunk = kHopperChunk / kTile;
   static constexpr int kHalf = kTile * 128;
   static constexpr int kTileBytes = D / 64 * kHalf;
   static constexpr int kPieces = D / 8;  // of 16 bytes in a row
@@ -68,10 +67,11 @@ struct HopperWork {
 __device__ __forceinline__ int of_warp(int x) { return __shfl_sync(~0u, x, 0); }
 
 // The work of this block in round 0, 1, ...; false: there is no more. Items are sorted by size, so every other round
-// goes backwards. Work of too few rows has no tiles.
-template <int D>
+// goes backwards. Work of too few rows has no tiles. Chunk: keys.
+template <int D, int Chunk>
 __device__ __forceinline__ bool work_at(const AttentionArgs& a, int items, int round, HopperWork& work) {
   using Shape = HopperShape<D>;
+  constexpr int kTilesPerChunk = Chunk / Shape::kTile;
   const int blocks = gridDim.x, block = blockIdx.x;
   const int64_t at = static_cast<int64_t>(round) * blocks + (round % 2 == 0 ? block : blocks - 1 - block);
   if (at >= static_cast<int64_t>(items) * a.kv_heads) return false;
@@ -79,9 +79,9 @@ __device__ __forceinline__ bool work_at(const AttentionArgs& a, int items, int r
   work.item = a.items[index];
   work.kv_head = static_cast<int>(at) - index * a.kv_heads;
   work.rows = of_warp(work.item.tokens * a.group);
-  work.first = of_warp(work.item.chunk * Shape::kTilesPerChunk);
+  work.first = of_warp(work.item.chunk * kTilesPerChunk);
   const int seen = (work.item.position + work.item.tokens + Shape::kTile - 1) / Shape::kTile - work.first;
-  work.count = of_warp(work.rows <= kNarrowRows ? 0 : min(seen, work.item.chunks * Shape::kTilesPerChunk));
+  work.count = of_warp(work.rows <= kNarrowRows ? 0 : min(seen, work.item.chunks * kTilesPerChunk));
   return true;
 }
 
@@ -120,7 +120,7 @@ __device__ __forceinline__ bool by_boxes(const HopperMaps& maps, const HopperWor
 
 // The producer's warpgroup: loads Q, then K and V tile by tile. Tiles that the copy engine cannot load are loaded by
 // all threads: keys from the end of the sequence on become zeros, so the contents of unused slots do not matter.
-template <int D>
+template <int D, int Chunk>
 class Producer {
   using Shape = HopperShape<D>;
   using Shared = HopperShared<D>;
@@ -133,7 +133,7 @@ class Producer {
   __device__ __forceinline__ void run(int items) {
     uint32_t tiles = 0, works = 0;
     HopperWork work;
-    for (int round = 0; work_at<D>(a_, items, round, work); ++round) {
+    for (int round = 0; work_at<D, Chunk>(a_, items, round, work); ++round) {
       if (work.count == 0) continue;
       load(work, tiles, works);
       tiles += work.count;

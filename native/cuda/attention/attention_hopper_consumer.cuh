@@ -1,22 +1,17 @@
-// A consumer of the Hopper kernel: the softmax and the products of 64 rows.
+// The part that the consumers of both Hopper kernels share: products, masks and results.
 #pragma once
 #include "cuda/attention/attention_hopper.cuh"
 
 namespace refit::cuda {
 
-// The running softmax of a thread's rows g and g + 8.
-struct RowState {
+// Maxima and sums of weights of a thread's rows g and g + 8.
+struct RowTotal {
   float maximum[2], weights[2];
-
-  __device__ __forceinline__ void clear() {
-    maximum[0] = maximum[1] = minus_infinity();
-    weights[0] = weights[1] = 0.0f;
-  }
 };
 
-// A consumer warpgroup's view of the block, and the steps of one item.
 template <int D>
 class Consumer {
+ protected:
   using Shape = HopperShape<D>;
   using Shared = HopperShared<D>;
   static constexpr int kScores = Shape::kTile / 2;  // registers
@@ -30,14 +25,18 @@ class Consumer {
     before_memory_ = memory + Shape::kBeforeAt + (group_ * 4 + warp) * Shape::kBeforeBytes;
   }
 
-  __device__ __forceinline__ void run(int items) {
+ protected:
+  // Calls compute(work, number of the first tile) for each of the block's items that has rows for this consumer.
+  template <int Chunk, class Compute>
+  __device__ __forceinline__ void run_items(int items, Compute&& compute) {
     uint32_t tiles = 0, works = 0;
     if (group_ == 1) named_barrier_arrive(1, 2 * kWarpgroup);
     HopperWork work;
-    for (int round = 0; work_at<D>(a_, items, round, work); ++round) {
+    for (int round = 0; work_at<D, Chunk>(a_, items, round, work); ++round) {
       if (work.count == 0) continue;
       barrier_wait(shared_.full_q(), works & 1);
       if (group_ * 64 < work.rows) {
+        find_positions(work);
         compute(work, tiles);
       } else {
         skip(work, tiles);
@@ -47,7 +46,6 @@ class Consumer {
     }
   }
 
- private:
   __device__ __forceinline__ void release(uint32_t barrier) const {
     if (lane_ == 0) barrier_arrive(barrier);
   }
@@ -63,6 +61,13 @@ class Consumer {
     }
   }
 
+  __device__ __forceinline__ void find_positions(const HopperWork& work) {
+    const int row = first_row_ + lane_ / 4;
+    position_[0] = row_at(a_, work.item, work.kv_head, row).position;
+    position_[1] = row_at(a_, work.item, work.kv_head, row + 8).position;
+    warp_position_ = row_at(a_, work.item, work.kv_head, first_row_).position;
+  }
+
   // score [64, kTile] = q k^T
   __device__ __forceinline__ void begin_scores(float (&score)[kScores], uint32_t n) const {
     const uint64_t q = matrix_descriptor(shared_.q() + group_ * 64 * 128), k = matrix_descriptor(shared_.k(n));
@@ -74,13 +79,13 @@ class Consumer {
     wgmma_commit();
   }
 
-  // sums [64, D] = p v, plus sums if `add`
-  template <int Step = 0>
+  // sums [64, D] = p v of `Count` keys of a tile from Step * 16 on, 16 at a time; plus sums if `add`.
+  template <int Step, int Count>
   __device__ __forceinline__ void begin_sums(float (&sums)[D / 2], const uint32_t (&p)[kScores / 2], uint64_t v,
                                              int add) const {
     wgmma_transposed<D, Step>(sums, p, v + Step * 2048 / 16, add);
-    if constexpr (Step + 1 < Shape::kTile / 16) {
-      begin_sums<Step + 1>(sums, p, v, 1);
+    if constexpr (Count > 16) {
+      begin_sums<Step + 1, Count - 16>(sums, p, v, 1);
     } else {
       wgmma_commit();
     }
@@ -89,40 +94,13 @@ class Consumer {
     return transposed_descriptor(shared_.v(n), Shape::kHalf);
   }
 
-  // Masks the scores of a tile and finds the rows' maxima. Sets the factors for the old sums, and what is subtracted.
-  __device__ __forceinline__ void find_maxima(float (&score)[kScores], RowState& rows, float (&keep)[2],
-                                              float (&base)[2], int first_key) const {
-    if (first_key + Shape::kTile - 1 > warp_position_) {
+  __device__ __forceinline__ void mask(float (&score)[kScores], int first_key) const {
+    if (first_key + Shape::kTile - 1 <= warp_position_) return;
 #pragma unroll
-      for (int i = 0; i < kScores; ++i) {
-        const int last = position_[i / 2 % 2] - first_key - lane_ % 4 * 2;
-        if (i / 4 * 8 + i % 2 > last) score[i] = minus_infinity();
-      }
+    for (int i = 0; i < kScores; ++i) {
+      const int last = position_[i / 2 % 2] - first_key - lane_ % 4 * 2;
+      if (i / 4 * 8 + i % 2 > last) score[i] = minus_infinity();
     }
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float most = minus_infinity();
-#pragma unroll
-      for (int i = 2 * r; i < kScores; i += 4) most = fmaxf(most, fmaxf(score[i], score[i + 1]));
-      most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-      most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-      keep[r] = advance(rows.maximum[r], most, a_.scale, base[r]);
-    }
-  }
-
-  // Turns the scores of row r into weights.
-  __device__ __forceinline__ void weigh(float (&score)[kScores], RowState& rows, const float (&keep)[2],
-                                        const float (&base)[2], int r) const {
-    float sum[2] = {0.0f, 0.0f};
-#pragma unroll
-    for (int i = 2 * r; i < kScores; i += 4) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        score[i + e] = weight_of(score[i + e], a_.scale, base[r]);
-        sum[e] = __fadd_rn(sum[e], score[i + e]);
-      }
-    }
-    rows.weights[r] = __fmaf_rn(rows.weights[r], keep[r], __fadd_rn(sum[0], sum[1]));
   }
 
   // Keeps a following wait behind the computation of x, a sum of weights. The assembler would move the wait to the
@@ -143,25 +121,7 @@ class Consumer {
     for (int i = 0; i < kScores / 2; ++i) p[i] = pack(score[2 * i], score[2 * i + 1]);
   }
 
-  // Adds the chunk's maxima and weights to those of the chunks before, and clears the chunk's.
-  __device__ __forceinline__ void end_chunk(RowState& rows, RowState& before, bool first, ChunkFactors (&f)[2]) const {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float sum = rows.weights[r];
-      sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 1));
-      sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 2));
-      if (first) {
-        before.maximum[r] = rows.maximum[r];
-        before.weights[r] = sum;
-      } else {
-        f[r] = combine(before.maximum[r], rows.maximum[r]);
-        before.weights[r] = combined(before.weights[r], sum, f[r]);
-      }
-    }
-    rows.clear();
-  }
-
-  // The same for the sums, which become those of all chunks so far; `keep`: until the next chunk has ended, too.
+  // Adds a chunk's sums to those of the chunks before. `keep`: until the next chunk has ended, too.
   __device__ __forceinline__ void combine_sums(float (&sums)[D / 2], const ChunkFactors (&f)[2], bool first,
                                                bool keep) const {
     float4* before = reinterpret_cast<float4*>(before_memory_) + lane_;
@@ -182,87 +142,17 @@ class Consumer {
     }
   }
 
-  __device__ __forceinline__ void compute(const HopperWork& work, uint32_t tiles) {
-    const AttentionItem& item = work.item;
-    const int row = first_row_ + lane_ / 4;
-    position_[0] = row_at(a_, item, work.kv_head, row).position;
-    position_[1] = row_at(a_, item, work.kv_head, row + 8).position;
-    warp_position_ = row_at(a_, item, work.kv_head, first_row_).position;
-
-    float score[kScores], sums[D / 2], keep[2], base[2];
-    uint32_t p[kScores / 2];
-    ChunkFactors f[2];
-    RowState rows, before;
-    rows.clear();
-    // The consumers issue their products in turn, so one computes while the other does its softmax.
-    const bool turns = work.rows > 64;
-
-    barrier_wait(shared_.full_k(tiles), Shared::parity(tiles));
-    fence_async_proxy();
-    wgmma_begin();
-    begin_scores(score, tiles);
-    wgmma_wait<0>();
-    pin_registers(score);
-    release(shared_.empty_k(tiles));
-    find_maxima(score, rows, keep, base, work.first * Shape::kTile);
-    weigh(score, rows, keep, base, 0);
-    weigh(score, rows, keep, base, 1);
-    pack_weights(score, p);
-    for (int i = 1; i < work.count; ++i) {
-      const uint32_t n = tiles + i;
-      barrier_wait(shared_.full_k(n), Shared::parity(n));
-      if (!by_boxes<D>(maps_, work, i)) fence_async_proxy();
-      if (turns) named_barrier(1 + group_, 2 * kWarpgroup);
-      wgmma_begin();
-      begin_scores(score, n);
-      barrier_wait(shared_.full_v(n - 1), Shared::parity(n - 1));
-      if (!by_boxes<D>(maps_, work, i - 1)) fence_async_proxy();
-      wgmma_begin();
-      begin_sums(sums, p, v_descriptor(n - 1), (i - 1) % Shape::kTilesPerChunk);
-      if (turns) named_barrier_arrive(2 - group_, 2 * kWarpgroup);
-      wgmma_wait<1>();
-      pin_registers(score);
-      release(shared_.empty_k(n));
-      const bool fresh = i % Shape::kTilesPerChunk == 0, first = i == Shape::kTilesPerChunk;
-      if (fresh) end_chunk(rows, before, first, f);
-      find_maxima(score, rows, keep, base, (work.first + i) * Shape::kTile);
-      weigh(score, rows, keep, base, 0);
-      // The products take about until here. V is released early: the tile after the next one needs its place.
-      after(rows.weights[0]);
-      wgmma_wait<0>();
-      pin_registers(sums);
-      release(shared_.empty_v(n - 1));
-      weigh(score, rows, keep, base, 1);
-      if (fresh) {
-        combine_sums(sums, f, first, true);
-      } else {
-#pragma unroll
-        for (int j = 0; j < D / 2; ++j) sums[j] = __fmul_rn(sums[j], keep[j / 2 % 2]);
-      }
-      pack_weights(score, p);
-    }
-    release(shared_.empty_q());
-
-    const uint32_t n = tiles + work.count - 1;
-    const bool first = work.count <= Shape::kTilesPerChunk;
-    barrier_wait(shared_.full_v(n), Shared::parity(n));
-    fence_async_proxy();
-    wgmma_begin();
-    begin_sums(sums, p, v_descriptor(n), (work.count - 1) % Shape::kTilesPerChunk);
-    end_chunk(rows, before, first, f);
-    wgmma_wait<0>();
-    pin_registers(sums);
-    release(shared_.empty_v(n));
-    combine_sums(sums, f, first, false);
-    if (item.part >= 0) {
-      put_part(work, sums, before);
+  // Writes the results of an item.
+  __device__ __forceinline__ void put(const HopperWork& work, const float (&sums)[D / 2], const RowTotal& rows) const {
+    if (work.item.part >= 0) {
+      put_part(work, sums, rows);
     } else {
-      put_out(work, sums, before);
+      put_out(work, sums, rows);
     }
   }
 
   __device__ __forceinline__ void put_part(const HopperWork& work, const float (&sums)[D / 2],
-                                           const RowState& rows) const {
+                                           const RowTotal& rows) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const AttentionRow row = row_at(a_, work.item, work.kv_head, first_row_ + lane_ / 4 + 8 * r);
@@ -278,7 +168,7 @@ class Consumer {
 
   // Through shared memory, so that a warp writes whole rows.
   __device__ __forceinline__ void put_out(const HopperWork& work, const float (&sums)[D / 2],
-                                          const RowState& rows) const {
+                                          const RowTotal& rows) const {
     constexpr int kPitch = D * 2 + 16, kTogether = 32 / Shape::kPieces;
     static_assert(16 * kPitch <= Shape::kBeforeBytes);
     const float inverse[2] = {__fdiv_rn(1.0f, rows.weights[0]), __fdiv_rn(1.0f, rows.weights[1])};

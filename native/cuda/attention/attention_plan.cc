@@ -142,14 +142,14 @@ std::vector<bool> samples_all(const StepBatch& batch) {
   return all;
 }
 
-AttentionPlan plan_attention(const StepBatch& batch, int group, int kv_heads, AttentionSplit split, int wide_rows,
+AttentionPlan plan_attention(const StepBatch& batch, int group, int kv_heads, AttentionSplit split, WideKernel wide,
                              const AttentionSharing& sharing) {
   if (group < 1 || group > kWideRows) {
     throw std::invalid_argument("attention: " + std::to_string(group) + " query heads per KV head, expected 1 to " +
                                 std::to_string(kWideRows));
   }
   AttentionPlan plan;
-  plan.wide_rows = wide_rows;
+  plan.wide = wide;
   const std::vector<Membership> memberships = plan_prefixes(batch, group, kv_heads, split, sharing, plan);
   const std::vector<bool> sampled = samples_all(batch);
   const auto tokens = static_cast<int>(batch.tokens.size());
@@ -159,7 +159,7 @@ AttentionPlan plan_attention(const StepBatch& batch, int group, int kv_heads, At
   // Rows of partial results that are left, if no other tile is divided.
   int64_t spare = kMaxPartRows;
   for (int s = 0; s < batch.sequences(); ++s) {
-    cut_sequence(batch, s, (sampled[s] && group <= kNarrowRows ? kNarrowRows : wide_rows) / group, tiles);
+    cut_sequence(batch, s, (sampled[s] && group <= kNarrowRows ? kNarrowRows : rows_of(wide)) / group, tiles);
     if (memberships[s].member < 0) continue;
     tiles.back().prefix = memberships[s];
     spare -= memberships[s].rows();
@@ -172,12 +172,12 @@ AttentionPlan plan_attention(const StepBatch& batch, int group, int kv_heads, At
   int32_t rows = 0;
   for (const Tile& tile : tiles) {
     const Membership& prefix = tile.prefix;
-    const int32_t size = chunk_size(tile.tokens * group, wide_rows), first = prefix.keys / size;
+    const int32_t size = chunk_size(tile.tokens * group, wide), first = prefix.keys / size;
     const auto chunks = static_cast<int32_t>(ceil_div(int64_t{tile.position} + tile.tokens, size)) - first;
     const int64_t needed = int64_t{chunks} * tile.tokens - (prefix.begun() ? 1 : 0);
-    const bool hopper = wide_rows == kHopperRows && tile.wide(group);
+    const bool hopper = wide != WideKernel::kMma && tile.wide(group);
     const int64_t filling = hopper ? kFillingHopperBlocks : kFillingBlocks;
-    const int64_t few_chunks = hopper ? 1 : prefix.states > kFewStates ? 0 : 2;
+    const int64_t few_chunks = hopper ? kHopperChunk / size : prefix.states > kFewStates ? 0 : 2;
     const int64_t cost = tile.keys() + prefix.states * kStateCost;
     const bool too_long = chunks > few_chunks && cost * filling > work && needed <= spare;
     const bool shared = split == AttentionSplit::kAlways ? chunks > 1 : split == AttentionSplit::kAuto && too_long;

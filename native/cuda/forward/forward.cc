@@ -25,6 +25,7 @@ Forward::Forward(const CoreConfig& config, std::vector<std::unique_ptr<Rank>>& r
     : layout_(config),
       pages_(config.pages),
       page_size_(config.page_size),
+      loads_products_(config.ranks > 1 || config.deterministic),
       shape_(std::make_unique<ForwardShape>(config, layout_)),
       ranks_(ranks),
       forwards_(ranks.size()),
@@ -44,10 +45,10 @@ Forward::Forward(const CoreConfig& config, std::vector<std::unique_ptr<Rank>>& r
   std::set<int> gpus;
   for (const auto& rank : ranks_) gpus.insert(rank->device);
   const bool shared_gpus = gpus.size() < ranks_.size();
-  std::vector<int> wide_rows(ranks_.size());
+  std::vector<WideKernel> wide(ranks_.size());
   on_all(ranks_, [&](Rank& rank) {
     const RankBuffers& own = buffers[rank.index];
-    wide_rows[rank.index] = wide_rows_here(layout_.recipe.head_dim);
+    wide[rank.index] = wide_kernel_here(layout_.recipe.head_dim, config.deterministic);
     std::unique_ptr<Exchange> exchange;
     if (!comms.empty()) {
       exchange = nccl_exchange(rank, layout_, *shape_, own, *comms[rank.index]);
@@ -60,7 +61,7 @@ Forward::Forward(const CoreConfig& config, std::vector<std::unique_ptr<Rank>>& r
     for (auto& block : blocks_) block->reserve(RankForward::kFirstBlock, "memory for the step's block");
     results_->reserve(RankForward::kFirstResults, "memory for the step's results");
   });
-  wide_rows_ = *std::min_element(wide_rows.begin(), wide_rows.end());
+  wide_ = *std::min_element(wide.begin(), wide.end());
 }
 
 // CUDA resources are freed on the threads that allocated them.
@@ -124,9 +125,10 @@ void Forward::make_room(const PreparedStep& step) {
   wait(grown);
 }
 
-// For the same reason: kernels for a product of a new size are loaded while no GPU computes.
+// For the same reason: kernels for a product of a new size are loaded while no GPU computes. Deterministic ones are
+// also chosen here, by samples in the step's buffers.
 void Forward::load_products(int64_t tokens, int64_t rows, int set) {
-  if (ranks_.size() == 1) return;
+  if (!loads_products_) return;
   if (!loaded_tokens_.contains(tokens)) {
     on_all(ranks_, [&](Rank& rank) { forwards_[rank.index]->load_for_tokens(static_cast<int>(tokens), set); });
     loaded_tokens_.insert(tokens);
@@ -144,7 +146,7 @@ std::shared_ptr<PreparedStep> Forward::prepare(const StepBatch& batch) {
   check_batch(batch, {layout_.recipe.vocab, pages_, page_size_, layout_.adapters.slots, rows_});
   check_limits(batch);
   const auto step = std::make_shared<PreparedStep>(
-      batch, plan_attention(batch, layout_.group, layout_.kv_heads, AttentionSplit::kAuto, wide_rows_, {page_size_}),
+      batch, plan_attention(batch, layout_.group, layout_.kv_heads, AttentionSplit::kAuto, wide_, {page_size_}),
       layout_, *shape_, page_size_);
   if (step->plan.part_rows > shape_->part_rows)
     throw std::logic_error("attention needs " + std::to_string(step->plan.part_rows) +

@@ -4,6 +4,7 @@
 // Numerics are those of native/cpu/forward/forward.h, with one difference: with several ranks the partial sums are
 // rounded to bf16 before they are added.
 #pragma once
+#include <cstdint>
 #include <memory>
 #include <set>
 #include <vector>
@@ -41,6 +42,7 @@ class NcclComm;
 class RankForward;
 struct ForwardShape;
 struct PreparedStep;
+enum class WideKernel : uint8_t;
 
 class Forward {
  public:
@@ -85,13 +87,14 @@ class Forward {
 
   const Layout layout_;
   const int pages_, page_size_;
+  const bool loads_products_;
   const std::unique_ptr<ForwardShape> shape_;
   std::vector<std::unique_ptr<Rank>>& ranks_;
   std::vector<std::unique_ptr<RankForward>> forwards_;
   // Pinned: the blocks of two steps, in turns, and the results of one. Owned by rank 0's thread.
   std::unique_ptr<Growing> blocks_[2], results_;
   std::set<int64_t> loaded_tokens_, loaded_rows_;
-  int wide_rows_ = 0;   // of attention's plans; all GPUs can compute them
+  WideKernel wide_{};   // of attention's plans; all GPUs have it
   uint64_t epoch_ = 0;  // of the last collective of the step that was prepared last
   int rows_ = 0;        // of the step that was written last
   int side_ = 0;        // of blocks_, for that step

@@ -21,7 +21,7 @@ RankForward::RankForward(const CoreConfig& config, const Layout& layout, const F
       page_size_(config.page_size),
       own_(own),
       exchange_(std::move(exchange)),
-      gemm_(own_.gemm, own_.gemm_bytes),
+      gemm_(own_.gemm, own_.gemm_bytes, config.deterministic ? SumOrder::kAscending : SumOrder::kAny),
       adapters_(layout, params_.front(), own_.shrunk, rank.stream),
       graphs_(rank, config.graphs, config.sets) {
   if (exchange_) gemm_.require_loaded();

@@ -164,7 +164,7 @@ StepView StepBlock::view(uint8_t* base) const {
   view.attention.pages = at<int32_t>(base, pages_);
   view.attention.parts = nullptr;
   view.attention.wide_items = plan_.wide_items;
-  view.attention.wide_rows = plan_.wide_rows;
+  view.attention.wide = plan_.wide;
   view.attention.prefixes = at<AttentionPrefix>(base, prefixes_);
   view.attention.prefix_count = room_.prefixes;
   view.attention.members = at<AttentionMember>(base, members_);

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <stdexcept>
+#include <vector>
 
 #include "cuda/device/dynamic.h"
 
@@ -20,7 +21,9 @@ constexpr int kDescTransA = 3, kDescTransB = 4, kDescEpilogue = 7, kDescBiasPoin
 // cublasLtEpilogue_t
 constexpr int32_t kEpilogueBias = 4;
 // cublasLtMatmulPreferenceAttributes_t
-constexpr int kPreferWorkspace = 1, kPreferAlignment = 5;  // of A; of B, C and D follow
+constexpr int kPreferWorkspace = 1, kPreferReductions = 3, kPreferAlignment = 5;  // of A; of B, C and D follow
+// cublasLtReductionScheme_t
+constexpr uint32_t kNoReduction = 0;
 // cublasStatus_t
 constexpr int kSuccess = 0, kInvalidValue = 7, kArchMismatch = 8, kNotSupported = 15;
 
@@ -108,10 +111,12 @@ struct CublasLt::Api {
 struct CublasLt::Plan {
   Object desc = nullptr, a = nullptr, b = nullptr, d = nullptr;
   Algo algo{};
+  std::vector<Algo> candidates;  // until one is chosen
   bool usable = false, loaded = false;
 };
 
-CublasLt::CublasLt(void* workspace, size_t workspace_bytes) : workspace_(workspace), workspace_bytes_(workspace_bytes) {
+CublasLt::CublasLt(void* workspace, size_t workspace_bytes, SumOrder order)
+    : workspace_(workspace), workspace_bytes_(order == SumOrder::kAny ? workspace_bytes : 0), order_(order) {
   const char* const wish = std::getenv(kSwitch);
   if (wish != nullptr && std::strcmp(wish, "off") == 0) {
     info_ = std::string("cuBLASLt is off (") + kSwitch + "=off)";
@@ -145,16 +150,18 @@ CublasLt::CublasLt(void* workspace, size_t workspace_bytes) : workspace_(workspa
 
 CublasLt::~CublasLt() {
   if (!there()) return;
-  for (auto& [key, plan] : plans_) {
-    if (plan.desc != nullptr) api_->desc_destroy(plan.desc);
-    for (Object layout : {plan.a, plan.b, plan.d}) {
-      if (layout != nullptr) api_->layout_destroy(layout);
-    }
-  }
+  for (auto& [key, plan] : plans_) destroy(plan);
   api_->destroy(handle_);
 }
 
-void CublasLt::make(Plan& plan, const Key& key, const bf16* bias) {
+void CublasLt::destroy(Plan& plan) const {
+  if (plan.desc != nullptr) api_->desc_destroy(plan.desc);
+  for (Object layout : {plan.a, plan.b, plan.d}) {
+    if (layout != nullptr) api_->layout_destroy(layout);
+  }
+}
+
+void CublasLt::describe(Plan& plan, const Key& key, const bf16* bias) const {
   const auto& [m, n, k, ldx, ldy, wide, has_bias, align] = key;
   const auto columns = static_cast<uint64_t>(m), rows = static_cast<uint64_t>(n), depth = static_cast<uint64_t>(k);
   check(api_->desc_create(&plan.desc, kCompute32F, kFloat), "cublasLtMatmulDescCreate");
@@ -168,7 +175,10 @@ void CublasLt::make(Plan& plan, const Key& key, const bf16* bias) {
   check(api_->layout_create(&plan.a, kBf16, depth, rows, k), "cublasLtMatrixLayoutCreate");
   check(api_->layout_create(&plan.b, kBf16, depth, columns, ldx), "cublasLtMatrixLayoutCreate");
   check(api_->layout_create(&plan.d, wide ? kFloat : kBf16, rows, columns, ldy), "cublasLtMatrixLayoutCreate");
+}
 
+void CublasLt::find_algorithms(Plan& plan, int align) const {
+  constexpr int kMostCandidates = 8;
   Object preference = nullptr;
   check(api_->preference_create(&preference), "cublasLtMatmulPreferenceCreate");
   const uint64_t most = workspace_bytes_;
@@ -177,18 +187,25 @@ void CublasLt::make(Plan& plan, const Key& key, const bf16* bias) {
   for (int operand = 0; operand < 4 && status == kSuccess; operand++) {
     status = api_->preference_set(preference, kPreferAlignment + operand, &bytes, sizeof bytes);
   }
-  Heuristic best{};
+  const bool any = order_ == SumOrder::kAny;
+  if (!any && status == kSuccess) {
+    status = api_->preference_set(preference, kPreferReductions, &kNoReduction, sizeof kNoReduction);
+  }
+  Heuristic best[kMostCandidates] = {};
   int found = 0;
   if (status == kSuccess) {
-    status = api_->heuristic(handle_, plan.desc, plan.a, plan.b, plan.d, plan.d, preference, 1, &best, &found);
+    status = api_->heuristic(handle_, plan.desc, plan.a, plan.b, plan.d, plan.d, preference, any ? 1 : kMostCandidates,
+                             best, &found);
   }
   api_->preference_destroy(preference);
   if (!refused(status)) check(status, "cublasLtMatmulAlgoGetHeuristic");
-  plan.usable = status == kSuccess && found > 0 && best.state == kSuccess && best.workspace_bytes <= workspace_bytes_;
-  plan.algo = best.algo;
+  for (int i = 0; i < found && status == kSuccess; i++) {
+    if (best[i].state == kSuccess && best[i].workspace_bytes <= workspace_bytes_)
+      plan.candidates.push_back(best[i].algo);
+  }
 }
 
-CublasLt::Plan* CublasLt::plan_of(const Product& p) {
+CublasLt::Plan* CublasLt::find(const Product& p) {
   const GemmShape& s = p.shape;
   // The library does not promise a bias whose type differs from y's for these types.
   if (!there() || s.m <= 0 || s.n <= 0 || s.k <= 0 || (p.wide && p.bias != nullptr)) return nullptr;
@@ -199,39 +216,73 @@ CublasLt::Plan* CublasLt::plan_of(const Product& p) {
   if (align < 16 || s.k % 8 != 0 || s.ldx % 8 != 0 || s.ldy * (p.wide ? 4 : 2) % 16 != 0) return nullptr;
   const Key key{s.m, s.n, s.k, s.ldx, s.ldy, p.wide, p.bias != nullptr, align == 256 ? 256 : 16};
   const auto [at, is_new] = plans_.try_emplace(key);
-  if (is_new) make(at->second, key, p.bias);
-  return at->second.usable ? &at->second : nullptr;
+  if (is_new) {
+    describe(at->second, key, p.bias);
+    find_algorithms(at->second, std::get<int>(key));
+  }
+  return &at->second;
 }
 
-bool CublasLt::launch(Plan& plan, const Product& p, cudaStream_t stream) {
+bool CublasLt::wants_choice(const Product& p) {
+  const Plan* const plan = find(p);
+  return plan != nullptr && !plan->candidates.empty();
+}
+
+void CublasLt::choose(const Product& p, const Product& sample, const std::function<bool(const Launch&)>& accepts,
+                      cudaStream_t stream) {
+  Plan& plan = *find(p);
+  const GemmShape& s = sample.shape;
+  Plan trial;
+  describe(trial, {s.m, s.n, s.k, s.ldx, s.ldy, sample.wide, sample.bias != nullptr, 0}, sample.bias);
+  for (const Algo& algo : plan.candidates) {
+    trial.algo = algo;
+    if (!accepts([&] { return launch(trial, sample, stream); })) continue;
+    plan.algo = algo;
+    plan.usable = true;
+    break;
+  }
+  destroy(trial);
+  plan.candidates.clear();
+}
+
+void CublasLt::refuse(const Product& p) { find(p)->candidates.clear(); }
+
+bool CublasLt::launch(Plan& plan, const Product& p, cudaStream_t stream) const {
   if (p.bias != nullptr) {
     check(api_->desc_set(plan.desc, kDescBiasPointer, &p.bias, sizeof p.bias), "setting the bias");
   }
   const float one = 1.0f, zero = 0.0f;
   const int status = api_->matmul(handle_, plan.desc, &one, p.w, plan.a, p.x, plan.b, &zero, p.y, plan.d, p.y, plan.d,
                                   &plan.algo, workspace_, workspace_bytes_, stream);
-  if (refused(status)) {
-    plan.usable = false;
-    return false;
-  }
+  if (refused(status)) return false;
   check(status, "cublasLtMatmul");
-  plan.loaded = true;
   return true;
 }
 
 bool CublasLt::run(const Product& p, cudaStream_t stream) {
-  Plan* const plan = plan_of(p);
+  Plan* const plan = find(p);
   if (plan == nullptr) return false;
-  if (requires_loaded_ && !plan->loaded) {
+  if (requires_loaded_ && !plan->loaded && (plan->usable || !plan->candidates.empty())) {
     throw std::logic_error("a product of " + std::to_string(p.shape.m) + " x " + std::to_string(p.shape.n) + " x " +
                            std::to_string(p.shape.k) + " was not loaded before the step");
   }
-  return launch(*plan, p, stream);
+  return run(*plan, p, stream);
 }
 
 void CublasLt::load(const Product& p, cudaStream_t stream) {
-  Plan* const plan = plan_of(p);
-  if (plan != nullptr && !plan->loaded) launch(*plan, p, stream);
+  Plan* const plan = find(p);
+  if (plan != nullptr && !plan->loaded) run(*plan, p, stream);
+}
+
+bool CublasLt::run(Plan& plan, const Product& p, cudaStream_t stream) const {
+  if (!plan.candidates.empty()) {
+    plan.algo = plan.candidates.front();
+    plan.usable = true;
+    plan.candidates.clear();
+  }
+  plan.usable = plan.usable && launch(plan, p, stream);
+  plan.loaded = true;
+  return plan.usable;
 }
 
 }  // namespace refit::cuda

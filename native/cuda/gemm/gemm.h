@@ -2,7 +2,9 @@
 // bias [N] bf16 or null, y [M, N] bf16 or float with leading dimension ldy; fp32 accumulation.
 //
 // Three paths: our weight-streaming kernel for few rows, cuBLASLt for the rest, and our mma.sync kernel if cuBLASLt is
-// missing or REFIT_CUBLASLT=off.
+// missing or REFIT_CUBLASLT=off. With SumOrder::kAscending cuBLASLt takes few rows, too, and only algorithms that do
+// not divide k and are proved to give the bits of our mma.sync kernel (gemm_order.h); that kernel runs products without
+// such an algorithm.
 #pragma once
 #include <memory>
 #include <string>
@@ -28,6 +30,12 @@ struct Product {
   bool wide;  // y is float
 };
 
+// The order in which an element of y is summed.
+enum class SumOrder : uint8_t {
+  kAny,        // the fastest; it may depend on the shape
+  kAscending,  // 16 k at a time, ascending: an element's bits depend on its rows of x and w alone
+};
+
 enum class GemmPath {
   kAuto,
   kStream,   // own, at most 16 rows: bandwidth of the weights
@@ -39,20 +47,23 @@ enum class GemmPath {
 class Gemm {
  public:
   // Opens cuBLASLt if it is found. `workspace`: GPU memory that stays for life (32 MiB on Hopper).
-  Gemm(void* workspace, size_t workspace_bytes);
+  Gemm(void* workspace, size_t workspace_bytes, SumOrder order = SumOrder::kAny);
   ~Gemm();
   Gemm(const Gemm&) = delete;
   Gemm& operator=(const Gemm&) = delete;
 
   void run(const Product& product, cudaStream_t stream);
-  // Loads everything that a run of this product needs; y may be overwritten. cuBLASLt loads a kernel at its first use
-  // and waits for the GPUs: for ever, if one of them waits for this rank in a collective.
+  // Loads everything that a run of this product needs; y may be overwritten, and x with SumOrder::kAscending. cuBLASLt
+  // loads a kernel at its first use and waits for the GPUs: for ever, if one of them waits for this rank in a
+  // collective.
   void load(const Product& product, cudaStream_t stream);
-  // From now on cuBLASLt runs loaded products only; others throw std::logic_error.
+  // From now on cuBLASLt runs loaded products only; others throw std::logic_error. SumOrder::kAscending requires it
+  // from the beginning.
   void require_loaded();
 
   // Version and file of cuBLASLt, or why it is missing: for logs.
   const std::string& library() const;
+  SumOrder order() const;
   bool has_library() const;
 
   // For tests and benchmarks: from now on products take this path; the tiled kernel runs those that it cannot take.

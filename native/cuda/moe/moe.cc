@@ -81,11 +81,13 @@ ExpertKernel Moe::choose(const bf16* x, const bf16* w13, const bf16* w2, int64_t
   const int64_t rows = count * shape_.per_token / shape_.experts;
   ExpertKernel kernel = forced_;
   if (kernel == ExpertKernel::kAuto) {
-    if (count <= 8) {  // an expert has at most as many rows as there are tokens
+    // The warps of the streaming kernels divide k, so they do not sum in ascending order.
+    const bool may_stream = gemm_.order() == SumOrder::kAny;
+    if (count <= 8 && may_stream) {  // an expert has at most as many rows as there are tokens
       kernel = ExpertKernel::kStream8;
     } else if (has_wgmma_) {
       kernel = rows <= kManyFrom ? ExpertKernel::kWgmma64 : ExpertKernel::kWgmma256;
-    } else if (rows <= kTileFrom) {
+    } else if (rows <= kTileFrom && may_stream) {
       kernel = ExpertKernel::kStream16;
     } else {
       kernel = rows < kLargeTileFrom ? ExpertKernel::kTile64 : ExpertKernel::kTile128;

@@ -76,7 +76,7 @@ class Moe {
   void run(const bf16* x, const bf16* router, const bf16* w13, const bf16* w2, bf16* y, int64_t count, bool partial,
            cudaStream_t stream, RouteRecord record = {}, const MoeAdapters& adapters = {},
            const int32_t* kv_slots = nullptr);
-  // The counterpart of Gemm::load.
+  // The counterpart of Gemm::load. With its SumOrder::kAscending `run` chooses from kernels that give the same bits.
   void load(const bf16* x, const bf16* router, int64_t count, cudaStream_t stream);
 
   // For tests and benchmarks. Operands that the kernel cannot read use kTile64, and so does a GPU without wgmma.

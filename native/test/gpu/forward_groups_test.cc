@@ -57,7 +57,7 @@ class Test {
       const StepBatch batch = shared.view();
       const auto plan = [&](const StepBatch& b) {
         return cuda::plan_attention(b, v_.heads / v_.kv_heads, v_.kv_heads, cuda::AttentionSplit::kAuto,
-                                    cuda::kWideRows, {kPageSize});
+                                    cuda::WideKernel::kMma, {kPageSize});
       };
       CHECKF(!plan(batch).prefixes.empty(), "%s, step %d: no keys are shared", v_.name, step);
       CHECKF(plan(own.view()).prefixes.empty(), "%s, step %d: keys of copies are shared", v_.name, step);

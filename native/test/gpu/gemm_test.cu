@@ -5,6 +5,7 @@
 
 #include "cuda/gemm/gemm.h"
 #include "test/gpu/gemm_loading.cuh"
+#include "test/gpu/gemm_order.cuh"
 #include "test/gpu/matrix_common.cuh"
 
 namespace refit::test {
@@ -356,6 +357,7 @@ int run(int argc, char** argv) {
   // First, while no kernel of the library is loaded. A launch under the sanitizer may wait by itself.
   if (!options.quick) test_loaded_products_do_not_wait(options.seed);
   test_unloaded_products_are_refused(options.seed);
+  if (!options.quick) test_order(options.seed);
   test_reference(options.seed);
   test_shapes(bench, options);
   test_large(bench, options);

@@ -281,8 +281,8 @@ struct Problem {
 };
 
 // The expected y and its tolerance: a sum on the other side of a rounding boundary changes the result by one unit in
-// the last place. Allowed are two for the terms, one for one element of the activation, and one for the largest
-// intermediate sum.
+// the last place. Allowed are two for the terms, one for each of two elements of the activation, and one for the
+// largest intermediate sum.
 struct Expected {
   double y, allowed;
 };
@@ -301,7 +301,7 @@ Expected expect(const Case& c, const Problem& problem, int64_t token, int64_t co
     size += std::fabs(out * weight);
     weights += weight;
   }
-  return {partial ? exact : rounded, (size + largest) * 0x1p-7 + problem.rms * weights * 0x1p-8 + 1e-30};
+  return {partial ? exact : rounded, (size + largest) * 0x1p-7 + problem.rms * weights * 0x1p-7 + 1e-30};
 }
 
 // y may be the sum of several ranks' parts.

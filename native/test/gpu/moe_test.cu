@@ -170,6 +170,42 @@ void check_padding(Gemm& gemm, const Options& options) {
   }
 }
 
+// All kernels that a Gemm of SumOrder::kAscending allows give the same bits, for a token alone and beside others.
+void check_order(const Options& options) {
+  Buffer<uint8_t> workspace(kWorkspace);
+  Gemm gemm(workspace.data(), kWorkspace, cuda::SumOrder::kAscending);
+  for (const MoeShape& shape :
+       {MoeShape{128, 8, true, 2048, 768}, {16, 4, false, 256, 128}, {8, 2, true, 70, 36}, {4, 2, true, 1024, 512}}) {
+    for (const bool partial : {false, true}) {
+      Case c{shape, 2000};
+      Problem problem(c, options.seed);
+      const size_t bytes = Moe::scratch_bytes(shape, c.tokens);
+      Buffer<uint8_t> memory(bytes);
+      Buffer<bf16> y(c.tokens * shape.hidden), x(c.tokens * shape.hidden);
+      Moe moe(shape, gemm, memory.data(), bytes);
+      std::vector<bf16> whole;
+      for (const int64_t tokens :
+           {c.tokens, int64_t{700}, int64_t{129}, int64_t{64}, int64_t{9}, int64_t{8}, int64_t{1}}) {
+        moe.load(x.data(), problem.router.data(), tokens, nullptr);
+        std::vector<ExpertKernel> kernels = {ExpertKernel::kAuto, ExpertKernel::kTile64, ExpertKernel::kTile128};
+        if (cuda::has_wgmma()) kernels.insert(kernels.end(), {ExpertKernel::kWgmma64, ExpertKernel::kWgmma256});
+        for (const ExpertKernel kernel : kernels) {
+          y.poison();
+          moe.force(kernel);
+          moe.run(problem.x.data() + (c.tokens - tokens) * shape.hidden, problem.router.data(), problem.w13.data(),
+                  problem.w2.data(), y.data(), tokens, partial, nullptr);
+          synchronize("an order");
+          const std::vector<bf16> got = y.get(tokens * shape.hidden);
+          if (whole.empty()) whole = got;
+          CHECKF(std::memcmp(got.data(), &whole[(c.tokens - tokens) * shape.hidden], got.size() * sizeof(bf16)) == 0,
+                 "%s partial=%d, the last %lld: other bits", c.text(kernel, partial).c_str(), partial,
+                 static_cast<long long>(tokens));
+        }
+      }
+    }
+  }
+}
+
 void check_refusals(Gemm& gemm) {
   Buffer<uint8_t> scratch(1 << 20);
   CHECK_THROWS(Moe({0, 1, true, 64, 32}, gemm, scratch.data(), scratch.size()), std::invalid_argument);
@@ -253,6 +289,7 @@ int run(int argc, char** argv) {
   }
   run_cases(gemm, options);
   check_padding(gemm, options);
+  if (!options.quick) check_order(options);
   check_refusals(gemm);
   return finish("moe_test");
 }

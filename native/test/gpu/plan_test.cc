@@ -12,7 +12,8 @@ namespace {
 
 cuda::StepRoom room_of(const PlanCase& c, int group, int64_t most_tokens = 8192) {
   const StepBatch batch = c.batch();
-  return cuda::step_room(batch, cuda::plan_attention(batch, group, 8, cuda::AttentionSplit::kAuto, cuda::kHopperRows),
+  return cuda::step_room(batch,
+                         cuda::plan_attention(batch, group, 8, cuda::AttentionSplit::kAuto, cuda::WideKernel::kHopper),
                          most_tokens);
 }
 
@@ -64,7 +65,7 @@ void test_mixed() {
   PlanCase c = sequences(3, 9);
   c.add(0, 40);
   const cuda::AttentionPlan plan =
-      cuda::plan_attention(c.batch(), 4, 8, cuda::AttentionSplit::kNever, cuda::kHopperRows);
+      cuda::plan_attention(c.batch(), 4, 8, cuda::AttentionSplit::kNever, cuda::WideKernel::kHopper);
   CHECK(plan.wide_items == 2 && plan.items.size() == 2 + 3 * 3);
   for (const cuda::AttentionItem& item : plan.items) CHECK(item.tokens * 4 <= cuda::kNarrowRows || item.sequence == 3);
 }

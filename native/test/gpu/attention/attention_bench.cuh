@@ -13,7 +13,7 @@ namespace refit::test {
 
 // `count` sequences at `start` with `fresh` new tokens each.
 inline void bench_attention_shape(int count, int start, int fresh, cuda::AttentionSplit split, const char* name,
-                                  double bandwidth, int kv_heads = 8, int wide_rows = cuda::kWideRows) {
+                                  double bandwidth, int kv_heads = 8, cuda::WideKernel wide = cuda::WideKernel::kMma) {
   constexpr int kHeads = 32, kDim = 128, kPage = 16;
   const int per_sequence = (start + fresh + kPage - 1) / kPage, pages = per_sequence * count;
   const size_t layer = static_cast<size_t>(pages) * kv_heads * kPage * kDim;
@@ -28,7 +28,7 @@ inline void bench_attention_shape(int count, int start, int fresh, cuda::Attenti
   std::vector<int32_t> table(pages);
   std::iota(table.begin(), table.end(), 0);
   std::shuffle(table.begin(), table.end(), std::mt19937_64(1));
-  const cuda::AttentionPlan plan = cuda::plan_attention(c.batch(), kHeads / kv_heads, kv_heads, split, wide_rows);
+  const cuda::AttentionPlan plan = cuda::plan_attention(c.batch(), kHeads / kv_heads, kv_heads, split, wide);
 
   Buffer<cuda::AttentionItem> items(plan.items.size());
   Buffer<cuda::AttentionMerge> merges(plan.merges.size());
@@ -43,7 +43,7 @@ inline void bench_attention_shape(int count, int start, int fresh, cuda::Attenti
   const cuda::AttentionInput input{items.data(),     static_cast<int>(plan.items.size()),
                                    merges.data(),    static_cast<int>(plan.merges.size()),
                                    table_gpu.data(), parts.data(),
-                                   plan.wide_items,  plan.wide_rows};
+                                   plan.wide_items,  plan.wide};
   const double us = microseconds(fresh == 1 ? 200 : 20, [&](int i) {
     const cuda::KvLayer kv{
         k.data() + layer * (i % layers), v.data() + layer * (i % layers), pages, kPage, kv_heads, kDim};
@@ -81,16 +81,15 @@ inline void bench_decode() {
 }
 
 inline void bench_prefill() {
-  const int hopper = cuda::wide_rows_here(128) == cuda::kHopperRows ? cuda::kHopperRows : 0;
+  const bool hopper = cuda::wide_kernel_here(128, false) == cuda::WideKernel::kHopper;
   const int prefills[][3] = {{1, 0, 512},   {1, 0, 2048},     {1, 0, 4096},   {1, 0, 16384},
                              {8, 0, 1024},  {1, 28672, 4096}, {1, 8192, 256}, {64, 1008, 16},
                              {16, 960, 64}, {32, 0, 100},     {1, 1960, 64},  {1, 1000, 100}};
   for (int kv_heads : {8, 4}) {
     for (const auto& [count, start, fresh] : prefills) {
-      for (int rows : {cuda::kWideRows, hopper}) {
-        if (rows == 0) continue;
-        bench_attention_shape(count, start, fresh, cuda::AttentionSplit::kAuto,
-                              rows == cuda::kHopperRows ? "wgmma" : "mma", 1.0, kv_heads, rows);
+      for (const auto wide : kWideKernels) {
+        if (wide != cuda::WideKernel::kMma && !hopper) continue;
+        bench_attention_shape(count, start, fresh, cuda::AttentionSplit::kAuto, name_of(wide), 1.0, kv_heads, wide);
       }
     }
   }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cuda/attention/attention.h"
+#include "test/gpu/attention/attention_kernels.h"
 #include "test/gpu/attention/attention_world.cuh"
 
 namespace refit::test {
@@ -18,12 +19,13 @@ struct Case {
   std::vector<int> starts;  // first position of the compared step, per sequence
   std::vector<int> shared;  // pages shared with the parent
   float q_scale;
-  int wide_rows = cuda::kWideRows;
+  cuda::WideKernel wide = cuda::WideKernel::kMma;
   std::vector<int> parents = {};  // empty: sequence 0
   std::string name() const {
     std::string s = "heads " + std::to_string(shape.heads) + "/" + std::to_string(shape.kv_heads) + " dim " +
                     std::to_string(shape.head_dim) + " page " + std::to_string(shape.page_size) + " q " +
-                    std::to_string(q_scale) + (wide_rows == cuda::kHopperRows ? " Hopper" : "") + " sequences";
+                    std::to_string(q_scale) + (wide == cuda::WideKernel::kMma ? "" : std::string(" ") + name_of(wide)) +
+                    " sequences";
     for (size_t i = 0; i < lengths.size(); ++i) {
       s += " " + std::to_string(starts[i]) + ".." + std::to_string(lengths[i]);
       if (shared[i] > 0)
@@ -97,10 +99,10 @@ inline std::vector<Case> cases(bool quick, std::mt19937_64& rng) {
 // Sequences that sample from the same prompts, with other sequences between them.
 class Groups {
  public:
-  Groups(const AttentionHeads& shape, int wide_rows, uint64_t seed) : rng_(seed) {
+  Groups(const AttentionHeads& shape, cuda::WideKernel wide, uint64_t seed) : rng_(seed) {
     c_.shape = shape;
     c_.q_scale = 4.0f;
-    c_.wide_rows = wide_rows;
+    c_.wide = wide;
   }
   // `members` whose first `pages` pages are the same, and the first `above` of these the same as those of `parent`.
   // Returns the first of them. own: most keys that a member has for itself; its token may directly follow the pages.
@@ -129,9 +131,10 @@ class Groups {
 inline std::vector<Case> group_cases(bool quick, bool hopper, uint64_t seed) {
   std::vector<Case> list;
   const auto add = [&](const AttentionHeads& shape, const auto& fill) {
-    for (const int rows : {cuda::kWideRows, cuda::kHopperRows}) {
-      if (rows == cuda::kHopperRows && (!hopper || (shape.head_dim != 64 && shape.head_dim != 128))) continue;
-      Groups groups(shape, rows, seed + list.size());
+    for (const auto wide : kWideKernels) {
+      const bool here = hopper && (shape.head_dim == 64 || shape.head_dim == 128);
+      if (wide != cuda::WideKernel::kMma && !here) continue;
+      Groups groups(shape, wide, seed + list.size());
       fill(groups);
       list.push_back(groups.done());
     }
@@ -200,10 +203,9 @@ inline std::vector<Case> group_cases(bool quick, bool hopper, uint64_t seed) {
   return list;
 }
 
-// For the Hopper kernel, whose tiles are 128 rows and 128 keys.
-inline std::vector<Case> hopper_cases(bool quick) {
-  constexpr int kRows = cuda::kHopperRows;
-  if (quick) return {{{8, 2, 128, 16}, {330, 40, 129}, {200, 0, 0}, {0, 0, 0}, 4.0f, kRows}};
+// For a Hopper kernel, whose tiles are 128 rows and 128 keys.
+inline std::vector<Case> hopper_cases(bool quick, cuda::WideKernel wide) {
+  if (quick) return {{{8, 2, 128, 16}, {330, 40, 129}, {200, 0, 0}, {0, 0, 0}, 4.0f, wide}};
   std::vector<Case> list;
   int page = 0;
   const int pages[] = {16, 1, 48, 7, 64, 8};
@@ -215,14 +217,14 @@ inline std::vector<Case> hopper_cases(bool quick) {
                       {0, 0, 100, 200, 255, 700, 128, 299, 640},
                       std::vector<int>(9, 0),
                       group == 5 ? 30.0f : 4.0f,
-                      kRows});
+                      wide});
     }
-    list.push_back({{64, 1, dim, 16}, {300, 7, 2}, {290, 0, 0}, {0, 0, 0}, 4.0f, kRows});
-    list.push_back({{33, 1, dim, 48}, {300, 7, 2}, {290, 0, 0}, {0, 0, 0}, 4.0f, kRows});
-    list.push_back({{8, 2, dim, 16}, {3000, 2950, 40}, {2870, 2900, 0}, {0, 128, 0}, 4.0f, kRows});
+    list.push_back({{64, 1, dim, 16}, {300, 7, 2}, {290, 0, 0}, {0, 0, 0}, 4.0f, wide});
+    list.push_back({{33, 1, dim, 48}, {300, 7, 2}, {290, 0, 0}, {0, 0, 0}, 4.0f, wide});
+    list.push_back({{8, 2, dim, 16}, {3000, 2950, 40}, {2870, 2900, 0}, {0, 128, 0}, 4.0f, wide});
   }
   // Several items for each multiprocessor.
-  list.push_back({{32, 8, 128, 16}, {1200}, {0}, {0}, 4.0f, kRows});
+  list.push_back({{32, 8, 128, 16}, {1200}, {0}, {0}, 4.0f, wide});
   return list;
 }
 

@@ -55,7 +55,7 @@ class GroupsBench {
   static double gigabytes(int64_t keys) { return 4.0e-9 * static_cast<double>(keys) * kKvHeads * kDim; }
   cuda::AttentionPlan plan(bool share) const {
     return cuda::plan_attention(case_.batch(), kHeads / kKvHeads, kKvHeads, cuda::AttentionSplit::kAuto,
-                                cuda::kWideRows, {share ? kPage : 0});
+                                cuda::WideKernel::kMma, {share ? kPage : 0});
   }
   double plan_time(bool share) const {
     constexpr int kTimes = 10;

@@ -13,8 +13,8 @@ inline double plan_microseconds(const SharingCase& c, bool share) {
   std::vector<double> times;
   for (int i = 0; i < 101; ++i) {
     const auto begin = std::chrono::steady_clock::now();
-    const cuda::AttentionPlan plan =
-        cuda::plan_attention(c.batch(), 4, 8, cuda::AttentionSplit::kAuto, cuda::kWideRows, {share ? c.page_size : 0});
+    const cuda::AttentionPlan plan = cuda::plan_attention(c.batch(), 4, 8, cuda::AttentionSplit::kAuto,
+                                                          cuda::WideKernel::kMma, {share ? c.page_size : 0});
     times.push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count());
   }
   std::nth_element(times.begin(), times.begin() + 50, times.end());

@@ -8,6 +8,7 @@
 #include "core/step.h"
 #include "cuda/attention/attention.h"
 #include "test/check.h"
+#include "test/gpu/attention/attention_kernels.h"
 
 namespace refit::test {
 
@@ -39,9 +40,9 @@ struct PlanCase {
 };
 
 inline void check_plan(const PlanCase& c, int group, int kv_heads, cuda::AttentionSplit split,
-                       int wide_rows = cuda::kWideRows) {
-  const cuda::AttentionPlan plan = cuda::plan_attention(c.batch(), group, kv_heads, split, wide_rows);
-  CHECK(plan.wide_rows == wide_rows);
+                       cuda::WideKernel wide = cuda::WideKernel::kMma) {
+  const cuda::AttentionPlan plan = cuda::plan_attention(c.batch(), group, kv_heads, split, wide);
+  CHECK(plan.wide == wide);
   const auto sequences = static_cast<int>(c.start_pos.size());
   const auto tokens = static_cast<int64_t>(c.tokens.size());
   std::vector<int32_t> sequence_of(tokens), position(tokens);
@@ -60,12 +61,12 @@ inline void check_plan(const PlanCase& c, int group, int kv_heads, cuda::Attenti
   for (int64_t t = 0; t < tokens; ++t) {
     const int s = sequence_of[t];
     const int rows = is_narrow(s) ? group : (c.seq_offsets[s + 1] - c.seq_offsets[s]) * group;
-    const int size = cuda::chunk_size(rows, wide_rows);
+    const int size = cuda::chunk_size(rows, wide);
     times[t].assign(position[t] / size + 1, 0);
     parts[t].assign(times[t].size(), -2);
   }
   std::vector<int> row_uses(plan.part_rows, 0);
-  int wide = 0;
+  int wide_items = 0;
   for (size_t i = 0; i < plan.items.size(); ++i) {
     const cuda::AttentionItem& item = plan.items[i];
     if (!CHECKF(item.tokens > 0 && item.first_token >= 0 && item.first_token + item.tokens <= tokens &&
@@ -75,8 +76,8 @@ inline void check_plan(const PlanCase& c, int group, int kv_heads, cuda::Attenti
       return;
     }
     const int rows = item.tokens * group;
-    CHECKF(rows <= wide_rows, "item %zu has %d rows", i, rows);
-    wide += rows > cuda::kNarrowRows;
+    CHECKF(rows <= cuda::rows_of(wide), "item %zu has %d rows", i, rows);
+    wide_items += rows > cuda::kNarrowRows;
     CHECKF((rows > cuda::kNarrowRows) == (static_cast<int>(i) < plan.wide_items),
            "item %zu of %d wide ones has %d rows", i, plan.wide_items, rows);
     CHECK(!is_narrow(item.sequence) || rows <= cuda::kNarrowRows);
@@ -84,7 +85,7 @@ inline void check_plan(const PlanCase& c, int group, int kv_heads, cuda::Attenti
     CHECK(item.table == c.page_offsets[item.sequence]);
     CHECK(item.part >= 0 ? item.chunks == 1 : item.chunk == 0);
     // Its last token sees its last chunk.
-    CHECK((item.position + item.tokens - 1) / cuda::chunk_size(rows, wide_rows) >= item.chunk + item.chunks - 1);
+    CHECK((item.position + item.tokens - 1) / cuda::chunk_size(rows, wide) >= item.chunk + item.chunks - 1);
     for (int j = 0; j < item.tokens; ++j) {
       const int t = item.first_token + j;
       CHECKF(sequence_of[t] == item.sequence, "item %zu of sequence %d has token %d of sequence %d", i, item.sequence,
@@ -98,7 +99,7 @@ inline void check_plan(const PlanCase& c, int group, int kv_heads, cuda::Attenti
       if (item.part >= 0 && CHECK(item.part + j < plan.part_rows)) row_uses[item.part + j]++;
     }
   }
-  CHECK(wide == plan.wide_items);
+  CHECK(wide_items == plan.wide_items);
   for (int uses : row_uses) CHECKF(uses == 1, "a row of partial results is written %d times", uses);
 
   std::vector<int> merged(tokens, 0);
@@ -149,8 +150,7 @@ inline void check_plans(uint64_t seed) {
     }
     const int group = below(5) == 0 ? 1 + below(64) : 1 << below(5), kv_heads = 1 << below(4);
     for (AttentionSplit split : {AttentionSplit::kAuto, AttentionSplit::kAlways, AttentionSplit::kNever}) {
-      check_plan(c, group, kv_heads, split);
-      check_plan(c, group, kv_heads, split, cuda::kHopperRows);
+      for (const auto wide : kWideKernels) check_plan(c, group, kv_heads, split, wide);
     }
   }
   // One long sequence is divided among blocks; a batch that occupies a GPU is not.

@@ -79,7 +79,7 @@ class SharingRun {
           if (i == 0 && next.from == 0) {
             sums = next;
           } else {
-            add_chunk(sums, next, cuda::chunk_size(merge.tokens * group_, plan_.wide_rows));
+            add_chunk(sums, next, cuda::chunk_size(merge.tokens * group_, plan_.wide));
           }
         }
         finish(merge.first_token + j, sums);
@@ -130,7 +130,7 @@ class SharingRun {
   }
 
   void compute(const cuda::AttentionItem& item) {
-    const int64_t size = cuda::chunk_size(item.tokens * group_, plan_.wide_rows);
+    const int64_t size = cuda::chunk_size(item.tokens * group_, plan_.wide);
     const int64_t end = std::min<int64_t>(item.position + item.tokens, (item.chunk + item.chunks) * size);
     CHECK((item.states == 0 && item.skip == 0) || item.tokens == 1);
     for (int j = 0; j < item.tokens; ++j) {
@@ -171,9 +171,8 @@ class SharingRun {
 };
 
 inline size_t check_sharing_plan(const SharingCase& c, int group, int kv_heads, cuda::AttentionSplit split, bool always,
-                                 int wide_rows) {
-  const cuda::AttentionPlan plan =
-      cuda::plan_attention(c.batch(), group, kv_heads, split, wide_rows, {c.page_size, always});
+                                 cuda::WideKernel wide) {
+  const cuda::AttentionPlan plan = cuda::plan_attention(c.batch(), group, kv_heads, split, wide, {c.page_size, always});
   SharingRun(c, plan, group).run();
   if (split != cuda::AttentionSplit::kAlways) {
     const auto tokens = static_cast<int64_t>(c.tokens.size());
@@ -259,9 +258,9 @@ inline void check_sharing(uint64_t seed) {
     }
     const int group = below(3) == 0 ? 1 + below(64) : 1 << below(5), kv_heads = 1 << below(4);
     for (const AttentionSplit split : {AttentionSplit::kAuto, AttentionSplit::kAlways, AttentionSplit::kNever}) {
-      for (const int rows : {cuda::kWideRows, cuda::kHopperRows}) {
-        prefixes += check_sharing_plan(c, group, kv_heads, split, true, rows);
-        check_sharing_plan(c, group, kv_heads, split, false, rows);
+      for (const auto wide : kWideKernels) {
+        prefixes += check_sharing_plan(c, group, kv_heads, split, true, wide);
+        check_sharing_plan(c, group, kv_heads, split, false, wide);
       }
     }
   }
@@ -270,7 +269,7 @@ inline void check_sharing(uint64_t seed) {
   SharingCase full(16);
   full.add(4200, 1);
   for (int i = 1; i < 9000; ++i) full.add(4200, 1, 0, 261);
-  CHECK(check_sharing_plan(full, 4, 8, AttentionSplit::kAuto, false, cuda::kWideRows) == 0);
+  CHECK(check_sharing_plan(full, 4, 8, AttentionSplit::kAuto, false, cuda::WideKernel::kMma) == 0);
 }
 
 }  // namespace refit::test

@@ -1,5 +1,5 @@
 // Paged attention against double precision on ragged batches, and bit for bit against itself: alone or in a batch, in
-// one step or many, narrow or wide (but not with the Hopper kernel), divided among blocks or not, with
+// one step or many, narrow or wide (but not with WideKernel::kHopper), divided among blocks or not, with
 // shared keys read once or by each sequence. --plan stops after the tests that need no GPU, and with --bench after the
 // times of plans; --hopper leaves out what the Hopper kernel does not compute; --groups leaves out what has no shared
 // keys.
@@ -81,11 +81,11 @@ void check_values(const Case& c, const AttentionWorld& world, const std::vector<
 // Whether a piece has the same bits as in `whole`, a larger piece of its sequence in another step.
 bool same_bits(const Case& c, const Piece& piece, const Piece& whole) {
   const auto narrow = [&c](const Piece& p) { return p.count * c.shape.group() <= cuda::kNarrowRows; };
-  return c.wide_rows == cuda::kWideRows || narrow(piece) == narrow(whole);
+  return c.wide != cuda::WideKernel::kHopper || narrow(piece) == narrow(whole);
 }
 
 // The tokens of `pieces` in `out` are the same bits as in `all`, the result of `all_pieces`; or, if one is computed by
-// the narrow and the other by the Hopper kernel, about the same.
+// the narrow kernel and the other by WideKernel::kHopper, about the same.
 void check_same(const Case& c, const AttentionWorld& world, const std::vector<Piece>& all_pieces,
                 const std::vector<bf16>& all, const std::vector<Piece>& pieces, const std::vector<bf16>& out,
                 const char* how) {
@@ -131,11 +131,16 @@ void run_case(const Case& c, uint64_t seed, Worst& worst) {
   }
   const std::string name = c.name();
   Way plain{AttentionSplit::kNever};
-  const std::vector<bf16> all = run_attention(world, pieces, plain, c.wide_rows, name);
+  const std::vector<bf16> all = run_attention(world, pieces, plain, c.wide, name);
   check_values(c, world, pieces, all, worst.error, worst.eager);
+  if (c.wide == cuda::WideKernel::kHopperExact) {
+    const std::vector<bf16> mma = run_attention(world, pieces, plain, cuda::WideKernel::kMma, name);
+    CHECKF(std::memcmp(all.data(), mma.data(), all.size() * sizeof(bf16)) == 0, "%s: other bits than mma",
+           name.c_str());
+  }
 
   const auto same = [&](const std::vector<Piece>& some, Way way, const char* how) {
-    check_same(c, world, pieces, all, some, run_attention(world, some, way, c.wide_rows, name + ": " + how), how);
+    check_same(c, world, pieces, all, some, run_attention(world, some, way, c.wide, name + ": " + how), how);
     worst.prefixes += way.prefixes;
   };
   const auto same_shared = [&](const std::vector<Piece>& some) {
@@ -199,11 +204,13 @@ int main(int argc, char** argv) {
   uint64_t seed = options.seed;
   std::vector<Case> all;
   if (!only_hopper && !only_groups) all = cases(options.quick, rng);
-  const bool hopper = cuda::wide_rows_here(128) == cuda::kHopperRows;
+  const bool hopper = cuda::wide_kernel_here(128, false) == cuda::WideKernel::kHopper;
   for (const Case& c : group_cases(options.quick, hopper, options.seed)) all.push_back(c);
   if (!hopper) std::printf("this GPU has no Hopper kernel\n");
   if (hopper && !only_groups) {
-    for (const Case& c : hopper_cases(options.quick)) all.push_back(c);
+    for (const auto wide : {cuda::WideKernel::kHopper, cuda::WideKernel::kHopperExact}) {
+      for (const Case& c : hopper_cases(options.quick, wide)) all.push_back(c);
+    }
   }
   for (const Case& c : all) run_case(c, ++seed, worst);
   std::printf("%zu prefixes were shared\n", worst.prefixes);
@@ -217,7 +224,7 @@ int main(int argc, char** argv) {
                std::invalid_argument);
   CHECK_THROWS(cuda::attention(some.data(), 8, none, {some.data(), some.data(), 1, 1, 2, 8}, 3, some.data(), nullptr),
                std::invalid_argument);
-  none.wide_rows = cuda::kHopperRows;
+  none.wide = cuda::WideKernel::kHopper;
   CHECK_THROWS(cuda::attention(some.data(), 96, none, {some.data(), some.data(), 1, 1, 1, 96}, 1, some.data(), nullptr),
                std::invalid_argument);
   if (options.bench && !only_hopper) bench_groups();

@@ -154,7 +154,7 @@ class AttentionOnGpu {
     return {items_.data(),    static_cast<int>(plan_.items.size()),
             merges_.data(),   static_cast<int>(plan_.merges.size()),
             pages_.data(),    parts_.data(),
-            plan_.wide_items, plan_.wide_rows,
+            plan_.wide_items, plan_.wide,
             prefixes_.data(), static_cast<int>(plan_.prefixes.size()),
             members_.data()};
   }
@@ -181,11 +181,11 @@ struct Way {
 // Runs one step of these pieces: out [tokens, heads * head_dim]. Before it, slots of the cache that no piece may see,
 // columns of k and v in qkv, and the output are NaN.
 inline std::vector<bf16> run_attention(const AttentionWorld& world, const std::vector<Piece>& pieces, Way& way,
-                                       int wide_rows, const std::string& what) {
+                                       cuda::WideKernel wide, const std::string& what) {
   const AttentionHeads& h = world.shape;
   const StepArrays step(world, pieces);
-  const cuda::AttentionPlan plan = cuda::plan_attention(step.batch(), h.group(), h.kv_heads, way.split, wide_rows,
-                                                        {way.share ? h.page_size : 0, true});
+  const cuda::AttentionPlan plan =
+      cuda::plan_attention(step.batch(), h.group(), h.kv_heads, way.split, wide, {way.share ? h.page_size : 0, true});
   way.prefixes = plan.prefixes.size();
   const int64_t count = static_cast<int64_t>(step.tokens.size());
   const int64_t ldq = world.q_columns() + 2 * h.kv_heads * h.head_dim;

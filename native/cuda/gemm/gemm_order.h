@@ -1,0 +1,39 @@
+// A proof that a matrix kernel sums as our tiled kernel does (SumOrder::kAscending): a sample whose exact sums are all
+// 0 is computed by both. Its results are rounding errors alone, so any other order of the same products gives other
+// bits.
+#pragma once
+#include <cstdint>
+
+#include "cuda/gemm/gemm.h"
+
+namespace refit::cuda {
+
+// Writes a [rows, k] with leading dimension ld: numbers by position in [-scale, scale), whose second half repeats the
+// first one backwards, with the other sign if `opposed`. The products of a row of the one kind with a row of the other
+// cancel.
+void fill_sample(bf16* to, int64_t rows, int64_t k, int64_t ld, float scale, bool opposed, cudaStream_t stream);
+
+// Adds up a hash of all elements of y and their places into `to`, on the GPU.
+template <class Out>
+void add_digest(const Out* y, int64_t rows, int64_t columns, int64_t ld, uint64_t* to, cudaStream_t stream);
+
+// A sample of a product: all rows of x, and as many rows of w and elements of bias as fit.
+class OrderSample {
+ public:
+  // Overwrites the product's x, and later its y. `memory` holds the sample's w and bias, aligned to 256. k is even.
+  OrderSample(const Product& product, void* memory, size_t bytes, cudaStream_t stream);
+
+  // Without columns if the memory holds none.
+  const Product& product() const { return product_; }
+  // Forgets the results of a run before.
+  void clear() const;
+  // The digest of y; waits for the stream.
+  uint64_t digest() const;
+
+ private:
+  Product product_;
+  uint64_t* digest_ = nullptr;
+  cudaStream_t stream_;
+};
+
+}  // namespace refit::cuda
