@@ -126,6 +126,7 @@ function serverInfo (context: GenerationContext): Record<string, unknown> {
     weight_groups: context.groups.list.map(({ worldSize, ...group }) => ({ ...group, world_size: worldSize })),
     released_memory: engine.releasedMemory,
     enable_weights_cpu_backup: info.weightsCpuBackup,
+    enable_deterministic_inference: info.deterministic,
     speculative: info.speculative === undefined ? 'off' : 'siblings',
     speculative_num_draft_tokens: info.speculative?.draftTokens ?? null,
     enable_return_routed_experts: info.experts !== undefined,

@@ -61,6 +61,7 @@ export const TOPICS: readonly { text: string, items: Page[] }[] = [
       page('Exact turns', '/exact-turns'),
       page('Structured output', '/structured-output'),
       page('Guesses from siblings', '/speculation'),
+      page('Deterministic results', '/deterministic'),
       page('Scores of prompts', '/scoring'),
       page('Sampling masks', '/sampling-masks'),
       page('Routing replay', '/routed-experts'),

@@ -101,6 +101,7 @@ async function start (
       kvTokens: config.pages * config.pageSize,
       pageSize: config.pageSize,
       weightsCpuBackup: options.enableWeightsCpuBackup ?? false,
+      deterministic: config.device === 'cpu' || config.deterministic === true,
       ...limits,
       ...options.dataParallel === undefined ? {} : { dataParallel: options.dataParallel },
       ...drafts === undefined ? {} : { speculative: { draftTokens: drafts } },

@@ -187,6 +187,7 @@ function engineOptions (config: Config, log: Log): EngineOptions {
     randomSeed: config.randomSeed ?? undefined,
     updateDeadlineMs: config.updateDeadline * 1000,
     disableCudaGraph: config.disableCudaGraph,
+    deterministic: config.deterministic,
     disableOverlapSchedule: config.disableOverlapSchedule,
     speculative: config.speculative,
     speculativeNumDraftTokens: config.speculativeNumDraftTokens,

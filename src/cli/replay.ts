@@ -13,8 +13,8 @@ export const REPLAY_HELP = `Usage: refit replay RECEIPT --model FOLDER
        refit replay RECEIPT --url URL [--api-key KEY]
 
 Generates a sample again from its receipt (GET /samples/ID) and compares: weights by their digest, tokens one by one,
-and logprobs, bit for bit where the device promises the same bits (the CPU, with the same program, instruction set,
-dtype and ranks).
+and logprobs, bit for bit where the device promises the same bits (the CPU, and GPUs with --deterministic; with the same
+program, instruction set, GPUs, dtype and ranks).
 
 The exit code is 0 if all is equal, 1 if something differs, 2 if the sample cannot be repeated: the receipt is none or
 was changed, the server cannot be reached, or several weight versions made the tokens.
@@ -65,12 +65,13 @@ export async function replay (args: readonly string[]): Promise<void> {
 /** A server of the checkpoint, for this process alone. */
 async function serveAgain (
   model: string,
-  { kind, dtype, ranks }: { kind: string, dtype: string, ranks: number }
+  { kind, dtype, ranks, exact }: ReturnType<typeof readReceipt>['device']
 ): Promise<{ url: string, close: () => Promise<void> }> {
   const engine = await createEngine(resolveModel(model, 'main', process.env).path, {
     device: kind as 'cpu' | 'cuda',
     dtype: dtype as 'bfloat16' | 'float32',
-    tp: ranks
+    tp: ranks,
+    deterministic: exact
   })
   const app = await buildServer({ engine, port: 0 })
   return {

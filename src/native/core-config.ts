@@ -26,6 +26,11 @@ export interface CoreConfig {
   watchdogSeconds?: number
   /** CUDA: decode steps are launched as graphs; default true. */
   graphs?: boolean
+  /**
+   * CUDA: results depend neither on the batch nor on how prompts are cut into steps; default false. On a CPU they never
+   * do.
+   */
+  deterministic?: boolean
   /** CUDA: bytes per second that a write beside steps moves at most on each GPU; default 0, no limit. */
   shadowRate?: number
   /**

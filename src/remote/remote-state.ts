@@ -191,6 +191,7 @@ export function infoOf ({ kind, ranks, modelPath, details }: EngineFacts, url: s
     kvBytes: 0,
     kvTokens: number(details['max_total_num_tokens'], 0),
     weightsCpuBackup: details['enable_weights_cpu_backup'] === true,
+    deterministic: details['enable_deterministic_inference'] === true,
     maxRunningRequests: most,
     maxQueuedRequests: number(details['max_queued_requests'], 4096),
     ...expertsOf(model['routed_experts'])

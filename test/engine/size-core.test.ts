@@ -83,6 +83,7 @@ t.test('GPUs: the KV cache has the room that the fullest one has next to weights
   )
   t.equal(plan.core.watchdogSeconds, undefined)
   t.equal(plan.core.graphs, undefined)
+  t.equal(plan.core.deterministic, undefined)
 })
 
 t.test('GPUs: the KV cache has no more than running requests need, or exactly the requested size', async (t) => {
@@ -90,12 +91,20 @@ t.test('GPUs: the KV cache has no more than running requests need, or exactly th
   const wide = await sizeCore(
     ARCH,
     table,
-    { device: 'cuda', maxRunningRequests: 3, maxPrefillTokens: 16, watchdogMs: 10_000, disableCudaGraph: true },
+    {
+      device: 'cuda',
+      maxRunningRequests: 3,
+      maxPrefillTokens: 16,
+      watchdogMs: 10_000,
+      disableCudaGraph: true,
+      deterministic: true
+    },
     addon(),
     found(1e9)
   )
   t.equal(wide.core.pages, 3 * 512 / 16)
   t.match(wide.core, { maxStepTokens: 19, maxStepSequences: 3, watchdogSeconds: 9, gpus: [0], graphs: false })
+  t.equal(wide.core.deterministic, true)
   const small = await sizeCore(
     ARCH,
     table,

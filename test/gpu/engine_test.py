@@ -18,6 +18,7 @@ import harness
 for name in [
     "numerics",
     "routed",
+    "deterministic",
     "updates",
     "shadow",
     "adapters",

@@ -215,6 +215,14 @@ export const ENGINE_OPTIONS = {
     help: 'GPUs launch the kernels of a decode step one by one instead of as a CUDA graph: slower, with the same ' +
       'results, and a failure names its operation.'
   },
+  deterministic: {
+    type: 'boolean',
+    default: false,
+    group: 'engine',
+    aliases: ['enable-deterministic-inference'],
+    help: 'Results on GPUs do not depend on what runs beside a request, on how its prompt is cut into steps, or on ' +
+      'graphs, bit for bit (docs/deterministic.md). On a CPU they never do.'
+  },
   disableOverlapSchedule: {
     type: 'boolean',
     default: false,

@@ -148,6 +148,7 @@ async function planCuda (
     maxStepSequences: maxRunningRequests,
     maxContext: wanted,
     ...options.disableCudaGraph === true ? { graphs: false } : {},
+    ...options.deterministic === true ? { deterministic: true } : {},
     ...options.shadowWeights === true ? { sets: 2, shadowRate: (options.shadowRate ?? SHADOW_RATE) * 1e9 } : {},
     ...options.watchdogMs === undefined ? {} : { watchdogSeconds: options.watchdogMs / 1000 * RANK_WATCHDOG_SHARE }
   }

@@ -22,7 +22,8 @@ export const Receipt = Type.Object({
     dtype: Type.String(),
     ranks: Type.Integer(),
     exact: Type.Boolean({
-      description: 'The same request gives the same bits again, whatever runs beside it: true on the CPU.'
+      description: 'The same request gives the same bits again, whatever runs beside it: on the CPU, and on GPUs ' +
+        'with --deterministic.'
     })
   }),
   prompt_ids: Type.Array(Type.Integer()),
@@ -75,7 +76,7 @@ export function toReceipt (
       isa: info.isa,
       dtype: info.dtype,
       ranks: info.ranks,
-      exact: info.device === 'cpu'
+      exact: info.deterministic
     },
     prompt_ids: Array.from(sample.promptIds),
     output_ids: Array.from(sample.outputIds),

@@ -39,6 +39,16 @@ t.test('a receipt has everything that made the sample, the drawn seed too', asyn
   t.equal(sealOf(Object.fromEntries(Object.entries(receipt).reverse())), receipt.seal, 'in any order of fields')
 })
 
+t.test('a receipt and /server_info say whether the same request gives the same bits', async t => {
+  for (const deterministic of [true, false]) {
+    const engine = new FakeEngine({ info: { device: 'cuda', deterministic } })
+    const { url } = await routeApp(t, { engine })
+    await call(`${url}/generate`, { input_ids: [5], rid: 'one', ...LOGPROBS })
+    t.equal((await call(`${url}/samples/one`)).json.device.exact, deterministic)
+    t.match((await call(`${url}/server_info`)).json, { enable_deterministic_inference: deterministic })
+  }
+})
+
 t.test('a sample is kept only if its request or the server asks for it', async t => {
   const asked = await routeApp(t)
   await call(`${asked.url}/generate`, { input_ids: [5], rid: 'plain' })
