@@ -53,7 +53,8 @@ export async function receiveWeights (
   links: readonly Link[],
   options: ReceiveOptions
 ): Promise<WriteReport> {
-  const shadow = chooseSet(store.shadow, { swap: options.swap ?? 'in_place' })
+  const { swap = 'in_place', onRunning = 'continue', abort = false } = options
+  const shadow = chooseSet(store.shadow, { swap, onRunning, abortAllRequests: abort })
   return options.layout === 'parameters' && shadow === null
     ? await receiveParameters(store, links, options)
     : await receiveTensors(store, links, options, shadow)

@@ -1,5 +1,6 @@
 import { randomUUID } from 'node:crypto'
 import type { UpdateOptions, WeightUpdate } from '../contract/rollout-engine.ts'
+import { requireAgreement } from '../contract/require-agreement.ts'
 import { RefitError } from '../errors.ts'
 import type { WeightSource, WriteReport } from '../contract/weight-source.ts'
 import type { Connection, JsonReply } from './connection.ts'
@@ -61,6 +62,8 @@ export class RemoteUpdate implements WeightUpdate {
     const isEmpty = path === undefined && source.tensors.length === 0
     const body = path === undefined && !isEmpty ? safetensorsBody(source) : null
     if (isRefit && !this.#isInside) {
+      // Before it opens a transaction, which would stop the updates of others.
+      requireAgreement(this.#options)
       this.#own ??= (await this.#transactions.open({
         owner: `remote engine ${randomUUID()}`,
         ...this.#options.deadlineMs === undefined

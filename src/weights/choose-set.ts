@@ -1,3 +1,4 @@
+import { requireAgreement } from '../contract/require-agreement.ts'
 import type { OnRunning, SwapMode } from '../contract/weight-update.ts'
 import { RefitError } from '../errors.ts'
 import type { ShadowSet } from './shadow-set.ts'
@@ -29,14 +30,6 @@ export function chooseSet (
       { param: 'on_running' }
     )
   }
-  if (chosen === null || abortAllRequests) {
-    throw new RefitError(
-      'INVALID_REQUEST',
-      `on_running "finish_old" lets running requests finish on the weights before the update, and ${
-        chosen === null ? 'swap "in_place" overwrites them' : 'abort_all_requests ends those requests'
-      }: leave one of the two out. Nothing has changed`,
-      { param: 'on_running' }
-    )
-  }
+  requireAgreement({ swap, onRunning, abortAllRequests })
   return chosen
 }

@@ -40,31 +40,44 @@ export function openTransaction (transaction: string, isScope: boolean, msLeft: 
   )
 }
 
+/** An open transaction, for messages. */
+export interface NamedTransaction {
+  name: string
+  /** A trainer's scope: it opens without fields for the way that it ends. */
+  isScope: boolean
+}
+
 /** For an update in a transaction that writes in the other way. */
-export function otherSwap (transaction: string, swap: SwapMode, isShadowed: boolean): RefitError {
+export function otherSwap ({ name, isScope }: NamedTransaction, swap: SwapMode, isShadowed: boolean): RefitError {
   return new RefitError(
     'CONFLICT',
-    `swap ${JSON.stringify(swap)}: ${transaction} ${
+    `swap ${JSON.stringify(swap)}: ${name} ${
       isShadowed ? 'writes the second set of weights' : 'writes in place'
-    }, and all of its updates do; name swap when it is opened. Nothing has changed`,
+    }, and all of its updates do; ${wayOut('swap', isScope)}. Nothing has changed`,
     { param: 'swap' }
   )
 }
 
 /** Refuses an update that asks for another end of its transaction than it was opened for. */
 export function requireSameEnd (
-  transaction: string,
+  { name, isScope }: NamedTransaction,
   { onRunning: planned = 'continue' }: SetOptions,
   { onRunning = planned, abortAllRequests = false }: SetOptions
 ): void {
   if (onRunning === planned && !(abortAllRequests && planned === 'finish_old')) return
   throw new RefitError(
     'CONFLICT',
-    `${onRunning === planned ? 'abort_all_requests' : `on_running ${JSON.stringify(onRunning)}`}: ${transaction} was ` +
-      `opened with on_running ${JSON.stringify(planned)}, which its commit does; name it when it is opened. Nothing ` +
+    `${onRunning === planned ? 'abort_all_requests' : `on_running ${JSON.stringify(onRunning)}`}: ${name} was opened ` +
+      `with on_running ${JSON.stringify(planned)}, which its commit does; ${wayOut('on_running', isScope)}. Nothing ` +
       'has changed',
     { param: onRunning === planned ? 'abort_all_requests' : 'on_running' }
   )
+}
+
+function wayOut (field: string, isScope: boolean): string {
+  return isScope
+    ? `leave it out, or open a transaction with ${field} (/weight_transactions) instead`
+    : `name ${field} when it is opened`
 }
 
 /** Why a transaction cannot be committed. */

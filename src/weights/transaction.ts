@@ -126,8 +126,8 @@ export class WeightTransaction {
   join (options: UpdateOptions): WeightUpdate {
     const { swap = 'auto' } = options
     const isShadowed = this.#update.isShadowed
-    if (swap === (isShadowed ? 'in_place' : 'demand')) throw otherSwap(this.name, swap, isShadowed)
-    requireSameEnd(this.name, this.#context.options, options)
+    if (swap === (isShadowed ? 'in_place' : 'demand')) throw otherSwap(this, swap, isShadowed)
+    requireSameEnd(this, this.#context.options, options)
     return new TransactionUpdate(this, options)
   }
 

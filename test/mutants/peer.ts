@@ -2,6 +2,34 @@ import type { Mutant } from './mutant.ts'
 
 export const peer: readonly Mutant[] = [
   {
+    why: 'a load from a peer lets no request finish on the old weights',
+    file: 'src/peer/weight-receiver.ts',
+    before: '    ...options.onRunning === undefined ? {} : { onRunning: options.onRunning }\n',
+    after: '',
+    tests: ['test/peer/second-set.test.ts']
+  },
+  {
+    why: 'a load in place from a peer ignores on_running',
+    file: 'src/peer/weight-receiver.ts',
+    before: 'chooseSet(store.shadow, { swap, onRunning, abortAllRequests: abort })',
+    after: 'chooseSet(store.shadow, { swap })',
+    tests: ['test/peer/second-set.test.ts']
+  },
+  {
+    why: 'an update sent on to a remote engine lets no request finish on the old weights',
+    file: 'src/remote/remote-update.ts',
+    before: '        ...onRunning === undefined ? {} : { onRunning }\n',
+    after: '',
+    tests: ['test/remote/finish-old.test.ts']
+  },
+  {
+    why: 'a contradiction opens a transaction on a remote engine first',
+    file: 'src/remote/remote-update.ts',
+    before: '      requireAgreement(this.#options)\n',
+    after: '',
+    tests: ['test/remote/finish-old.test.ts']
+  },
+  {
     why: 'checksums of received weights are not compared',
     file: 'src/peer/weight-receiver.ts',
     before: 'const wrong = own.filter(({ name, checksum }) => sent[name] !== checksum)',
