@@ -38,7 +38,9 @@ void arm_fault(const Napi::CallbackInfo& info) {
                                     {"open", Point::kIpcOpen},
                                     {"event", Point::kIpcEvent},
                                     {"close", Point::kIpcClose},
-                                    {"end", Point::kEnd}});
+                                    {"end", Point::kEnd},
+                                    {"begin", Point::kBegin},
+                                    {"result", Point::kResult}});
   const auto action = choose<Action>(
       object, "action",
       {{"fail", Action::kFail}, {"stall", Action::kStall}, {"slow", Action::kSlow}, {"die", Action::kDie}});

@@ -61,7 +61,12 @@ StepBatch parse_batch(const Napi::Object& object, const CoreConfig& config) {
 Napi::Value begin_step(const Napi::CallbackInfo& info) {
   const auto core = core_of(info);
   const StepBatch batch = parse_batch(to_object(info[1], "batch"), core->config());
-  with_error_code(info.Env(), [&] { core->with_device([&](Device& device) { device.begin(batch); }); });
+  with_error_code(info.Env(), [&] {
+    core->with_device([&](Device& device) {
+      if (REFIT_FAULT(kBegin)) throw std::runtime_error("injected fault: begin");
+      device.begin(batch);
+    });
+  });
   return info.Env().Undefined();
 }
 
@@ -73,6 +78,8 @@ Napi::Value collect_step(const Napi::CallbackInfo& info) {
     core->with_device([&](Device& device) {
       if (REFIT_FAULT(kStep)) throw DeviceLost("injected fault: rank 0 is lost in a step");
       device.collect(result);
+      // The step has run and the device goes on, but nobody gets what it computed.
+      if (REFIT_FAULT(kResult)) throw std::runtime_error("injected fault: result");
     });
   });
   Napi::Object out = Napi::Object::New(env);

@@ -13,7 +13,7 @@
 
 namespace refit::fault {
 
-enum class Point : uint8_t { kRead, kCopy, kAlloc, kStep, kIpcOpen, kIpcEvent, kIpcClose, kEnd };
+enum class Point : uint8_t { kRead, kCopy, kAlloc, kStep, kIpcOpen, kIpcEvent, kIpcClose, kEnd, kBegin, kResult };
 enum class Action : uint8_t { kFail, kStall, kSlow, kDie };
 
 // Arms one fault and disarms any other: `at` counts passes of `point` from now on, the first is 1. It acts once; kSlow

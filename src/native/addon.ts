@@ -23,11 +23,11 @@ export type NativeErrorCode = 'DEVICE_LOST' | 'NO_MEMORY'
 
 /**
  * A fault that a test build arms: it acts on the `at`-th pass of its point. `slow` stalls that pass and every later
- * one. A step that fails loses its device. `open`, `event` and `close` are points of segments. `end` is the end of a
- * JavaScript environment and cannot fail.
+ * one. `step` fails with a lost device. `begin` and `result` fail a step alone: before it begins, and after it has run.
+ * `open`, `event` and `close` are points of segments. `end` is the end of a JavaScript environment and cannot fail.
  */
 export interface Fault {
-  point: 'read' | 'copy' | 'alloc' | 'step' | 'open' | 'event' | 'close' | 'end'
+  point: 'read' | 'copy' | 'alloc' | 'step' | 'open' | 'event' | 'close' | 'end' | 'begin' | 'result'
   at: number
   action: 'fail' | 'stall' | 'slow' | 'die'
   stallMs?: number

@@ -7,6 +7,13 @@ const SWAPS = ['test/engine/scheduler-swap.test.ts']
 
 export const shadow: readonly Mutant[] = [
   {
+    why: 'a step that fails on old weights ends the requests of a step on the new ones',
+    file: 'src/engine/scheduling/batcher.ts',
+    before: 'if (this.steps.count === 0 || this.steps.next!.weights !== ended.step.weights) return',
+    after: 'if (this.steps.count === 0) return',
+    tests: ['test/engine/scheduler-failed-step.test.ts', 'test/weights/finish-old-failed-step.test.ts']
+  },
+  {
     why: 'tensors that an update left out are not caught up',
     file: 'src/weights/shadow-set.ts',
     before: 'await addon.copyWeights(core, rects, ledger.set, this.set).catch(',
