@@ -4,7 +4,6 @@ import { RefitError } from '../errors.ts'
 import { BORROWED_HEADER } from '../http/borrowed-header.ts'
 import { decodeLabel, WEIGHT_VERSION_HEADER } from '../http/weight-version-header.ts'
 import type { EngineRequest } from '../remote/connection.ts'
-import { CHECK_MS } from './admission.ts'
 import { bodyPerEngine } from './bodies.ts'
 import { UNNAMED_GROUP } from './gateway-call.ts'
 import type { GatewayCall } from './gateway-call.ts'
@@ -13,6 +12,7 @@ import type { Fleet } from './fleet.ts'
 import { bodylessHeaders, readHeaders } from './headers.ts'
 import { JsonBody } from './json-body.ts'
 import type { GatewayMetrics } from './metrics.ts'
+import { abortBegun, abortLeft } from './open-transactions.ts'
 import { failureOf, mergeReplies } from './replies.ts'
 import type { MergedReply, Outcome } from './replies.ts'
 import type { Worker } from './worker.ts'
@@ -79,6 +79,10 @@ export async function callEngines (
     call.effect === 'begin' && !isRead &&
     outcomes.some(outcome => ready.includes(outcome.worker) && failureOf(outcome) !== null)
   ) await abortBegun(outcomes, request.headers.authorization)
+  if (call.endsTransaction === true) {
+    const { id = null } = request.params as { id?: string }
+    await abortLeft(outcomes, ready, id, request.headers.authorization)
+  }
   // /workers shows failures of engines that are out of rotation; a trainer could do nothing about them.
   const reported = outcomes.filter(outcome =>
     ready.includes(outcome.worker) ||
@@ -139,31 +143,6 @@ function refuseIncomplete (fleet: Fleet, { announcedBy }: GatewayCall, workers: 
   }
   for (const worker of incomplete) fleet.missed(worker, MISSED)
   return incomplete
-}
-
-/**
- * After some engines refused to begin a transaction, aborts it on the others: updates without its id would otherwise
- * belong to it there and to none here. A transaction that has written something stays open.
- */
-async function abortBegun (outcomes: readonly Outcome[], authorization: string | undefined): Promise<void> {
-  const begun = outcomes.filter(outcome => failureOf(outcome) === null && outcome.worker.facts?.kind === 'refit')
-  await Promise
-    .all(begun.map(async ({ worker: { connection } }) => {
-      const options = {
-        admin: true,
-        headers: authorization === undefined ? {} : { authorization },
-        signal: AbortSignal.timeout(CHECK_MS)
-      }
-      const { body } = await connection.json('GET', '/weight_transactions', undefined, options)
-      const { id, written_count: written } =
-        (body as { open?: { id?: string, written_count?: number } | null } | undefined)?.open ?? {}
-      if (id !== undefined && written === 0) {
-        await connection.json('POST', `/weight_transactions/${encodeURIComponent(id)}/abort`, {
-          reason: 'another engine behind the gateway refused to begin'
-        }, options)
-      }
-    }))
-    .catch(() => {})
 }
 
 /** A call for a process group goes to the members that joined it; if none did, to all members. */

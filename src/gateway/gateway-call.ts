@@ -24,6 +24,8 @@ export interface GatewayCall {
    * `join`, `leave`: a process group. `pause`, `resume`: generation. `memory`: releases it or takes it back.
    */
   effect?: 'weights' | 'label' | 'begin' | 'join' | 'leave' | 'pause' | 'resume' | 'memory'
+  /** Ends an update of many requests: the one with the id in the path, else the trainer's scope. */
+  endsTransaction?: boolean
   /** Announces tensors that a later call of the same kind writes. `isFirst`: replaces all announcements before it. */
   announces?: { kind: string, isFirst?: boolean }
   /**
@@ -101,6 +103,7 @@ export const any: GatewayCall = { to: 'any', auth: 'normal', methods: BOTH }
 export const state: GatewayCall = { to: 'all', methods: BOTH, ownHeader: true }
 export const weights: GatewayCall = { to: 'members', effect: 'weights' }
 export const label: GatewayCall = { to: 'members', effect: 'label' }
+export const end: GatewayCall = { ...label, endsTransaction: true }
 export const begin: GatewayCall = { to: 'members', effect: 'begin' }
 export const pause: GatewayCall = { to: 'all', effect: 'pause' }
 export const resume: GatewayCall = { to: 'all', effect: 'resume' }

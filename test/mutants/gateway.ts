@@ -144,6 +144,13 @@ export const gateway: readonly Mutant[] = [
     tests: ['test/gateway/faults-of-updates.test.ts']
   },
   {
+    why: 'a transaction of which an engine missed a part stays open there after its end',
+    file: 'src/gateway/open-transactions.ts',
+    before: 'if (open == null || !isMeant(open)) return',
+    after: 'if (open == null || !isMeant(open) || /missed/.test(reason)) return',
+    tests: ['test/gateway/finish-old.test.ts']
+  },
+  {
     why: 'a transaction that one engine refused stays open on the others',
     file: 'src/gateway/call-engines.ts',
     before: ') await abortBegun(outcomes, request.headers.authorization)',

@@ -1,4 +1,4 @@
-import { begin, join, label, pause, resume, UNNAMED_GROUP, weights } from '../../gateway/gateway-call.ts'
+import { begin, end, join, pause, resume, UNNAMED_GROUP, weights } from '../../gateway/gateway-call.ts'
 import type { GatewayCall } from '../../gateway/gateway-call.ts'
 import type { JsonBody } from '../../gateway/json-body.ts'
 import type { Dialect } from '../dialect.ts'
@@ -29,7 +29,7 @@ function engineCall (body: JsonBody): GatewayCall {
     case 'start_weight_update':
       return begin
     case 'finish_weight_update':
-      return label
+      return end
     default:
       return updateWeightsCall(body)
   }

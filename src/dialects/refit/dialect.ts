@@ -1,4 +1,4 @@
-import { begin, BOTH, GET, label, read, state } from '../../gateway/gateway-call.ts'
+import { begin, BOTH, end, GET, read, state } from '../../gateway/gateway-call.ts'
 import type { Dialect } from '../dialect.ts'
 
 const PLANS = 'a plan belongs to one engine: announce shards to the engines of /workers, and update them there'
@@ -12,10 +12,10 @@ export const refit: Dialect<'refit'> = {
     '/report': { to: 'members', methods: GET },
     '/adapters/*': { to: 'members', methods: ['GET', 'POST', 'DELETE'], streamsBody: true, adapter: 'path' },
     '/begin_weight_update': begin,
-    '/end_weight_update': label,
+    '/end_weight_update': end,
     '/weight_transactions': { ...begin, methods: BOTH, sharesId: true },
     '/weight_transactions/:id': { to: 'members', methods: GET },
-    '/weight_transactions/:id/commit': label,
+    '/weight_transactions/:id/commit': end,
     '/weight_transactions/:id/abort': { to: 'members' }
   },
   refusedByGateway: {

@@ -1,9 +1,9 @@
 import {
   any,
   begin,
+  end,
   GET,
   join,
-  label,
   leave,
   loadsAdapter,
   memory,
@@ -49,7 +49,7 @@ export const vllm: Dialect<'vllm'> = {
     '/shutdown_weight_transfer_engine': { ...leave, group: { name: UNNAMED_GROUP } },
     '/start_weight_update': begin,
     '/update_weights': { ...weights, byBody: updateWeightsCall },
-    '/finish_weight_update': label,
+    '/finish_weight_update': end,
     '/collective_rpc': { to: 'all', byBody: collectiveRpcCall },
     '/v1/load_lora_adapter': loadsAdapter,
     '/v1/unload_lora_adapter': unloadsAdapter

@@ -1,4 +1,4 @@
-import { begin, broadcast, label, UNNAMED_GROUP, weights } from '../../gateway/gateway-call.ts'
+import { begin, broadcast, end, UNNAMED_GROUP, weights } from '../../gateway/gateway-call.ts'
 import type { GatewayCall } from '../../gateway/gateway-call.ts'
 import type { JsonBody, Step } from '../../gateway/json-body.ts'
 
@@ -46,8 +46,8 @@ const RPC: Readonly<Record<string, ((body: JsonBody) => GatewayCall) | undefined
   update_weights_nccl: () => ({ ...broadcast, group: GROUP, ...RESULTS }),
   update_weights_ipc: () => ({ ...weights, ...RESULTS }),
   update_weights_from_ipc: () => ({ ...weights, ...RESULTS }),
-  finish_weight_update: () => ({ ...label, ...RESULTS }),
-  skyrl_finish_weight_update: () => ({ ...label, ...RESULTS }),
+  finish_weight_update: () => ({ ...end, ...RESULTS }),
+  skyrl_finish_weight_update: () => ({ ...end, ...RESULTS }),
   skyrl_sleep_for_weight_sync: () => ({ to: 'all', effect: 'memory', ...RESULTS }),
   skyrl_wake_for_weight_sync: () => ({ to: 'all', effect: 'memory', ...RESULTS })
 }
