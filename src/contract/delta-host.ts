@@ -11,6 +11,15 @@ export interface DeltaHost {
    * Throws WEIGHTS_UNKNOWN_NAME or WEIGHTS_MISMATCH for a tensor that the model does not have, or not in that shape.
    */
   check: (tensors: ReadonlyArray<{ name: string, shape: readonly number[] }>) => void
+  /** Shows whether a tensor has been written since an earlier moment. */
+  base: {
+    /** Epoch of the weights in use. */
+    epoch: () => number
+    /** Epoch of the last write of a tensor that is in use; Infinity for one that the model does not have. */
+    writtenAt: (name: string) => number
+    /** Id of the open transaction, or null. */
+    transaction: () => string | null
+  }
   /** Decompresses a Zstandard frame into memory of its size. Refuses one whose BLAKE2b differs from `digest`. */
   unpack: (data: Uint8Array, digest: Uint8Array, into: Uint8Array) => Promise<void>
 }

@@ -55,7 +55,7 @@ interface SourceBase {
   /** Throws CHECKPOINT_CHANGED if the bytes may have moved under the write. Called before and after it. */
   verify: () => Promise<void>
   close: () => Promise<void>
-  /** Throws to refuse the written weights before the label moves. */
+  /** Throws if the label may not move. The written weights come into use in any case. */
   readonly accept?: (report: WriteReport) => void
   /** Adds to an error of this update what happened to the announced bytes of the trainer. Called after `close`. */
   readonly explain?: (error: unknown) => unknown

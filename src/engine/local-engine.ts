@@ -59,6 +59,7 @@ export interface WeightKeeper {
   readonly core: number
   runBetweenSteps: GroupHost['runBetweenSteps']
   check: DeltaHost['check']
+  writtenAt: DeltaHost['base']['writtenAt']
   closeMappings: (name: string) => Promise<void>
   close: () => Promise<void>
 }
@@ -250,6 +251,11 @@ export class LocalEngine implements RolloutEngine {
       hash: async (data, dtype) => await addon.torchHash(core, data, dtype === null ? null : DTYPES[dtype]),
       check: tensors => {
         this.#weights.check(tensors)
+      },
+      base: {
+        epoch: () => this.#weights.epoch,
+        writtenAt: name => this.#weights.writtenAt(name),
+        transaction: () => this.#weights.transactions.currentId
       },
       unpack: async (data, digest, into) => {
         await addon.unpackZstd(core, data, digest, into)

@@ -178,11 +178,13 @@ export async function writeSource (
       })
       record.wrote(report)
       check?.(report)
-      source.accept?.(report)
+      const refusal = refusalOf(source, report)
       // A form that is written as it arrives may name the label after its file.
       const { flushCache = true, version, allowTorn = true } = options()
-      await update.commit({ flushCache, allowTorn, ...version == null ? {} : { version } })
+      const label = version == null || refusal !== undefined ? {} : { version }
+      await update.commit({ flushCache, allowTorn, ...label })
       record.committed(update.swapped)
+      if (refusal !== undefined) throw refusal
       return { ...report, ms: { ...report.ms, ...swapTimes(update.swapped) } }
     } catch (error) {
       await update.abort(errorMessage(error))
@@ -197,6 +199,16 @@ export async function writeSource (
     return report
   } catch (error) {
     throw source.explain?.(error) ?? error
+  }
+}
+
+/** The error of `accept`, if it throws: the weights come into use all the same. */
+function refusalOf (source: WeightSource, report: WriteReport): unknown {
+  try {
+    source.accept?.(report)
+    return undefined
+  } catch (error) {
+    return error
   }
 }
 

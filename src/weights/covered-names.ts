@@ -20,6 +20,12 @@ export class CoveredNames {
     return names
   }
 
+  /** The names that a tensor of the table contains, by any of its names; none for one that it does not have. */
+  of (name: string): string[] {
+    const plan = this.#table.tensors.get(this.#table.canonical(name))
+    return plan === undefined ? [] : this.names(plan)
+  }
+
   #inside (plan: TensorEntry): string[] {
     const params = new Set(plan.rects.map(rect => rect.param))
     const candidates = new Set([...params].flatMap(param => this.#plansOf(param)))

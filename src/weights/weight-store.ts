@@ -312,6 +312,11 @@ export class WeightStore {
     matchTensors(this.table, this.coverage, { tensors: announced }, true)
   }
 
+  /** See DeltaHost. */
+  writtenAt (name: string): number {
+    return Math.min(...this.coverage.of(name).map(part => this.ledger.writtenAt(part)))
+  }
+
   /** Aborts the open transaction. */
   async close (): Promise<void> {
     this.shadow?.hurryOld()

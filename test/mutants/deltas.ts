@@ -2,6 +2,34 @@ import type { Mutant } from './mutant.ts'
 
 export const deltas: readonly Mutant[] = [
   {
+    why: 'a delta is applied although the one before it did not come into use',
+    file: 'src/sources/tensor/delta-bases.ts',
+    before: 'if (isRefused) throw baseIsLost(wrong, lost.get(wrong)!.length)',
+    after: '',
+    tests: ['test/deltas/lost-bases.test.ts']
+  },
+  {
+    why: 'a repeated delta makes up for all that were lost',
+    file: 'src/sources/tensor/delta-bases.ts',
+    before: 'if (used.length === 0 || used.some(({ sent }) => sent.isWhole)) {',
+    after: 'if (used.length >= 0) {',
+    tests: ['test/deltas/lost-bases.test.ts']
+  },
+  {
+    why: 'deltas of an aborted transaction count as in use',
+    file: 'src/sources/tensor/delta-bases.ts',
+    before: 'isRunning || (transaction !== null && transaction === open)',
+    after: 'isRunning || transaction !== null',
+    tests: ['test/deltas/lost-bases.test.ts']
+  },
+  {
+    why: 'a verification that finds differences in the second set does not repair them',
+    file: 'src/updates/run-update.ts',
+    before: 'const refusal = refusalOf(source, report)',
+    after: 'const refusal = void source.accept?.(report)',
+    tests: ['test/deltas/lost-bases.test.ts']
+  },
+  {
     why: 'a version is applied to the one before the last',
     file: 'src/deltas/local-checkpoint.ts',
     before: 'delta.base !== version - 1) {',

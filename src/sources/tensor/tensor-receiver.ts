@@ -66,6 +66,8 @@ export interface TensorReceiverOptions {
   nearBytes?: number
 }
 
+type Opened<T extends { closed: unknown }> = Omit<T, 'closed'> & Partial<Pick<T, 'closed'>>
+
 /** Opens the memory of trainers' handles. Large bodies are read on a thread of their own. */
 export class TensorReceiver {
   readonly #options: Required<Omit<TensorReceiverOptions, 'loaders' | 'deltas'>>
@@ -204,10 +206,10 @@ export class TensorReceiver {
   async #openDelta (deltas: VerlDelta, payload: TensorPayload): Promise<TensorSource | TensorPatch> {
     const opened = await this.#openTensors(this.#entriesRequest('open', payload), payload.entries)
     try {
-      const { tensors, patch, accept } = await deltas.open(opened)
+      const { tensors, patch, hooks } = await deltas.open(opened)
       return patch === undefined
-        ? this.#sourceOf({ tensors, sources: opened.sources, layout: 'checkpoint', hold: opened.hold })
-        : this.#patchOf({ tensors, patch, accept, hold: opened.hold })
+        ? this.#sourceOf({ tensors, sources: opened.sources, layout: 'checkpoint', hold: opened.hold, ...hooks })
+        : this.#patchOf({ tensors, patch, hold: opened.hold, ...hooks })
     } catch (error) {
       await opened.hold.release()
       throw error
@@ -249,17 +251,22 @@ export class TensorReceiver {
     return { type, entries, loadFormat, ranks, gpus, borrowed }
   }
 
-  /** A source that counts as open until it is closed. */
-  #sourceOf (parts: Omit<TensorSourceParts, 'closed'>): TensorSource {
-    const source: TensorSource = new TensorSource({ ...parts, closed: () => this.#open.delete(source) })
+  /** A source that counts as open until it is closed. `closed`: called then as well. */
+  #sourceOf ({ closed, ...parts }: Opened<TensorSourceParts>): TensorSource {
+    const source: TensorSource = new TensorSource({ ...parts, closed: () => this.#ended(source, closed) })
     this.#open.add(source)
     return source
   }
 
-  #patchOf (parts: Omit<TensorPatchParts, 'closed'>): TensorPatch {
-    const source: TensorPatch = new TensorPatch({ ...parts, closed: () => this.#open.delete(source) })
+  #patchOf ({ closed, ...parts }: Opened<TensorPatchParts>): TensorPatch {
+    const source: TensorPatch = new TensorPatch({ ...parts, closed: () => this.#ended(source, closed) })
     this.#open.add(source)
     return source
+  }
+
+  #ended (source: TensorSource | TensorPatch, closed: () => unknown = () => {}): void {
+    this.#open.delete(source)
+    closed()
   }
 
   async #openPickle (

@@ -26,6 +26,8 @@ interface SharedParts {
   hold: HandleHold
   /** Called once, after it has been closed. */
   closed: () => unknown
+  accept?: SharedTensors['accept']
+  explain?: SharedTensors['explain']
 }
 
 export interface TensorSourceParts extends SharedParts {
@@ -35,7 +37,6 @@ export interface TensorSourceParts extends SharedParts {
 
 export interface TensorPatchParts extends SharedParts {
   patch: WeightPatch
-  accept?: ((report: WriteReport) => void) | undefined
 }
 
 /**
@@ -45,6 +46,8 @@ export interface TensorPatchParts extends SharedParts {
 abstract class SharedTensors {
   readonly transport = TENSOR
   readonly tensors: readonly AnnouncedTensor[]
+  readonly accept?: (report: WriteReport) => void
+  readonly explain?: (error: unknown) => unknown
   readonly #hold: HandleHold
   readonly #closed: () => unknown
   /** From the first byte that may be read until the source is closed. */
@@ -56,8 +59,10 @@ abstract class SharedTensors {
     this.#ended = resolve
   })
 
-  constructor ({ tensors, hold, closed }: SharedParts) {
+  constructor ({ tensors, hold, closed, accept, explain }: SharedParts) {
     this.tensors = tensors
+    if (accept !== undefined) this.accept = accept
+    if (explain !== undefined) this.explain = explain
     this.#hold = hold
     this.#closed = closed
   }
@@ -124,11 +129,9 @@ export class TensorSource extends SharedTensors implements StoredSource {
 export class TensorPatch extends SharedTensors implements PatchSource {
   readonly kind = 'patch'
   readonly patch: WeightPatch
-  readonly accept?: (report: WriteReport) => void
 
   constructor (parts: TensorPatchParts) {
     super(parts)
     this.patch = parts.patch
-    if (parts.accept !== undefined) this.accept = parts.accept
   }
 }

@@ -20,6 +20,8 @@ import {
 import type { DeltaParam, DeltaSpec } from '../../wire/trainers/verl-delta.ts'
 import { announceTensors } from '../announce-tensors.ts'
 import type { OpenTensors } from '../disk/run-loader.ts'
+import { DeltaBases } from './delta-bases.ts'
+import type { DeltaHooks } from './delta-bases.ts'
 import { TensorBytes } from './tensor-bytes.ts'
 
 /** The contents of a flush, for a source. */
@@ -27,7 +29,7 @@ export interface DeltaParts {
   tensors: AnnouncedTensor[]
   /** Absent for whole tensors. */
   patch?: WeightPatch
-  accept?: (report: WriteReport) => void
+  hooks: DeltaHooks
 }
 
 /** The load_format of verl's delta_sharded: the path of a function in verl that SGLang's workers would import. */
@@ -49,12 +51,17 @@ export class VerlDelta {
   readonly #host: DeltaHost
   /** For the running verification: elements that were not equal, by tensor. */
   readonly #unequal = new Map<string, number>()
+  readonly #bases: DeltaBases
 
   constructor (host: DeltaHost) {
     this.#host = host
+    this.#bases = new DeltaBases(host.base)
   }
 
-  /** Throws TENSOR_PAYLOAD. The sender's memory must stay until the result has been written. */
+  /**
+   * Throws TENSOR_PAYLOAD, and CONFLICT if an earlier delta was lost. The sender's memory must stay until the result
+   * has been written.
+   */
   async open ({ ranks, sources, sourceOf }: OpenTensors): Promise<DeltaParts> {
     const bytes = new TensorBytes(storage => sources[sourceOf.get(storage) ?? -1], this.#host)
     const lists = [...new Set(ranks)].map(findFlush)
@@ -64,22 +71,27 @@ export class VerlDelta {
     if (spec.encoding === 'dense' && !spec.verify) {
       for (const flush of lists) await this.#requireChecksum(spec, null, flush, bytes)
       const flushOf = new Map(ranks.map(rank => [rank, flushOfRank(rank, spec)]))
-      return { tensors: announceTensors(ranks.map(rank => flushOf.get(rank)!), sourceOf) }
+      const tensors = announceTensors(ranks.map(rank => flushOf.get(rank)!), sourceOf)
+      return { tensors, hooks: this.#begin(spec, tensors) }
     }
     const positions = first.positions === undefined ? new Uint8Array(0) : await bytes.read(first.positions)
     const values = await bytes.read(first.values)
     await this.#requireSum(spec, positions, await this.#host.hash(values, torchWeightDType(first.values.dtype)!))
     const patch = patchOf(spec, positions, values, first.values.dtype)
     const tensors = announced(spec, patch)
-    return spec.verify
-      ? {
-        tensors,
-        patch,
-        accept: report => {
-          this.#compared(spec, report)
-        }
+    return { tensors, patch, hooks: this.#begin(spec, tensors) }
+  }
+
+  #begin (spec: DeltaSpec, tensors: readonly AnnouncedTensor[]): DeltaHooks {
+    const names = [...new Set(tensors.map(({ name }) => name))]
+    const hooks = this.#bases.begin(names, String(spec.checksum), spec.encoding === 'dense')
+    return {
+      ...hooks,
+      accept: report => {
+        hooks.accept(report)
+        if (spec.verify) this.#compared(spec, report)
       }
-      : { tensors, patch }
+    }
   }
 
   /** All ranks must have the same flush, because only the first rank's changes are read. */
