@@ -62,10 +62,8 @@ export class FleetAdapters {
     const left = new Set(this.#holders.get(name))
     this.#forget(name)
     for (const { worker } of outcomes) left.delete(worker)
-    await Promise.all([...left].map(async ({ connection }) => {
-      const options = { admin: true, signal: AbortSignal.timeout(READ_MS) }
-      // An engine that does not answer is left out by the next health check.
-      await connection.json('DELETE', `/adapters/${encodeURIComponent(name)}`, undefined, options).catch(() => {})
+    await Promise.all([...left].map(async worker => {
+      await unload(worker, name)
     }))
   }
 
@@ -94,9 +92,14 @@ export class FleetAdapters {
       const [name, holders] = next
       const failure = await this.#fillOne(name, this.#reloads.get(name) ?? null, holders, worker)
       const current = this.#holders.get(name)
-      // It was replaced meanwhile, and the engine may have got the new version before the old one.
-      if (current !== holders) current?.delete(worker)
-      else if (failure === null) holders.add(worker)
+      if (current === undefined) {
+        // It was unloaded, or gave its place to a version of another name, when the engine did not have it yet. It may
+        // have it now, or a moment after a failure.
+        await unload(worker, name)
+      } else if (current !== holders) {
+        // It was replaced meanwhile, and the engine may have got the new version before the old one.
+        current.delete(worker)
+      } else if (failure === null) holders.add(worker)
       else lacking.set(name, failure)
     }
   }
@@ -143,6 +146,12 @@ async function differenceTo (held: HeldVersion | undefined, worker: Worker, name
   const loaded = await readAdapter(worker, name)
   if (typeof loaded === 'string') return loaded
   return loaded?.digest === held.digest ? null : 'its folder has another version by now'
+}
+
+/** An engine that does not answer is left out by the next health check. */
+async function unload ({ connection }: Worker, name: string): Promise<void> {
+  const options = { admin: true, signal: AbortSignal.timeout(READ_MS) }
+  await connection.json('DELETE', `/adapters/${encodeURIComponent(name)}`, undefined, options).catch(() => {})
 }
 
 async function load ({ connection }: Worker, { path, body }: NonNullable<Reload>): Promise<string | null> {

@@ -144,6 +144,13 @@ export const gateway: readonly Mutant[] = [
     tests: ['test/gateway/faults-of-updates.test.ts']
   },
   {
+    why: 'an adapter that was unloaded while an engine joined stays there',
+    file: 'src/gateway/adapters.ts',
+    before: '        await unload(worker, name)\n      } else if',
+    after: '      } else if',
+    tests: ['test/gateway/adapter-joins.test.ts']
+  },
+  {
     why: 'a transaction of which an engine missed a part stays open there after its end',
     file: 'src/gateway/open-transactions.ts',
     before: 'if (open == null || !isMeant(open)) return',
