@@ -38,8 +38,10 @@ export class LentGate {
       }
       // If the gate is lent first, this request finds that `run` has begun; or it gets no gate while `run` goes on.
       const shut = this.shut(start).catch(async (error: unknown) => {
-        if (running === undefined) throw error
-        await running
+        if (running !== undefined) return await running
+        // At once: a lender that comes before this promise settles would run what the caller is told has not begun.
+        ended()
+        throw error
       })
       shut.finally(ended).then(resolve, reject)
     })

@@ -2,6 +2,20 @@ import type { Mutant } from './mutant.ts'
 
 export const processGroups: readonly Mutant[] = [
   {
+    why: 'a request for the gate runs after its caller was told that its deadline has passed',
+    file: 'src/process-groups/lent-gate.ts',
+    before: '        ended()\n        throw error',
+    after: '        throw error',
+    tests: ['test/process-groups/lent-gate-deadline.test.ts']
+  },
+  {
+    why: 'a request that runs with the lent gate fails at its deadline',
+    file: 'src/process-groups/lent-gate.ts',
+    before: 'if (running !== undefined) return await running',
+    after: '',
+    tests: ['test/process-groups/lent-gate-deadline.test.ts']
+  },
+  {
     why: 'broadcasts of a joined piece begin at the piece before',
     file: 'src/process-groups/pieces.ts',
     before: '? piece.begin - begin + value',
