@@ -14,6 +14,13 @@ export interface Served {
   url: string
   /** Lets running requests continue for --shutdown-timeout, then ends everything. */
   close: () => Promise<void>
+  /**
+   * Ends the process at any time. Not process.exit where native threads may be in the middle of a receive or a step: it
+   * runs destructors of libraries beside them, and the process ends with a signal.
+   */
+  exit: (code: number) => never
+  /** After `close` no native thread is left, so the process may end in any way. */
+  endsInOrder: boolean
 }
 
 /** Time for the replies to the requests that have just failed. */
@@ -71,7 +78,10 @@ export async function serveReplicas (config: Config, model: ResolvedModel, log: 
       app.server.closeAllConnections()
       await closed
       await telemetry?.close()
-    }
+    },
+    // The engines have processes of their own.
+    exit: code => process.exit(code),
+    endsInOrder: true
   }
 }
 

@@ -5,6 +5,7 @@ import { redact } from '../config/redact.ts'
 import { resolveModel } from '../config/resolve-model.ts'
 import type { Config } from '../config/schema.ts'
 import { RefitError } from '../errors.ts'
+import { endProcess } from '../engine/end-process.ts'
 import { checkPort } from './check-port.ts'
 import { createLog } from './log.ts'
 import type { Log } from './log.ts'
@@ -23,17 +24,29 @@ export async function serve (args: readonly string[]): Promise<void> {
   log.info({ config: redact(config), node: process.version, pid: process.pid }, `serving ${model.path}`)
   await checkPort(config.host, config.port)
 
-  const { url, name, close } = config.dp > 1
+  const { url, name, close, exit, endsInOrder } = config.dp > 1
     ? await serveReplicas(config, model, log)
     : await serveOne({ config, model, log })
   closeWithGrace({
     delay: config.shutdownTimeout * 1000 + CLOSE_MS,
     logger: log,
-    onSecondSignal: signal => log.warn(`second ${signal}: ending at once`)
+    onSecondSignal: signal => {
+      log.warn(`second ${signal}: ending at once`)
+      exit(1)
+    },
+    onSecondError: error => {
+      log.fatal({ err: error }, 'failed again; ending at once')
+      exit(1)
+    },
+    onTimeout: ms => {
+      log.error(`not shut down within ${ms / 1000} s; ending at once`)
+      exit(1)
+    }
   }, async ({ err, signal }) => {
     if (err !== undefined) log.fatal({ err }, 'failed; shutting down')
     else log.info(`${signal ?? 'end'}: shutting down`)
     await close()
+    if (!endsInOrder) exit(err === undefined ? 0 : 1)
   })
   log.info(`${name} is ready on ${url}`)
 }
@@ -41,7 +54,14 @@ export async function serve (args: readonly string[]): Promise<void> {
 async function serveOne (parts: ServerParts): Promise<Served> {
   const { engine, url, close } = await openServer(parts)
   const graceMs = parts.config.shutdownTimeout * 1000
-  return { name: engine.info.servedModelName, url, close: async () => await close(graceMs) }
+  return {
+    name: engine.info.servedModelName,
+    url,
+    close: async () => await close(graceMs),
+    exit: endProcess,
+    // NCCL may still abort a communicator on a thread that nothing waits for.
+    endsInOrder: engine.info.gpus.length === 0
+  }
 }
 
 function requireModel ({ model }: Config): string {

@@ -2,6 +2,13 @@ import type { Mutant } from './mutant.ts'
 
 export const http: readonly Mutant[] = [
   {
+    why: 'a second signal runs destructors beside native threads',
+    file: 'src/cli/serve.ts',
+    before: 'exit: endProcess,',
+    after: 'exit: code => process.exit(code),',
+    tests: ['test/cli/signals-in-receive.test.ts']
+  },
+  {
     why: 'aborted requests are counted twice',
     file: 'src/http/metrics.ts',
     before: 'this.#finished.inc({ finished_reason: sample.finish.type })',
