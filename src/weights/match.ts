@@ -54,6 +54,19 @@ export function matchTensors (
   return { matched, ignored: [...ignored] }
 }
 
+/** Throws the same errors for tensors by their names and shapes alone. */
+export function requirePlaces (
+  table: ModelTable,
+  coverage: CoveredNames,
+  tensors: ReadonlyArray<{ name: string, shape: readonly number[] }>
+): void {
+  // A place does not depend on the dtype.
+  const announced = tensors.map(({ name, shape }): AnnouncedTensor => (
+    { name, dtype: 'float32', shape: [...shape], source: 0, offset: 0 }
+  ))
+  matchTensors(table, coverage, { tensors: announced }, true)
+}
+
 /** Throws if a weight comes in two tensors: once as its own and once inside another. */
 function checkCovered (found: ReadonlyMap<TensorEntry, AnnouncedTensor[]>, coverage: CoveredNames): void {
   // Tensors without an alternative spelling never overlap.

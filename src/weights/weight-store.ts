@@ -22,7 +22,7 @@ import { CoveredNames } from './covered-names.ts'
 import { guardedAddon } from '../native/guarded-addon.ts'
 import { releaseMemory, resumeMemory } from './memory.ts'
 import { Mappings } from './mappings.ts'
-import { matchTensors } from './match.ts'
+import { requirePlaces } from './match.ts'
 import { Planner } from './planner.ts'
 import { Readers } from './readers.ts'
 import { runBetweenSteps } from './between-steps.ts'
@@ -302,14 +302,7 @@ export class WeightStore {
 
   /** Throws for a tensor that the model does not have, or has in another shape; see DeltaHost. */
   check (tensors: ReadonlyArray<{ name: string, shape: readonly number[] }>): void {
-    const announced = tensors.map(({ name, shape }) => ({
-      name,
-      dtype: this.dtype,
-      shape: [...shape],
-      source: 0,
-      offset: 0
-    }))
-    matchTensors(this.table, this.coverage, { tensors: announced }, true)
+    requirePlaces(this.table, this.coverage, tensors)
   }
 
   /** See DeltaHost. */
