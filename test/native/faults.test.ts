@@ -165,7 +165,7 @@ t.test('a fault can end the process in the middle of a write', async t => {
 t.test('armFault reports the error of an invalid fault', async t => {
   const bad = (fault: unknown): () => void => () => arm(fault as Fault)
   t.throws(bad({ point: 'write', at: 1, action: 'fail' }), {
-    message: 'fault.point: expected one of read, copy, alloc, step, open, event, close, end, got "write"'
+    message: 'fault.point: expected one of read, copy, alloc, step, open, event, close, end, begin, result, got "write"'
   })
   t.throws(bad({ point: 'read', at: 1, action: 'burn' }), {
     message: 'fault.action: expected one of fail, stall, slow, die, got "burn"'
