@@ -150,7 +150,7 @@ t.test(
     const first = await eventually(async () => {
       await ok('/begin_weight_update', { deadline: 0.1 })
       return await bucket('trained', 0)
-    }, ({ body }) => body.report.transaction !== undefined)
+    }, ({ body }) => body.report?.transaction !== undefined)
     t.equal(first.status, 200)
     const waiting = post('/generate', { text: '1+1=' })
     await until(async () => (await get('/weight_transactions')).body.open === null)
