@@ -359,6 +359,13 @@ export const http: readonly Mutant[] = [
     tests: ['test/routes/refit/samples.test.ts']
   },
   {
+    why: 'a receipt promises the same bits on every GPU',
+    file: 'src/http/samples/receipt.ts',
+    before: 'exact: info.deterministic',
+    after: 'exact: true',
+    tests: ['test/routes/refit/samples.test.ts']
+  },
+  {
     why: 'a replay takes other weights for the same',
     file: 'src/replay/compare-receipts.ts',
     before: 'if (wanted === held) return { equal: true,',

@@ -138,8 +138,8 @@ export const nativeCuda: readonly Mutant[] = [
   {
     why: 'a step with guesses has no graph',
     file: 'native/cuda/attention/attention_plan.cc',
-    before: '(sampled[s] && group <= kNarrowRows ? kNarrowRows : wide_rows)',
-    after: 'wide_rows',
+    before: '(sampled[s] && group <= kNarrowRows ? kNarrowRows : rows_of(wide))',
+    after: 'rows_of(wide)',
     tests: ['native/test/gpu/plan_test.cc', 'native/test/gpu/step_graphs_test.cc']
   },
   {
