@@ -9,6 +9,13 @@ export const deltas: readonly Mutant[] = [
     tests: ['test/deltas/lost-bases.test.ts']
   },
   {
+    why: 'a repeated delta that fails again goes behind those that were refused',
+    file: 'src/sources/tensor/delta-bases.ts',
+    before: 'if (sent.isRunning) list[list.indexOf(same)] = entry',
+    after: 'if (sent.isRunning) list.push(...list.splice(list.indexOf(same), 1).map(() => entry))',
+    tests: ['test/deltas/delta-bases.test.ts']
+  },
+  {
     why: 'a repeated delta makes up for all that were lost',
     file: 'src/sources/tensor/delta-bases.ts',
     before: 'if (used.length === 0 || used.some(({ sent }) => sent.isWhole)) {',

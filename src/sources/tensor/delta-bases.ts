@@ -17,7 +17,7 @@ interface Sent {
   transaction: string | null
 }
 
-/** A delta of one tensor. `epoch`: of the weights when it came, or after a later delta of the tensor came into use. */
+/** A delta of one tensor. `epoch`: of the weights when it came, or when a later delta of the tensor came into use. */
 interface Entry {
   sent: Sent
   epoch: number
@@ -53,8 +53,12 @@ export class DeltaBases {
 
   /** Throws CONFLICT for a tensor that lacks an earlier delta. `isWhole`: it holds all values, so it needs no base. */
   begin (names: readonly string[], id: string, isWhole: boolean): DeltaHooks {
-    const lost = new Map(names.map(name => [name, this.#lostOf(name)]))
-    const wrong = isWhole ? undefined : names.find(name => (lost.get(name)![0]?.sent.id ?? id) !== id)
+    const lost = new Map(names.map(name => [name, this.#settle(name)]))
+    const lacksBase = (name: string): boolean => {
+      const first = lost.get(name)![0]
+      return first !== undefined && first.sent.id !== id
+    }
+    const wrong = isWhole ? undefined : names.find(lacksBase)
     const isRefused = wrong !== undefined
     const sent: Sent = {
       id,
@@ -77,14 +81,14 @@ export class DeltaBases {
       },
       closed: () => {
         sent.isRunning = false
-        // Only those that were written: `explain` comes later.
-        if (sent.isWritten) { for (const name of names) this.#lostOf(name) }
+        // The source is closed before `explain` is called, so a delta that failed must not be forgotten here.
+        if (sent.isWritten) { for (const name of names) this.#settle(name) }
       }
     }
   }
 
   /** Forgets deltas of a tensor that are in use. Returns those that have to be sent again, the first one first. */
-  #lostOf (name: string): Entry[] {
+  #settle (name: string): Entry[] {
     const written = this.#host.writtenAt(name)
     const open = this.#host.transaction()
     const isUnderWay = ({ sent: { isRunning, transaction } }: Entry): boolean =>
@@ -110,12 +114,18 @@ export class DeltaBases {
   #add (name: string, sent: Sent, lost: readonly Entry[]): void {
     const list = this.#entries.get(name) ?? []
     const same = lost.find(({ sent: { id } }) => id === sent.id)
-    // A delta that is refused again keeps its place. One that is repeated begins anew.
-    if (same !== undefined && !sent.isRunning) return
-    if (same !== undefined) list.splice(list.indexOf(same), 1)
-    const epoch = this.#host.epoch()
-    if (list.length < MOST) list.push({ sent, epoch, isLost: !sent.isRunning })
-    else list.splice(0, list.length, { sent: { ...sent, id: null, isRunning: false }, epoch, isLost: true })
+    const entry = { sent, epoch: this.#host.epoch(), isLost: !sent.isRunning }
+    if (same !== undefined) {
+      // Its place stays that of the order in which the deltas were made, also if it fails again.
+      if (sent.isRunning) list[list.indexOf(same)] = entry
+    } else if (list.length < MOST) list.push(entry)
+    else {
+      list.splice(0, list.length, {
+        ...entry,
+        sent: { ...sent, id: null, isRunning: false, isFailed: true },
+        isLost: true
+      })
+    }
     this.#entries.set(name, list)
   }
 
