@@ -45,7 +45,12 @@ export async function serve (args: readonly string[]): Promise<void> {
   }, async ({ err, signal }) => {
     if (err !== undefined) log.fatal({ err }, 'failed; shutting down')
     else log.info(`${signal ?? 'end'}: shutting down`)
-    await close()
+    try {
+      await close()
+    } catch (error) {
+      log.fatal({ err: error }, 'the shutdown failed; ending at once')
+      exit(1)
+    }
     if (!endsInOrder) exit(err === undefined ? 0 : 1)
   })
   log.info(`${name} is ready on ${url}`)

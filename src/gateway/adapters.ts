@@ -93,9 +93,11 @@ export class FleetAdapters {
       const failure = await this.#fillOne(name, this.#reloads.get(name) ?? null, holders, worker)
       const current = this.#holders.get(name)
       if (current === undefined) {
-        // It was unloaded, or gave its place to a version of another name, when the engine did not have it yet. It may
-        // have it now, or a moment after a failure.
+        // It was unloaded, or gave its place to a version of another name, when the engine did not have it yet. The
+        // engine may have it now, or soon: a copy that was given up may still end.
         await unload(worker, name)
+        // A version that was loaded meanwhile may have been unloaded by that.
+        this.#holders.get(name)?.delete(worker)
       } else if (current !== holders) {
         // It was replaced meanwhile, and the engine may have got the new version before the old one.
         current.delete(worker)

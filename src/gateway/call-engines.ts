@@ -12,7 +12,7 @@ import type { Fleet } from './fleet.ts'
 import { bodylessHeaders, readHeaders } from './headers.ts'
 import { JsonBody } from './json-body.ts'
 import type { GatewayMetrics } from './metrics.ts'
-import { abortBegun, abortLeft } from './open-transactions.ts'
+import { abortBegun, abortMissed } from './open-transactions.ts'
 import { failureOf, mergeReplies } from './replies.ts'
 import type { MergedReply, Outcome } from './replies.ts'
 import type { Worker } from './worker.ts'
@@ -81,7 +81,7 @@ export async function callEngines (
   ) await abortBegun(outcomes, request.headers.authorization)
   if (call.endsTransaction === true) {
     const { id = null } = request.params as { id?: string }
-    await abortLeft(outcomes, ready, id, request.headers.authorization)
+    await abortMissed(outcomes, ready, id, request.headers.authorization)
   }
   // /workers shows failures of engines that are out of rotation; a trainer could do nothing about them.
   const reported = outcomes.filter(outcome =>

@@ -25,17 +25,19 @@ export async function abortBegun (outcomes: readonly Outcome[], authorization: s
  * gets no error for an engine that is out of the rotation. Left open, it would refuse the load that cures the engine
  * until its deadline. `id`: null for a trainer's scope.
  */
-export async function abortLeft (
+export async function abortMissed (
   outcomes: readonly Outcome[],
   ready: readonly Worker[],
   id: string | null,
   authorization: string | undefined
 ): Promise<void> {
-  if (outcomes.every(outcome => failureOf(outcome) !== null)) return
-  const left = outcomes.filter(outcome => !ready.includes(outcome.worker) && failureOf(outcome) !== null)
+  if (!outcomes.some(outcome => ready.includes(outcome.worker) && failureOf(outcome) === null)) return
+  const missed = outcomes.filter(outcome =>
+    !ready.includes(outcome.worker) && outcome.worker.state !== 'down' && failureOf(outcome) !== null
+  )
   const reason = 'it missed a part that other engines behind the gateway got, and they have ended it'
   await abortOpen(
-    left.map(({ worker }) => worker),
+    missed.map(({ worker }) => worker),
     authorization,
     reason,
     open => id === null ? open.kind === 'scope' : open.id === id

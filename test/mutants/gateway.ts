@@ -146,8 +146,8 @@ export const gateway: readonly Mutant[] = [
   {
     why: 'an adapter that was unloaded while an engine joined stays there',
     file: 'src/gateway/adapters.ts',
-    before: '        await unload(worker, name)\n      } else if',
-    after: '      } else if',
+    before: '        await unload(worker, name)\n        // A version',
+    after: '        // A version',
     tests: ['test/gateway/adapter-joins.test.ts']
   },
   {
