@@ -51,8 +51,8 @@ def check_same(got, expected, what):
     check(count == 0, f"{what}: {count} of {len(got)} requests have other tokens or logprobs than alone")
 
 
-def compare(options, folder, second, vocabulary, lengths, control=False):
-    flags, env = device_flags(options, 1)
+def compare(options, folder, second, vocabulary, lengths, ranks=1, control=False):
+    flags, env = device_flags(options, ranks)
     flags = [*flags, "--dtype", "bfloat16", "--max-total-tokens", 32768]
     asked = prompts(41, lengths, vocabulary)
     # The last prompts begin as the one before, so that decoding requests share pages.
@@ -81,17 +81,19 @@ def compare(options, folder, second, vocabulary, lengths, control=False):
         check(count > 0, "without --deterministic nothing differs, so nothing was tested")
 
 
-def small(name):
+def small(name, ranks=1):
     def run(options):
         with room(options) as place:
             first, second = (models.reseeded(GOLDENS / name, place / str(seed), seed) for seed in (5, 99))
-            compare(options, first, second, 320, (2, 40, 131, 210))
+            compare(options, first, second, 320, (2, 40, 131, 210), ranks)
 
     return run
 
 
 for architecture in ["llama", "qwen2", "qwen3", "qwen3-moe", "olmo2"]:
     test(f"deterministic/{architecture}")(small(architecture))
+for architecture in ["qwen3", "qwen3-moe"]:
+    test(f"deterministic/{architecture}/tp-2")(small(architecture, 2))
 
 
 def real(name, layers):

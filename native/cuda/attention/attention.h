@@ -30,7 +30,7 @@ constexpr int kHopperChunk = 512;
 enum class WideKernel : uint8_t {
   kMma,          // any GPU
   kHopper,       // compute capability 9.0, head_dim 64 or 128
-  kHopperExact,  // the same, with the bits of all other kernels; long sequences take a fifth longer
+  kHopperExact,  // the same, with the bits of all other kernels; long sequences take up to a quarter longer
 };
 constexpr int rows_of(WideKernel wide) { return wide == WideKernel::kMma ? kWideRows : kHopperRows; }
 // Most new tokens of a sequence that samples after each of them and is cut into narrow items, and of a short step.

@@ -242,10 +242,10 @@ void CublasLt::choose(const Product& p, const Product& sample, const std::functi
     break;
   }
   destroy(trial);
-  plan.candidates.clear();
+  plan.candidates = {};
 }
 
-void CublasLt::refuse(const Product& p) { find(p)->candidates.clear(); }
+void CublasLt::refuse(const Product& p) { find(p)->candidates = {}; }
 
 bool CublasLt::launch(Plan& plan, const Product& p, cudaStream_t stream) const {
   if (p.bias != nullptr) {
@@ -278,7 +278,7 @@ bool CublasLt::run(Plan& plan, const Product& p, cudaStream_t stream) const {
   if (!plan.candidates.empty()) {
     plan.algo = plan.candidates.front();
     plan.usable = true;
-    plan.candidates.clear();
+    plan.candidates = {};
   }
   plan.usable = plan.usable && launch(plan, p, stream);
   plan.loaded = true;

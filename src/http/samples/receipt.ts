@@ -76,7 +76,8 @@ export function toReceipt (
       isa: info.isa,
       dtype: info.dtype,
       ranks: info.ranks,
-      exact: info.deterministic
+      // Neither the GPU nor the version of a remote engine is known here.
+      exact: info.deterministic && info.device !== 'remote'
     },
     prompt_ids: Array.from(sample.promptIds),
     output_ids: Array.from(sample.outputIds),

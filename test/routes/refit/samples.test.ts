@@ -47,6 +47,10 @@ t.test('a receipt and /server_info say whether the same request gives the same b
     t.equal((await call(`${url}/samples/one`)).json.device.exact, deterministic)
     t.match((await call(`${url}/server_info`)).json, { enable_deterministic_inference: deterministic })
   }
+  const engine = new FakeEngine({ info: { device: 'remote', deterministic: true } })
+  const { url } = await routeApp(t, { engine })
+  await call(`${url}/generate`, { input_ids: [5], rid: 'one', ...LOGPROBS })
+  t.equal((await call(`${url}/samples/one`)).json.device.exact, false, 'nobody knows what computed it')
 })
 
 t.test('a sample is kept only if its request or the server asks for it', async t => {
