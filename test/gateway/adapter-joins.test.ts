@@ -2,12 +2,10 @@ import { readFile } from 'node:fs/promises'
 import { join } from 'node:path'
 import t from 'tap'
 import type { Test } from 'tap'
-import { readArchitecture } from '../../src/model/read-config.ts'
-import { peftTensors, testAdapter } from '../helpers/adapters.ts'
+import { arealTrainer } from '../helpers/fakes/areal-trainer.ts'
 import { saveAdapter } from '../helpers/fakes/saved-adapter.ts'
 import { engineServer, gatewayTo, modelFolder } from '../helpers/gateway.ts'
 import type { EngineServer } from '../helpers/gateway.ts'
-import { GroupTrainer } from '../helpers/group-trainer.ts'
 
 // An adapter is replaced or unloaded while an engine that joins is being filled with it.
 
@@ -83,32 +81,7 @@ t.test('an engine that joins ends with the version that came while it was filled
 
 t.test("an engine that joins is not left with the version that AReaL's next broadcast replaced", async t => {
   const { model, first, gateway, joins } = await fleet(t)
-  const trainer = await GroupTrainer.start({ size: 2 })
-  t.teardown(async () => {
-    await trainer.end().catch(() => {})
-  })
-  const [init] = await Promise.all([gateway.post('/areal_init_weights_update_group', trainer.init()), trainer.join()])
-  t.equal(init.status, 200, JSON.stringify(init.body))
-  const send = async (version: number): Promise<void> => {
-    const only = (module: string): boolean => !/embed_tokens|lm_head/.test(module)
-    const adapter = testAdapter(await readArchitecture(model), { rank: 4, variant: version, only })
-    const tensors = peftTensors(adapter)
-    const { r, lora_alpha: alpha, target_modules: targets } = adapter.config as Record<string, unknown>
-    const body = trainer.update(tensors, {
-      lora_name: `p-v${version}`,
-      lora_int_id: 1,
-      lora_target_modules: targets,
-      lora_rank: r,
-      lora_alpha: alpha,
-      lora_bias: 'none',
-      base_model_name: 'adder'
-    })
-    t.equal((await gateway.post('/areal_set_update_weight_meta_lora', body)).status, 200)
-    const sent = trainer.send(tensors)
-    const { status, body: reply } = await gateway.post('/areal_update_weights_lora_xccl', {})
-    await sent
-    t.equal(status, 200, JSON.stringify(reply))
-  }
+  const send = await arealTrainer(t, gateway, model, 2)
   await send(1)
   for (const version of [2, 3]) {
     const { late, go } = await joins(`p-v${version - 1}`)

@@ -5,10 +5,10 @@ import t from 'tap'
 import type { Test } from 'tap'
 import { readArchitecture } from '../../src/model/read-config.ts'
 import { peftTensors, testAdapter } from '../helpers/adapters.ts'
+import { arealTrainer } from '../helpers/fakes/areal-trainer.ts'
 import { saveAdapter } from '../helpers/fakes/saved-adapter.ts'
 import { engineServer, gatewayTo, modelFolder } from '../helpers/gateway.ts'
 import type { EngineServer } from '../helpers/gateway.ts'
-import { GroupTrainer } from '../helpers/group-trainer.ts'
 import { sharedMemory, tensorEntry } from '../helpers/shared-tensors.ts'
 
 const FILES = ['adapter_config.json', 'adapter_model.safetensors']
@@ -120,41 +120,8 @@ t.test("AReaL's broadcast adapter reaches engines that join, and the version bef
   const { model, start } = await fleet(t)
   const engines = [await start(), await start({ tp: 2 })]
   const gateway = await gatewayTo(t, engines.map(({ url }) => url))
-  const trainer = await GroupTrainer.start({ size: 4 })
-  t.teardown(async () => {
-    await trainer.end().catch(() => {})
-  })
-  const [init] = await Promise.all([gateway.post('/areal_init_weights_update_group', trainer.init()), trainer.join()])
-  t.equal(init.status, 200, JSON.stringify(init.body))
+  const send = await arealTrainer(t, gateway, model, 4)
   const names = (): string[][] => engines.map(({ engine }) => engine.adapters!.list().map(({ name }) => name))
-  const send = async (version: number, parts: number) => {
-    const adapter = testAdapter(await readArchitecture(model), {
-      rank: 4,
-      variant: version,
-      only: module => !/embed_tokens|lm_head/.test(module)
-    })
-    const tensors = peftTensors(adapter)
-    const size = Math.ceil(tensors.length / parts)
-    for (let first = 0; first < tensors.length; first += size) {
-      const part = tensors.slice(first, first + size)
-      const { r, lora_alpha: alpha, target_modules: targets } = adapter.config as Record<string, unknown>
-      const body = trainer.update(part, {
-        lora_name: `p-v${version}`,
-        lora_int_id: 1,
-        lora_target_modules: targets,
-        lora_rank: r,
-        lora_alpha: alpha,
-        lora_bias: 'none',
-        base_model_name: 'adder'
-      })
-      t.equal((await gateway.post('/areal_set_update_weight_meta_lora', body)).status, 200)
-      const sent = trainer.send(part)
-      // AReaL repeats the announcement here, and refit does not need it.
-      const { status, body: reply } = await gateway.post('/areal_update_weights_lora_xccl', version === 1 ? body : {})
-      await sent
-      t.equal(status, 200, JSON.stringify(reply))
-    }
-  }
   await send(1, 1)
   await send(2, 3)
   t.same(names(), [['p-v2'], ['p-v2']])

@@ -27,6 +27,7 @@ __global__ void fill_kernel(bf16* to, int64_t rows, int64_t k, int64_t ld, float
 __device__ __forceinline__ uint32_t bits_of(bf16 v) { return __bfloat16_as_ushort(v); }
 __device__ __forceinline__ uint32_t bits_of(float v) { return __float_as_uint(v); }
 
+// Adds up a hash of all elements of y and their places.
 template <class Out>
 __global__ void digest_kernel(const Out* y, int64_t rows, int64_t columns, int64_t ld, unsigned long long* to) {
   uint64_t sum = 0;
@@ -35,6 +36,12 @@ __global__ void digest_kernel(const Out* y, int64_t rows, int64_t columns, int64
   }
   for (int lane = 16; lane > 0; lane /= 2) sum += __shfl_xor_sync(~0u, sum, lane);
   if (threadIdx.x % 32 == 0) atomicAdd(to, static_cast<unsigned long long>(sum));
+}
+
+template <class Out>
+void add_digest(const Out* y, const GemmShape& s, uint64_t* to, cudaStream_t stream) {
+  digest_kernel<<<kBlocks, kThreads, 0, stream>>>(y, s.m, s.n, s.ldy, reinterpret_cast<unsigned long long*>(to));
+  check_launch("digest of a sample");
 }
 
 Product sample_of(const Product& p, int64_t columns, const bf16* w, const bf16* bias) {
@@ -49,15 +56,6 @@ void fill_sample(bf16* to, int64_t rows, int64_t k, int64_t ld, float scale, boo
   fill_kernel<<<kBlocks, kThreads, 0, stream>>>(to, rows, k, ld, scale, opposed);
   check_launch("fill a sample");
 }
-
-template <class Out>
-void add_digest(const Out* y, int64_t rows, int64_t columns, int64_t ld, uint64_t* to, cudaStream_t stream) {
-  digest_kernel<<<kBlocks, kThreads, 0, stream>>>(y, rows, columns, ld, reinterpret_cast<unsigned long long*>(to));
-  check_launch("digest of a sample");
-}
-
-template void add_digest(const bf16*, int64_t, int64_t, int64_t, uint64_t*, cudaStream_t);
-template void add_digest(const float*, int64_t, int64_t, int64_t, uint64_t*, cudaStream_t);
 
 OrderSample::OrderSample(const Product& p, void* memory, size_t bytes, cudaStream_t stream)
     : product_(sample_of(p, 0, nullptr, nullptr)), stream_(stream) {
@@ -85,12 +83,11 @@ void OrderSample::clear() const {
 }
 
 uint64_t OrderSample::digest() const {
-  const GemmShape& s = product_.shape;
   check(cudaMemsetAsync(digest_, 0, sizeof *digest_, stream_), "clear a digest");
   if (product_.wide) {
-    add_digest(static_cast<const float*>(product_.y), s.m, s.n, s.ldy, digest_, stream_);
+    add_digest(static_cast<const float*>(product_.y), product_.shape, digest_, stream_);
   } else {
-    add_digest(static_cast<const bf16*>(product_.y), s.m, s.n, s.ldy, digest_, stream_);
+    add_digest(static_cast<const bf16*>(product_.y), product_.shape, digest_, stream_);
   }
   uint64_t sum = 0;
   check(cudaMemcpyAsync(&sum, digest_, sizeof sum, cudaMemcpyDeviceToHost, stream_), "read a digest");

@@ -13,10 +13,6 @@ namespace refit::cuda {
 // cancel.
 void fill_sample(bf16* to, int64_t rows, int64_t k, int64_t ld, float scale, bool opposed, cudaStream_t stream);
 
-// Adds up a hash of all elements of y and their places into `to`, on the GPU.
-template <class Out>
-void add_digest(const Out* y, int64_t rows, int64_t columns, int64_t ld, uint64_t* to, cudaStream_t stream);
-
 // A sample of a product: all rows of x, and as many rows of w and elements of bias as fit, at most 1,024. An
 // algorithm's blocks each sum along all of k, so the number of columns does not change its order.
 class OrderSample {
