@@ -90,9 +90,6 @@ void parse_cuda(const Napi::Object& object, CoreConfig& config) {
   if (const Napi::Value graphs = object.Get("graphs"); !graphs.IsUndefined()) {
     config.graphs = to_boolean(graphs, "config.graphs");
   }
-  if (const Napi::Value deterministic = object.Get("deterministic"); !deterministic.IsUndefined()) {
-    config.deterministic = to_boolean(deterministic, "config.deterministic");
-  }
   if (const Napi::Value rate = object.Get("shadowRate"); !rate.IsUndefined()) {
     config.shadow_rate = to_number(rate, "config.shadowRate");
     if (!(config.shadow_rate >= 0)) {
@@ -136,6 +133,9 @@ CoreConfig parse_config(const Napi::Value& value) {
   }
   config.pages = integer(object, "config.", "pages", 0, kMaxInt);
   config.page_size = integer(object, "config.", "pageSize", 1, 65536);
+  if (const Napi::Value deterministic = object.Get("deterministic"); !deterministic.IsUndefined()) {
+    config.deterministic = to_boolean(deterministic, "config.deterministic");
+  }
   if (const Napi::Value record = object.Get("recordExperts"); !record.IsUndefined()) {
     config.record_experts = to_boolean(record, "config.recordExperts");
   }

@@ -15,7 +15,7 @@
 //   adapters.embed_b           [S * H, R]
 //   adapters.lm_head_a         [S * R, H], lm_head_b [S * V, R]
 // Rows of A and columns of B from an adapter's rank on are zero up to the next multiple of 16; beyond that they are
-// finite.
+// finite. With Layout::gathers, A of o, down and w2 has the columns of all ranks, and B H / ranks rows.
 #pragma once
 #include <cstdint>
 

@@ -75,12 +75,12 @@ void find_adapters(const Names& names, const Layout& m, int layer, LayerParams& 
   const std::string prefix = "layers." + std::to_string(layer) + ".";
   const int64_t s = m.adapters.slots, r = m.adapters.rank, h = m.recipe.hidden;
   p.qkv_adapter = adapter_pair(names, prefix + "qkv", s * 3 * r, h, s * m.qkv_cols(), r);
-  p.o_adapter = adapter_pair(names, prefix + "o", s * r, m.q_cols(), s * h, r);
+  p.o_adapter = adapter_pair(names, prefix + "o", s * r, m.input_cols(m.q_cols()), s * m.outputs, r);
   const int64_t e = p.sparse() ? m.recipe.experts : 1;
   const char* const gate_up = p.sparse() ? "w13" : "gate_up";
   const char* const down = p.sparse() ? "w2" : "down";
   p.gate_up_adapter = adapter_pair(names, prefix + gate_up, s * e * 2 * r, h, s * e * 2 * p.inter, r);
-  p.down_adapter = adapter_pair(names, prefix + down, s * e * r, p.inter, s * e * h, r);
+  p.down_adapter = adapter_pair(names, prefix + down, s * e * r, m.input_cols(p.inter), s * e * m.outputs, r);
 }
 
 LayerParams layer_params(const Names& names, const Layout& m, int layer, bool sparse) {
@@ -93,13 +93,13 @@ LayerParams layer_params(const Names& names, const Layout& m, int layer, bool sp
   const bool has_norms = m.recipe.qk_norm != QkNorm::kNone, is_whole = m.recipe.qk_norm == QkNorm::kProjection;
   p.q_norm = names.needed_if(has_norms, prefix + "q_norm", is_whole ? m.recipe.heads * hd : hd, 1);
   p.k_norm = names.needed_if(has_norms, prefix + "k_norm", is_whole ? m.recipe.kv_heads * hd : hd, 1);
-  p.o = names.needed(prefix + "o", h, m.q_cols());
+  p.o = names.needed(prefix + "o", m.outputs, m.input_cols(m.q_cols()));
   p.o_bias = names.needed_if(m.recipe.o_bias, prefix + "o_bias", h, 1);
   p.ln2 = names.needed(prefix + "ln2", h, 1);
   if (!sparse) {
     p.inter = names.needed(prefix + "gate_up").rows / 2;
     p.gate_up = names.needed(prefix + "gate_up", 2 * p.inter, h);
-    p.down = names.needed(prefix + "down", h, p.inter);
+    p.down = names.needed(prefix + "down", m.outputs, m.input_cols(p.inter));
     return p;
   }
   const int64_t e = m.recipe.experts;
@@ -107,9 +107,9 @@ LayerParams layer_params(const Names& names, const Layout& m, int layer, bool sp
           "a sparse layer needs 1 <= experts_per_token (" + std::to_string(m.recipe.experts_per_token) +
               ") <= experts (" + std::to_string(e) + ")");
   p.router = names.needed(prefix + "router", e, h);
-  p.inter = names.needed(prefix + "w2").cols;
+  p.inter = names.needed(prefix + "w13").rows / (2 * e);
   p.w13 = names.needed(prefix + "w13", e * 2 * p.inter, h);
-  p.w2 = names.needed(prefix + "w2", e * h, p.inter);
+  p.w2 = names.needed(prefix + "w2", e * m.outputs, m.input_cols(p.inter));
   return p;
 }
 
@@ -137,6 +137,11 @@ Layout::Layout(const CoreConfig& config) : recipe(config.recipe), ranks(config.r
   heads = recipe.heads / ranks;
   kv_heads = std::max(1, recipe.kv_heads / ranks);
   group = heads / kv_heads;
+
+  gathers = config.deterministic && ranks > 1;
+  require(!gathers || recipe.hidden % ranks == 0,
+          "hidden " + std::to_string(recipe.hidden) + " does not divide among " + std::to_string(ranks) + " ranks");
+  outputs = gathers ? recipe.hidden / ranks : recipe.hidden;
 
   const Names names(config);
   vocab_rows = names.needed("embed").rows;

@@ -31,6 +31,10 @@ struct Layout {
   // Per rank.
   int heads, kv_heads, group;
   int64_t vocab_rows;
+  // Whether ranks gather the inputs of o, down and w2 and each computes some of their outputs, so that one rank makes
+  // every sum. Else each computes with the inputs that it has, and the ranks' partial sums are added.
+  bool gathers;
+  int64_t outputs;  // rows of o, down and every expert's w2
   int embed = -1, norm = -1, lm_head = -1;
   int sparse_layers = 0;
   int64_t recorded = 0;  // experts recorded of each token: sparse layers * experts per token, or 0
@@ -40,6 +44,8 @@ struct Layout {
   // Neighbouring ranks that hold the same KV heads, and the first KV head of a rank.
   int kv_replicas() const { return ranks * kv_heads / recipe.kv_heads; }
   int first_kv_head(int rank) const { return rank / kv_replicas() * kv_heads; }
+  // Columns of o, down or w2 if a rank computes `own` of their inputs.
+  int64_t input_cols(int64_t own) const { return gathers ? ranks * own : own; }
   int64_t q_cols() const { return static_cast<int64_t>(heads) * recipe.head_dim; }
   int64_t kv_cols() const { return static_cast<int64_t>(kv_heads) * recipe.head_dim; }
   int64_t qkv_cols() const { return static_cast<int64_t>(heads + 2 * kv_heads) * recipe.head_dim; }

@@ -20,6 +20,7 @@
 //   norm             [H, 1]
 //   lm_head          [V, H]            absent with ModelRecipe::tied_head: embed is used instead
 //   adapters.*                         slots of LoRA adapters: core/adapters.h
+// With Layout::gathers, o, down and w2 hold H / ranks of these rows (w2 of each expert), and the columns of all ranks.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -112,7 +113,9 @@ struct CoreConfig {
   std::vector<Param> params;
   int pages = 0;
   int page_size = 16;
-  int sets = 1;                 // of weights, at most kMostSets
+  int sets = 1;  // of weights, at most kMostSets
+  // Results depend neither on the batch, nor on how prompts are cut into steps, nor on the number of ranks.
+  bool deterministic = false;
   bool record_experts = false;  // steps return the experts of each token (StepResult::experts)
   int adapter_slots = 0;        // LoRA adapters in memory at once (core/adapters.h), and the most rank of each
   int adapter_rank = 0;
@@ -122,7 +125,6 @@ struct CoreConfig {
   bool share_gpus = false;      // for tests: several ranks on one GPU
   double watchdog_seconds = 0;  // 0: $REFIT_WATCHDOG_SECONDS, else 60
   bool graphs = true;           // of decode steps
-  bool deterministic = false;   // results depend on neither the batch nor how prompts are cut into steps
   // Bytes per second that a write to a set beside steps moves at most on each GPU; 0: no limit.
   double shadow_rate = 0;
   // Limits of one step, and the most tokens of a sequence; 0: the forward pass's defaults.

@@ -101,9 +101,13 @@ AdaptedSlices Adapters::qkv(int layer) const {
 
 AdaptedSlices Adapters::o(int layer) const {
   const AdapterLayout& adapters = model_.adapters;
-  const int64_t hidden = model_.recipe.hidden;
-  return {model_.layers[layer].o_adapter,          model_.q_cols(), adapters.rank, hidden, 0, 0,
-          {{adapters.row(layer, kAdaptO), hidden}}};
+  return {model_.layers[layer].o_adapter,
+          model_.input_cols(model_.q_cols()),
+          adapters.rank,
+          model_.outputs,
+          0,
+          0,
+          {{adapters.row(layer, kAdaptO), model_.outputs}}};
 }
 
 AdaptedSlices Adapters::gate_up(int layer, int expert) const {
@@ -122,14 +126,14 @@ AdaptedSlices Adapters::gate_up(int layer, int expert) const {
 AdaptedSlices Adapters::down(int layer, int expert) const {
   const AdapterLayout& adapters = model_.adapters;
   const LayerParams& p = model_.layers[layer];
-  const int64_t copies = p.sparse() ? model_.recipe.experts : 1, rank = adapters.rank, hidden = model_.recipe.hidden;
+  const int64_t copies = p.sparse() ? model_.recipe.experts : 1, rank = adapters.rank;
   return {p.down_adapter,
-          p.inter,
+          model_.input_cols(p.inter),
           copies * rank,
-          copies * hidden,
+          copies * model_.outputs,
           expert * rank,
-          expert * hidden,
-          {{adapters.row(layer, kAdaptDown), hidden}}};
+          expert * model_.outputs,
+          {{adapters.row(layer, kAdaptDown), model_.outputs}}};
 }
 
 AdaptedSlices Adapters::lm_head(int64_t cols) const {

@@ -70,14 +70,18 @@ void Moe::run(const Context& ctx, const LayerParams& layer, int index, const flo
     for (int64_t i = 0; i < count; ++i) std::copy_n(x + tokens[i].token * hidden, hidden, in + i * hidden);
     slots_.resize(adapters.active() ? count : 0);
     for (size_t i = 0; i < slots_.size(); ++i) slots_[i] = adapters.slots()[tokens[i].token];
-    float* sum = sum_.get(count * hidden);
-    float* part = model_.ranks > 1 ? part_.get(count * hidden) : nullptr;
+    std::vector<MlpWeights> weights;
+    std::vector<float*> parts;
+    float* const sum = sum_.get((model_.gathers ? 1 : model_.ranks) * count * hidden);
     for (int rank = 0; rank < model_.ranks; ++rank) {
-      const MlpAdapters own{adapters, rank, index, e, slots_.data()};
-      gated_mlp(ctx, in, model_.at(rank, layer.w13, e * 2 * layer.inter), model_.at(rank, layer.w2, e * hidden),
-                rank == 0 ? sum : part, count, hidden, layer.inter, mlp_, adapters.active() ? &own : nullptr);
-      if (rank == 0) continue;
-      for (int64_t i = 0; i < count * hidden; ++i) sum[i] += part[i];
+      weights.push_back(
+          {model_.at(rank, layer.w13, e * 2 * layer.inter), model_.at(rank, layer.w2, e * model_.outputs)});
+      if (rank == 0 || !model_.gathers) parts.push_back(sum + rank * count * hidden);
+    }
+    const MlpAdapters own{adapters, index, e, slots_.data()};
+    gated_mlp(ctx, model_, layer.inter, in, weights, parts, count, mlp_, adapters.active() ? &own : nullptr);
+    for (size_t rank = 1; rank < parts.size(); ++rank) {
+      for (int64_t i = 0; i < count * hidden; ++i) sum[i] += parts[rank][i];
     }
     for_blocks(ctx.pool, count, hidden, [&](int64_t begin, int64_t end, int) {
       for (int64_t i = begin; i < end; ++i) {

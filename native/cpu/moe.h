@@ -29,7 +29,7 @@ class Moe {
   std::vector<float> weights_;                  // the same
   std::vector<std::vector<Choice>> by_expert_;  // tokens in order
   std::vector<int32_t> slots_;                  // adapter slots of one expert's tokens
-  Buffer logits_, gathered_, part_, sum_;
+  Buffer logits_, gathered_, sum_;              // sum_: of each rank
   MlpScratch mlp_;
 };
 

@@ -82,18 +82,36 @@ double error_of(const std::vector<float>& got, const TestModel::Vec& logits) {
   return most;
 }
 
-void test_variant(const Variant& v, int ranks) {
-  const TestModel model(v, DType::kFloat32, 3);
-  const SlotAdapters adapters(model, kSlots, 32, 17);
-  const auto device = device_of(model, adapters, ranks);
+std::vector<Sequence> mixed_sequences(int vocab) {
   std::mt19937 rng(5);
   std::vector<Sequence> sequences;
   for (const int slot : {1, -1, 0, 2, 1, -1}) {
     Sequence s{{}, slot};
     for (int t = 0; t < 3 + 7 * static_cast<int>(sequences.size()); ++t)
-      s.tokens.push_back(static_cast<int32_t>(rng() % v.vocab));
+      s.tokens.push_back(static_cast<int32_t>(rng() % vocab));
     sequences.push_back(std::move(s));
   }
+  return sequences;
+}
+
+// CoreConfig::deterministic: any number of ranks gives the same bits.
+void test_widths(const Variant& v, DType dtype) {
+  TestModel model(v, dtype, 3);
+  model.deterministic = true;
+  const SlotAdapters adapters(model, kSlots, 32, 17);
+  const std::vector<Sequence> sequences = mixed_sequences(v.vocab);
+  const auto one = logprobs(*device_of(model, adapters, 1), sequences, v.vocab);
+  for (const int ranks : {2, 4}) {
+    CHECKF(logprobs(*device_of(model, adapters, ranks), sequences, v.vocab) == one, "%s: %d ranks give other bits",
+           v.name, ranks);
+  }
+}
+
+void test_variant(const Variant& v, int ranks) {
+  const TestModel model(v, DType::kFloat32, 3);
+  const SlotAdapters adapters(model, kSlots, 32, 17);
+  const auto device = device_of(model, adapters, ranks);
+  const std::vector<Sequence> sequences = mixed_sequences(v.vocab);
   const auto mixed = logprobs(*device, sequences, v.vocab);
   size_t at = 0;
   for (const Sequence& s : sequences) {
@@ -193,6 +211,7 @@ void test_beside_steps(int ranks) {
 int main() {
   for (const Variant& v : kVariants) {
     for (const int ranks : {1, 2, 4}) test_variant(v, ranks);
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) test_widths(v, dtype);
   }
   test_slots();
   for (const int ranks : {1, 2}) test_beside_steps(ranks);

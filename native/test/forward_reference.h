@@ -38,7 +38,8 @@ struct TestModel {
   DType dtype;
   std::map<std::string, Matrix> weights;  // unsharded; fused as core/model.h has them for one rank
   ModelRecipe recipe;
-  bool record = true;  // CoreConfig::record_experts
+  bool record = true;          // CoreConfig::record_experts
+  bool deterministic = false;  // CoreConfig::deterministic
 
   TestModel(const Variant& variant, DType type, uint32_t seed) : v(variant), dtype(type) {
     std::mt19937 rng(seed);
@@ -89,6 +90,7 @@ struct TestModel {
     recipe.experts = v.experts, recipe.experts_per_token = v.experts_per_token, recipe.norm_topk_prob = v.norm_topk;
   }
 
+  bool gathers(int ranks) const { return deterministic && ranks > 1; }
   bool sparse(int layer) const { return !v.sparse.empty() && v.sparse[layer] != 0; }
 
   // The shard of a weight that rank `rank` of `ranks` has.
@@ -122,9 +124,13 @@ struct TestModel {
       const int64_t first = int64_t{rank} * v.kv_heads / ranks * d;
       return rows({{rank * q, q}, {v.heads * d + first, kv}, {(v.heads + v.kv_heads) * d + first, kv}});
     }
-    if (name == "o") return cols(q);
-    if (name == "down") return cols(v.inter / ranks);
-    if (name == "w2") return cols(v.expert_inter / ranks);
+    if (name == "o" || name == "down" || name == "w2") {
+      if (!gathers(ranks)) return cols(w.cols / ranks);
+      const int64_t n = v.hidden / ranks;
+      std::vector<std::pair<int64_t, int64_t>> ranges;
+      for (int64_t first = 0; first < w.rows; first += v.hidden) ranges.push_back({first + rank * n, n});
+      return rows(ranges);
+    }
     if (name == "gate_up")
       return rows({{rank * (v.inter / ranks), v.inter / ranks}, {v.inter + rank * (v.inter / ranks), v.inter / ranks}});
     if (name == "w13") {
@@ -142,7 +148,7 @@ struct TestModel {
   CoreConfig config(int ranks, int threads, const std::string& isa, int pages, int page_size) const {
     CoreConfig c;
     c.ranks = ranks, c.threads = threads, c.isa = isa, c.dtype = dtype, c.recipe = recipe, c.pages = pages,
-    c.page_size = page_size, c.record_experts = record;
+    c.page_size = page_size, c.record_experts = record, c.deterministic = deterministic;
     for (const auto& [name, w] : weights) {
       const Matrix m = shard(name, 0, ranks);
       c.params.push_back({name, m.rows, m.cols, dtype});

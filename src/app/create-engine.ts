@@ -6,6 +6,7 @@ import type { Architecture } from '../model/architecture.ts'
 import { describeModel } from '../model/describe-model.ts'
 import { buildModelTable } from '../model/model-table.ts'
 import { readArchitecture } from '../model/read-config.ts'
+import type { CoreInfo } from '../native/core-config.ts'
 import { native } from '../native/load-addon.ts'
 import { openDiskSource } from '../sources/disk/disk.ts'
 import type { WeightSource, WriteReport } from '../contract/weight-source.ts'
@@ -52,12 +53,13 @@ async function start (
 ): Promise<LocalEngine> {
   const { servedModelName = modelPath, weightVersion = 'default', maxQueuedRequests = 4096 } = options
   const adapters = adapterSlots(options)
-  const table = buildModelTable(arch, options.tp ?? 1, engineDType(arch, options), adapters?.slots)
+  const dtype = engineDType(arch, options)
+  const table = buildModelTable(arch, options.tp ?? 1, dtype, adapters?.slots, options.deterministic)
   // Load the addon here first. If only the worker held it, it would be unloaded under running threads when the worker
   // ends.
   const addon = native()
   const sizes = await sizeCore(arch, table, options, addon)
-  const { core: config, contextLength, maxRunningRequests, maxBatchTokens, gpus, visible, experts } = sizes
+  const { core: config, contextLength, maxRunningRequests, maxBatchTokens, experts } = sizes
   const limits = { contextLength, maxRunningRequests, maxQueuedRequests }
   const drafts = draftTokens(options)
   const data: StartData = {
@@ -81,31 +83,12 @@ async function start (
   try {
     const { core } = scheduler
     const store = weightStore({ addon, core, table, gates: scheduler }, sizes, options)
-    const native = addon.coreInfo(core)
     const info: EngineInfo = {
       modelPath,
       servedModelName,
-      architecture: arch.name,
-      modelType: arch.modelType,
-      vocabSize: arch.vocabSize,
-      eosTokenIds: arch.eosTokenIds,
-      device: config.device,
-      gpus: gpus.map(({ ordinal, uuid, name, totalBytes }) => ({ ordinal, uuid, name, totalBytes })),
-      ...visible.length === 0 ? {} : { visibleGpus: visible.map(({ ordinal, uuid }) => ({ ordinal, uuid })) },
-      isa: native.isa,
-      ranks: table.ranks,
-      threads: native.threads,
-      dtype: config.dtype,
-      weightBytes: native.weightBytes,
-      kvBytes: native.kvBytes,
-      kvTokens: config.pages * config.pageSize,
-      pageSize: config.pageSize,
-      weightsCpuBackup: options.enableWeightsCpuBackup ?? false,
-      deterministic: config.device === 'cpu' || config.deterministic === true,
       ...limits,
-      ...options.dataParallel === undefined ? {} : { dataParallel: options.dataParallel },
-      ...drafts === undefined ? {} : { speculative: { draftTokens: drafts } },
-      ...experts === null ? {} : { experts }
+      ...infoOf(arch, sizes, addon.coreInfo(core), options),
+      ...drafts === undefined ? {} : { speculative: { draftTokens: drafts } }
     }
     const held: HeldWeights = { store, model: describeModel(arch), device: config.device }
     const loadReport = source === null
@@ -122,6 +105,36 @@ async function start (
   } catch (error) {
     await scheduler.close()
     throw error
+  }
+}
+
+function infoOf (
+  arch: Architecture,
+  { core: config, gpus, visible, experts }: CoreSize,
+  { isa, threads, weightBytes, kvBytes }: CoreInfo,
+  options: EngineOptions
+): Omit<EngineInfo, 'modelPath' | 'servedModelName' | 'contextLength' | 'maxRunningRequests' | 'maxQueuedRequests'> {
+  return {
+    architecture: arch.name,
+    modelType: arch.modelType,
+    vocabSize: arch.vocabSize,
+    eosTokenIds: arch.eosTokenIds,
+    device: config.device,
+    gpus: gpus.map(({ ordinal, uuid, name, totalBytes }) => ({ ordinal, uuid, name, totalBytes })),
+    ...visible.length === 0 ? {} : { visibleGpus: visible.map(({ ordinal, uuid }) => ({ ordinal, uuid })) },
+    isa,
+    ranks: config.ranks,
+    threads,
+    dtype: config.dtype,
+    weightBytes,
+    kvBytes,
+    kvTokens: config.pages * config.pageSize,
+    pageSize: config.pageSize,
+    weightsCpuBackup: options.enableWeightsCpuBackup ?? false,
+    deterministic: config.device === 'cpu' || config.deterministic === true,
+    deterministicAcrossRanks: config.deterministic === true || (config.device === 'cpu' && config.ranks === 1),
+    ...options.dataParallel === undefined ? {} : { dataParallel: options.dataParallel },
+    ...experts === null ? {} : { experts }
   }
 }
 

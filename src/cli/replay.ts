@@ -14,7 +14,7 @@ export const REPLAY_HELP = `Usage: refit replay RECEIPT --model FOLDER
 
 Generates a sample again from its receipt (GET /samples/ID) and compares: weights by their digest, tokens one by one,
 and logprobs, bit for bit where the device promises the same bits (the CPU, and GPUs with --deterministic; with the same
-program, instruction set, GPUs, dtype and ranks).
+program, instruction set, GPUs and dtype, and without --deterministic as many ranks).
 
 The exit code is 0 if all is equal, 1 if something differs, 2 if the sample cannot be repeated: the receipt is none or
 was changed, the server cannot be reached, or several weight versions made the tokens.
@@ -65,13 +65,14 @@ export async function replay (args: readonly string[]): Promise<void> {
 /** A server of the checkpoint, for this process alone. */
 async function serveAgain (
   model: string,
-  { kind, dtype, ranks, exact }: ReturnType<typeof readReceipt>['device']
+  { kind, dtype, ranks, exact, any_ranks: anyRanks = kind !== 'cpu' && exact }: ReturnType<typeof readReceipt>['device']
 ): Promise<{ url: string, close: () => Promise<void> }> {
   const engine = await createEngine(resolveModel(model, 'main', process.env).path, {
     device: kind as 'cpu' | 'cuda',
     dtype: dtype as 'bfloat16' | 'float32',
     tp: ranks,
-    deterministic: exact
+    // On one rank of a CPU the option changes nothing.
+    deterministic: anyRanks
   })
   const app = await buildServer({ engine, port: 0 })
   return {

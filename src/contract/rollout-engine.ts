@@ -219,6 +219,8 @@ export interface EngineInfo {
   weightsCpuBackup: boolean
   /** The same request gives the same bits whatever runs beside it: always on the CPU, an option on GPUs. */
   deterministic: boolean
+  /** These bits are the same on any number of ranks. */
+  deterministicAcrossRanks: boolean
   /** Set by engines that guess tokens (docs/speculation.md): the most for a request in one step. */
   speculative?: { draftTokens: number }
   /** Set by engines that record which experts tokens are routed to. */

@@ -54,8 +54,8 @@ export interface EngineOptions {
   /** GPUs launch the kernels of a decode step one by one instead of as a CUDA graph; default false. */
   disableCudaGraph?: boolean
   /**
-   * Results on GPUs depend neither on the other requests of a step nor on how prompts are cut into steps, bit for bit;
-   * default false. On a CPU they never do.
+   * Results depend neither on the other requests of a step, nor on how prompts are cut into steps, nor on `tp`, bit for
+   * bit; default false. On a CPU they depend at most on `tp`.
    */
   deterministic?: boolean
   /** A step is planned when the one before has ended, not while it runs; default false. */

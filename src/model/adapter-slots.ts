@@ -1,5 +1,6 @@
 import type { HeldDType } from '../native/dtypes.ts'
 import type { Architecture, Param } from './architecture.ts'
+import { inputColumns } from './rank-sizes.ts'
 import type { RankSizes } from './rank-sizes.ts'
 
 // The parameters that LoRA adapters live in (native/core/adapters.h documents their shapes).
@@ -69,14 +70,16 @@ export function adapterParams (
     const qCols = sizes.heads * headDim
     const qkvRows = (sizes.heads + 2 * sizes.kvHeads) * headDim
     if (has('q_proj', 'k_proj', 'v_proj')) add(layer + 'qkv', 3 * rank, hiddenSize, qkvRows)
-    if (has('o_proj')) add(layer + 'o', rank, qCols, hiddenSize)
+    if (has('o_proj')) add(layer + 'o', rank, inputColumns(sizes, qCols), sizes.outputs)
     const sparse = arch.sparseLayers[i] === 1
     const inter = sparse ? sizes.expertIntermediate : sizes.intermediate
     const copies = sparse ? experts : 1
     if (has('gate_proj', 'up_proj')) {
       add(layer + (sparse ? 'w13' : 'gate_up'), copies * 2 * rank, hiddenSize, copies * 2 * inter)
     }
-    if (has('down_proj')) add(layer + (sparse ? 'w2' : 'down'), copies * rank, inter, copies * hiddenSize)
+    if (has('down_proj')) {
+      add(layer + (sparse ? 'w2' : 'down'), copies * rank, inputColumns(sizes, inter), copies * sizes.outputs)
+    }
   }
   if (has('embed_tokens')) add('embed', sizes.vocab, rank, hiddenSize)
   if (has('lm_head')) add('lm_head', rank, hiddenSize, sizes.vocab)

@@ -13,15 +13,17 @@ const HEAD = 'lm_head.weight'
 /**
  * The parameters of a rank, and the rectangles of every checkpoint name for all ranks. Every parameter has the dtype
  * `dtype`; the default is the checkpoint's own, or bfloat16 for float16. `slots`: of LoRA adapters, default none.
- * Throws CONFIG if the ranks do not fit the model.
+ * `deterministic`: a forward pass has the same bits on any number of ranks, which then gather activations instead of
+ * adding partial sums. Throws CONFIG if the ranks do not fit the model.
  */
 export function buildModelTable (
   arch: Architecture,
   ranks: number,
   dtype = heldDType(arch),
-  slots: AdapterSlots | null = null
+  slots: AdapterSlots | null = null,
+  deterministic = false
 ): ModelTable {
-  const sizes = rankSizes(arch, ranks)
+  const sizes = rankSizes(arch, ranks, deterministic && ranks > 1)
   const weights = paramTable(arch, sizes, dtype)
   const tensors = tensorTable(arch, sizes, weights)
   const params = slots === null ? weights : [...weights, ...adapterParams(arch, sizes, dtype, slots)]

@@ -1,5 +1,6 @@
 import type { HeldDType } from '../native/dtypes.ts'
 import type { Architecture, Param } from './architecture.ts'
+import { inputColumns } from './rank-sizes.ts'
 import type { RankSizes } from './rank-sizes.ts'
 
 /**
@@ -20,7 +21,7 @@ export function paramTable (arch: Architecture, sizes: RankSizes, dtype: HeldDTy
     const layer = `layers.${i}.`
     add(layer + 'qkv', qkvRows, hiddenSize)
     if (arch.qkvBias) add(layer + 'qkv_bias', qkvRows, 1)
-    add(layer + 'o', hiddenSize, sizes.heads * headDim)
+    add(layer + 'o', sizes.outputs, inputColumns(sizes, sizes.heads * headDim))
     if (arch.oBias) add(layer + 'o_bias', hiddenSize, 1)
     if (norms !== null) {
       add(layer + 'q_norm', norms.q, 1)
@@ -28,11 +29,11 @@ export function paramTable (arch: Architecture, sizes: RankSizes, dtype: HeldDTy
     }
     if (arch.sparseLayers[i] === 1) {
       add(layer + 'w13', experts * 2 * sizes.expertIntermediate, hiddenSize)
-      add(layer + 'w2', experts * hiddenSize, sizes.expertIntermediate)
+      add(layer + 'w2', experts * sizes.outputs, inputColumns(sizes, sizes.expertIntermediate))
       add(layer + 'router', experts, hiddenSize)
     } else {
       add(layer + 'gate_up', 2 * sizes.intermediate, hiddenSize)
-      add(layer + 'down', hiddenSize, sizes.intermediate)
+      add(layer + 'down', sizes.outputs, inputColumns(sizes, sizes.intermediate))
     }
     add(layer + 'ln1', hiddenSize, 1)
     add(layer + 'ln2', hiddenSize, 1)

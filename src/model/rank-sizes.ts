@@ -10,6 +10,13 @@ export interface RankSizes {
   kvReplicas: number
   intermediate: number
   expertIntermediate: number
+  /** Rows of o, down and every expert's w2. */
+  outputs: number
+  /**
+   * Ranks gather the inputs of o, down and w2 and each computes some of their outputs, so every sum is made by one
+   * rank. Else each computes with the inputs it has, and partial sums are added.
+   */
+  gathers: boolean
   /** Rows of the padded vocabulary. */
   vocab: number
 }
@@ -18,7 +25,7 @@ export interface RankSizes {
 const VOCAB_MULTIPLE = 64
 
 /** Splits an architecture over tensor-parallel ranks. Throws CONFIG with the numbers if it does not divide. */
-export function rankSizes (arch: Architecture, ranks: number): RankSizes {
+export function rankSizes (arch: Architecture, ranks: number, gathers = false): RankSizes {
   if (!Number.isSafeInteger(ranks) || ranks < 1) throw misfit(`expected a positive number of ranks, got ${ranks}`)
   const divide = (n: number, what: string): number => {
     if (n % ranks !== 0) throw misfit(`${ranks} ranks do not divide ${n} ${what}`)
@@ -38,8 +45,15 @@ export function rankSizes (arch: Architecture, ranks: number): RankSizes {
     kvReplicas: Math.max(1, ranks / arch.kvHeads),
     intermediate: dense ? divide(arch.intermediateSize, 'columns of the MLP (intermediate_size)') : 0,
     expertIntermediate: divide(arch.expertIntermediateSize, 'columns of an expert (moe_intermediate_size)'),
+    outputs: gathers ? divide(arch.hiddenSize, 'columns of the hidden state (hidden_size)') : arch.hiddenSize,
+    gathers,
     vocab: paddedVocab(arch.vocabSize, ranks) / ranks
   }
+}
+
+/** Columns of o, down or w2 on a rank that computes `own` of their inputs. */
+export function inputColumns ({ ranks, gathers }: RankSizes, own: number): number {
+  return gathers ? ranks * own : own
 }
 
 function paddedVocab (vocab: number, ranks: number): number {

@@ -56,20 +56,19 @@ export function vocabShards (ranks: number, { param }: Place, shard: number): Sl
       .filter(rect => rect.rows > 0)
 }
 
-/** All experts' [gate; up] in one tensor of E * 2 I rows: each rank takes its shard of every gate and every up. */
-export function gateUpShards (ranks: number, { param }: Place, experts: number): Slices {
+/** A tensor of several equal blocks of rows, such as all experts': each rank takes its shard of every block. */
+export function blockShards (ranks: number, { param }: Place, blocks: number): Slices {
   return (rows, cols) => {
     if (ranks === 1) return replicated(1, { param })(rows, cols)
-    const half = rows / experts / 2
-    const shard = half / ranks
+    const size = rows / blocks
+    const shard = size / ranks
     const rects: Rect[] = []
     for (let rank = 0; rank < ranks; rank++) {
-      // Blocks alternate gate, up, gate, ... in the tensor and in the parameter alike.
-      for (let block = 0; block < 2 * experts; block++) {
+      for (let block = 0; block < blocks; block++) {
         rects.push({
           rank,
           param,
-          srcRow: block * half + rank * shard,
+          srcRow: block * size + rank * shard,
           srcCol: 0,
           rows: shard,
           cols,

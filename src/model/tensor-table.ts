@@ -2,13 +2,13 @@ import type { Architecture, Param, TensorEntry } from './architecture.ts'
 import { familyOf } from './families.ts'
 import { qkNormRows } from './param-table.ts'
 import type { RankSizes } from './rank-sizes.ts'
-import { colShards, gateUpShards, replicated, rowShards, vocabShards } from './slices.ts'
+import { blockShards, colShards, replicated, rowShards, vocabShards } from './slices.ts'
 import type { Slices } from './slices.ts'
 
 /**
  * Every checkpoint name of an architecture, as Hugging Face has it and in its order, with its rectangles on all ranks.
  * The split is SGLang's: q, k, v, gate and up by rows, o and down by columns, the vocabulary by rows; norms, routers
- * and the bias of o are whole on every rank.
+ * and the bias of o are whole on every rank. Ranks that gather activations have o and down by rows, too.
  */
 export function tensorTable (arch: Architecture, sizes: RankSizes, params: Param[]): Map<string, TensorEntry> {
   return new TensorTable(arch, sizes, params).build()
@@ -88,7 +88,7 @@ class TensorTable {
     this.#add(
       from + 'self_attn.o_proj.weight',
       [hiddenSize, heads * headDim],
-      colShards(ranks, { param: this.#id(to + 'o') })
+      this.#outputShards(this.#id(to + 'o'))
     )
     if (oBias) this.#add(from + 'self_attn.o_proj.bias', [hiddenSize], whole('o_bias'))
     const norms = qkNormRows(this.#arch)
@@ -111,13 +111,13 @@ class TensorTable {
     this.#add(
       from + 'down_proj.weight',
       [hiddenSize, intermediateSize],
-      colShards(ranks, { param: this.#id(`layers.${i}.down`) })
+      this.#outputShards(this.#id(`layers.${i}.down`))
     )
   }
 
   #experts (i: number): void {
     const { hiddenSize, experts, expertIntermediateSize: width } = this.#arch
-    const { ranks, expertIntermediate } = this.#sizes
+    const { ranks, expertIntermediate, gathers } = this.#sizes
     const from = `model.layers.${i}.mlp.`
     const [router, w13, w2] = ['router', 'w13', 'w2'].map(name => this.#id(`layers.${i}.${name}`)) as [
       number,
@@ -140,16 +140,23 @@ class TensorTable {
       this.#add(
         `${from}experts.${e}.down_proj.weight`,
         [hiddenSize, width],
-        colShards(ranks, { param: w2, dstRow: e * hiddenSize })
+        this.#outputShards(w2, e)
       )
     }
     // transformers 5 holds the experts of a layer in two tensors, and trainers send those.
     this.#add(
       from + 'experts.gate_up_proj',
       [experts, 2 * width, hiddenSize],
-      gateUpShards(ranks, { param: w13 }, experts),
+      blockShards(ranks, { param: w13 }, 2 * experts), // gate, up, gate, ...
       true
     )
-    this.#add(from + 'experts.down_proj', [experts, hiddenSize, width], colShards(ranks, { param: w2 }), true)
+    const down = gathers ? blockShards(ranks, { param: w2 }, experts) : colShards(ranks, { param: w2 })
+    this.#add(from + 'experts.down_proj', [experts, hiddenSize, width], down, true)
+  }
+
+  /** The shards of a linear whose inputs the ranks have computed: o, down, or an expert's w2. */
+  #outputShards (param: number, expert = 0): Slices {
+    const { ranks, outputs, gathers } = this.#sizes
+    return (gathers ? rowShards : colShards)(ranks, { param, dstRow: expert * outputs })
   }
 }

@@ -27,8 +27,9 @@ export interface CoreConfig {
   /** CUDA: decode steps are launched as graphs; default true. */
   graphs?: boolean
   /**
-   * CUDA: results depend neither on the batch nor on how prompts are cut into steps; default false. On a CPU they never
-   * do.
+   * Results depend neither on the batch, nor on how prompts are cut into steps, nor on the number of ranks; default
+   * false. It changes which part of o, down and w2 a rank holds. On a CPU results depend at most on the number of
+   * ranks.
    */
   deterministic?: boolean
   /** CUDA: bytes per second that a write beside steps moves at most on each GPU; default 0, no limit. */

@@ -192,6 +192,7 @@ export function infoOf ({ kind, ranks, modelPath, details }: EngineFacts, url: s
     kvTokens: number(details['max_total_num_tokens'], 0),
     weightsCpuBackup: details['enable_weights_cpu_backup'] === true,
     deterministic: details['enable_deterministic_inference'] === true,
+    deterministicAcrossRanks: false,
     maxRunningRequests: most,
     maxQueuedRequests: number(details['max_queued_requests'], 4096),
     ...expertsOf(model['routed_experts'])

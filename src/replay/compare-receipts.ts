@@ -103,8 +103,13 @@ function isExact (first: Receipt, again: Receipt): boolean {
 }
 
 function isSame ({ device: a, program: before }: Receipt, { device: b, program: now }: Receipt): boolean {
-  return before === now && a.kind === b.kind && a.isa === b.isa && a.dtype === b.dtype && a.ranks === b.ranks &&
-    a.gpus.join() === b.gpus.join()
+  return before === now && a.kind === b.kind && a.isa === b.isa && a.dtype === b.dtype && isSameWidth(a, b)
+}
+
+function isSameWidth (a: Receipt['device'], b: Receipt['device']): boolean {
+  const anyRanks = a.any_ranks === true && b.any_ranks === true
+  const models = ({ gpus }: Receipt['device']): string => (anyRanks ? [...new Set(gpus)].sort() : gpus).join()
+  return (anyRanks || a.ranks === b.ranks) && models(a) === models(b)
 }
 
 function firstDifference (a: readonly number[], b: readonly number[]): number {

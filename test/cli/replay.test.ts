@@ -54,6 +54,27 @@ t.test('a sample of a busy server is repeated bit for bit, by its server and by 
   }
 })
 
+t.test('ranks that gather activations repeat the bits of one rank, and partial sums are not promised to', async t => {
+  const one = await serveModel(t)
+  for (const deterministic of [true, false]) {
+    const { url } = await serveModel(t, { keepSamples: 'all', tp: 2, deterministic })
+    await call(`${url}/generate`, {
+      text: '123+456=',
+      rid: 'one',
+      sampling_params: { temperature: 1, max_new_tokens: 12, ignore_eos: true },
+      return_logprob: true,
+      receipt: true
+    })
+    const { json: receipt } = await call(`${url}/samples/one`)
+    t.match(receipt.device, { ranks: 2, exact: true, any_ranks: deterministic })
+    const elsewhere = await run(t, receipt, '--url', one.url)
+    t.match(elsewhere.out, deterministic ? /logprobs: 12 of 12 equal, bit for bit/ : /the devices differ/)
+    const { out, code } = await run(t, receipt, '--model', MODEL)
+    t.match(out, /logprobs: 12 of 12 equal, bit for bit/)
+    t.equal(code, 0)
+  }
+})
+
 t.test('a replay after an update reports other weights and the first other token', async t => {
   const { url } = await serveModel(t, { modelRoots: [join(packageRoot, 'models')] })
   await call(`${url}/generate`, {

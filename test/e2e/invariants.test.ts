@@ -35,6 +35,14 @@ async function together (engine: LocalEngine): Promise<Rollout[]> {
   return await Promise.all(PROMPTS.map(async ids => await rollout(engine, rolloutRequest(ids, {}, { startLen: 0 }))))
 }
 
+async function updateFrom (engine: LocalEngine, folder: string, root: string): Promise<void> {
+  const source = await openDiskSource(folder, { roots: [root] })
+  const update = await engine.update()
+  await update.write(source)
+  await update.commit({ version: folder })
+  await source.close()
+}
+
 const visible = ({ tokens, logprobs, input }: Rollout): object => ({ tokens, logprobs, input })
 
 for (const model of ['qwen2', 'qwen3', 'qwen3-moe', 'llama']) {
@@ -107,14 +115,33 @@ for (const architecture of ARCHITECTURES) {
       t.not(JSON.stringify(fresh[0]!.rollouts), JSON.stringify(fresh[1]!.rollouts), 'two different models')
       const engine = await engineOf(t, folders[0]!, { tp })
       for (const turn of [1, 0, 1]) {
-        const source = await openDiskSource(folders[turn]!, { roots: [root] })
-        const update = await engine.update()
-        await update.write(source)
-        await update.commit({ version: String(turn) })
-        await source.close()
+        await updateFrom(engine, folders[turn]!, root)
         t.same(await engine.checksums(), fresh[turn]!.checksums)
         t.same((await together(engine)).map(visible), fresh[turn]!.rollouts, `tp ${tp}, model ${turn}`)
       }
+    }
+  })
+}
+
+for (const architecture of ARCHITECTURES) {
+  t.test(`${architecture}: a deterministic engine has the same bits on any number of ranks`, async t => {
+    const root = mkdtempSync(join(tmpdir(), 'refit-widths-'))
+    t.teardown(() => {
+      rmSync(root, { recursive: true })
+    })
+    const folders = ['a', 'b'].map((name, i) => {
+      const folder = join(root, name)
+      writeModelFolder(folder, tinyConfig(architecture), { values: randomValues(i + 1), shards: 1 + i })
+      return folder
+    })
+    const one = await engineOf(t, folders[1]!, { tp: 1 })
+    const expected = (await together(one)).map(visible)
+    for (const tp of [2, 4]) {
+      const engine = await engineOf(t, folders[0]!, { tp, deterministic: true })
+      t.notSame((await together(engine)).map(visible), expected, 'another model')
+      for (const turn of [1, 0, 1]) await updateFrom(engine, folders[turn]!, root)
+      t.same((await together(engine)).map(visible), expected, `tp ${tp}, after updates in place`)
+      t.same((await engine.checksums()).tensors, (await one.checksums()).tensors)
     }
   })
 }

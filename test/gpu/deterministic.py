@@ -1,5 +1,6 @@
 """--deterministic: a request's tokens and logprobs are the same bits alone and among others, however its prompt is cut
-into steps, from the prefix cache, with graphs and without, with guesses, and after an update as after a fresh load."""
+into steps, from the prefix cache, with graphs and without, with guesses, after an update as after a fresh load, and on
+several ranks as on one."""
 
 import concurrent.futures
 
@@ -52,8 +53,11 @@ def check_same(got, expected, what):
 
 
 def compare(options, folder, second, vocabulary, lengths, ranks=1, control=False):
-    flags, env = device_flags(options, ranks)
-    flags = [*flags, "--dtype", "bfloat16", "--max-total-tokens", 32768]
+    def on(count):
+        flags, env = device_flags(options, count)
+        return [*flags, "--dtype", "bfloat16", "--max-total-tokens", 32768], env
+
+    flags, env = on(1)
     asked = prompts(41, lengths, vocabulary)
     # The last prompts begin as the one before, so that decoding requests share pages.
     asked += [asked[-1][:-7] + prompts(42 + i, [7], vocabulary)[0] for i in range(2)]
@@ -67,11 +71,15 @@ def compare(options, folder, second, vocabulary, lengths, ranks=1, control=False
         *("--max-prefill-tokens", 48, "--disable-cuda-graph", "--speculative", "siblings"),
         *("--disable-adaptive-speculation", "--model-root", folder.parent),
     ]
-    with Server(second, *flags, "--deterministic", *changed, env=env) as server:
+    many, many_env = on(ranks)
+    with Server(second, *many, "--deterministic", *changed, env=many_env) as server:
         check(differing(alone(server, asked), expected) > 0, "both models give the same")
         server.post("/update_weights_from_disk", dict(model_path=str(folder), weight_version="first"))
         check_same(alone(server, asked), expected, "short steps, no graphs, guesses, after an update")
         check_same(among_others(server, asked, vocabulary), expected, "the same among others")
+    if ranks > 1:
+        with Server(folder, *many, "--deterministic", env=many_env) as server:
+            check_same(among_others(server, asked, vocabulary), expected, f"{ranks} ranks with graphs")
     if not control:
         return
     with Server(folder, *flags, env=env) as server:
@@ -92,7 +100,7 @@ def small(name, ranks=1):
 
 for architecture in ["llama", "qwen2", "qwen3", "qwen3-moe", "olmo2"]:
     test(f"deterministic/{architecture}")(small(architecture))
-for architecture in ["qwen3", "qwen3-moe"]:
+for architecture in ["qwen3", "qwen3-moe", "olmo2"]:
     test(f"deterministic/{architecture}/tp-2")(small(architecture, 2))
 
 

@@ -101,7 +101,7 @@ export class FakeEngine implements RolloutEngine {
       eosTokenIds: [2],
       device: 'cpu',
       gpus: [],
-      ...{ weightsCpuBackup: false, deterministic: true, isa: 'scalar' },
+      ...{ weightsCpuBackup: false, deterministic: true, deterministicAcrossRanks: true, isa: 'scalar' },
       ranks: 2,
       threads: 1,
       dtype: 'float32',

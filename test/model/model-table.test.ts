@@ -15,7 +15,7 @@ const architectures = fc
     kv: fc.constantFrom(1, 2, 4, 8),
     groups: fc.constantFrom(1, 2, 4),
     headDim: fc.constantFrom(2, 4, 6),
-    hidden: fc.integer({ min: 1, max: 12 }),
+    hidden: fc.constantFrom(1, 3, 5, 8, 12, 16),
     intermediate: fc.integer({ min: 1, max: 3 }),
     vocab: fc.integer({ min: 1, max: 200 }),
     layers: fc.integer({ min: 1, max: 3 }),
@@ -45,6 +45,14 @@ const architectures = fc
       rope_parameters: { rope_type: 'default', rope_theta: 10_000 }
     }))
   )
+
+/** An architecture's table on some ranks, which gather activations if it is deterministic. */
+const tables = fc
+  .record({ arch: architectures, ranks: fc.constantFrom(...RANKS), deterministic: fc.boolean() })
+  .filter(({ arch, ranks, deterministic }) => !deterministic || arch.hiddenSize % ranks === 0)
+  .map(({ arch, ranks, deterministic }) => (
+    { arch, ranks, table: buildModelTable(arch, ranks, undefined, null, deterministic) }
+  ))
 
 type Paint = Map<string, Int32Array>
 
@@ -100,8 +108,7 @@ function realRows (arch: Architecture, name: string, rows: number, rank: number)
 
 t.test('rectangles tile every parameter of every rank, and use every element of the checkpoint', async t => {
   fc.assert(
-    fc.property(architectures, fc.constantFrom(...RANKS), (arch, ranks) => {
-      const table = buildModelTable(arch, ranks)
+    fc.property(tables, ({ arch, table }) => {
       const plans = [...table.tensors.values()].filter(plan => !plan.alternative)
       const { starts, total } = startsOf(plans)
       const used = new Uint8Array(total + 1)
@@ -124,9 +131,8 @@ t.test('rectangles tile every parameter of every rank, and use every element of 
 
 t.test('fused experts are written to the same elements as single experts', async t => {
   fc.assert(
-    fc.property(architectures.filter(arch => arch.experts > 0), fc.constantFrom(...RANKS), (arch, ranks) => {
+    fc.property(tables.filter(({ arch }) => arch.experts > 0), ({ arch, table }) => {
       const { experts, expertIntermediateSize: width } = arch
-      const table = buildModelTable(arch, ranks)
       const all = [...table.tensors.values()]
       const { starts } = startsOf(all.filter(plan => plan.alternative))
       // A single expert's tensor is a run of rows of the fused one.
@@ -175,6 +181,26 @@ t.test('every part lies at its expected place in the fused parameters of two ran
   t.match(rects('model.layers.0.mlp.down_proj.weight'), [{ srcCol: 0, cols: 64 }, { srcCol: 64, cols: 64 }])
   t.match(rects('model.embed_tokens.weight'), [{ srcRow: 0, rows: 160 }, { srcRow: 160, rows: 160 }])
   t.match(rects('model.norm.weight'), [{ rank: 0, rows: 64, cols: 1 }, { rank: 1, rows: 64, cols: 1 }])
+})
+
+t.test('ranks that gather activations hold rows of o, down and every w2, and all their columns', async t => {
+  const table = buildModelTable(tinyArchitecture('Qwen3MoeForCausalLM'), 2, undefined, null, true)
+  const rows = (name: string): unknown[] => {
+    const { cols, rects } = table.tensors.get(name)!
+    t.ok(rects.every(rect => rect.cols === cols && rect.srcCol === 0 && rect.dstCol === 0), name)
+    return rects.map(({ rank, srcRow, rows, dstRow }) => [rank, srcRow, rows, dstRow])
+  }
+  t.same(rows('model.layers.1.self_attn.o_proj.weight'), [[0, 0, 32, 0], [1, 32, 32, 0]])
+  t.same(rows('model.layers.1.mlp.down_proj.weight'), [[0, 0, 32, 0], [1, 32, 32, 0]])
+  t.same(rows('model.layers.0.mlp.experts.3.down_proj.weight'), [[0, 0, 32, 96], [1, 32, 32, 96]])
+  t.same(rows('model.layers.0.mlp.experts.down_proj').slice(7, 9), [[0, 448, 32, 224], [1, 32, 32, 0]])
+  const shapes = Object.fromEntries(table.params.map(({ name, rows, cols }) => [name, [rows, cols]]))
+  t.match(shapes, { 'layers.1.o': [32, 64], 'layers.1.down': [32, 128], 'layers.0.w2': [8 * 32, 32] })
+  t.same(
+    buildModelTable(tinyArchitecture('Qwen3MoeForCausalLM'), 1, undefined, null, true).params,
+    buildModelTable(tinyArchitecture('Qwen3MoeForCausalLM'), 1).params,
+    'one rank has nothing to gather'
+  )
 })
 
 t.test('KV heads are replicated to neighbouring ranks if there are fewer heads than ranks', async t => {
@@ -293,6 +319,15 @@ t.test('experts that ranks do not divide are refused, the dense width only where
     message: /127 columns of the MLP/
   })
   t.ok(buildModelTable(moe({ intermediate_size: 127, mlp_only_layers: [] }), 2))
+})
+
+t.test('a hidden size that ranks do not divide is refused only where they gather activations', async t => {
+  const arch = tinyArchitecture('LlamaForCausalLM', { hidden_size: 66, head_dim: 16 })
+  t.ok(buildModelTable(arch, 4))
+  t.throws(() => buildModelTable(arch, 4, undefined, null, true), {
+    code: 'CONFIG',
+    message: /4 ranks do not divide 66 columns of the hidden state \(hidden_size\)/
+  })
 })
 
 t.test('a model of 18,867 tensors on 8 ranks gets its table', async t => {

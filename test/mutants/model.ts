@@ -48,8 +48,8 @@ export const model: readonly Mutant[] = [
   {
     why: 'fused experts of the second rank are written over the first',
     file: 'src/model/slices.ts',
-    before: 'srcRow: block * half + rank * shard,',
-    after: 'srcRow: block * half,',
+    before: 'srcRow: block * size + rank * shard,',
+    after: 'srcRow: block * size,',
     tests: ['test/model/model-table.test.ts', 'test/weights/weight-store.test.ts']
   },
   {

@@ -114,9 +114,9 @@ void Attention::run_item(const Context& ctx, int layer, const StepBatch& batch, 
     }
   }
 
+  const int64_t ld = model_.ranks * model_.q_cols();
   for (int r = 0; r < rows; ++r) {
-    float* to =
-        out + (span.begin + r / group) * model_.q_cols() + static_cast<int64_t>(item.head * group + r % group) * dim;
+    float* to = out + (span.begin + r / group) * ld + static_cast<int64_t>(item.head * group + r % group) * dim;
     const float inverse = 1.0f / sums[r];
     for (int d = 0; d < dim; ++d) to[d] = acc[static_cast<int64_t>(r) * padded_dim_ + d] * inverse;
     ctx.round(to, dim);

@@ -31,7 +31,6 @@ Forward::Forward(const CoreConfig& config, const Store& store, const Kernels& ke
       moe_(model_),
       sampler_(kernels, config.recipe.vocab, pool.threads()),
       qkv_(config.ranks),
-      attended_(config.ranks),
       parts_(config.ranks),
       scratch_(pool.threads()) {}
 
@@ -101,7 +100,8 @@ void Forward::norm_heads(float* q, const float* q_weight, const float* k_weight)
   }
 }
 
-// A KV head that several ranks hold counts once.
+// Squares are summed head by head, so a sum does not depend on the number of ranks. A KV head that several ranks hold
+// counts once.
 void Forward::norm_projections(const std::vector<float*>& qkv, int64_t token, const float* q_weight,
                                const float* k_weight) const {
   const int64_t cols = model_.qkv_cols(), q_cols = model_.q_cols(), k_cols = model_.kv_cols();
@@ -109,8 +109,10 @@ void Forward::norm_projections(const std::vector<float*>& qkv, int64_t token, co
   float q_squares = 0.0f, k_squares = 0.0f;
   for (int rank = 0; rank < model_.ranks; ++rank) {
     const float* q = qkv[rank] + token * cols;
-    q_squares += ctx_.k.sum_squares(q, q_cols);
-    if (rank % model_.kv_replicas() == 0) k_squares += ctx_.k.sum_squares(q + q_cols, k_cols);
+    const bool counts_k = rank % model_.kv_replicas() == 0;
+    for (int i = 0; i < model_.heads; ++i) q_squares += ctx_.k.sum_squares(q + i * dim, dim);
+    for (int i = model_.heads; counts_k && i < model_.heads + model_.kv_heads; ++i)
+      k_squares += ctx_.k.sum_squares(q + i * dim, dim);
   }
   const float q_rstd = rstd_of(q_squares, int64_t{model_.recipe.heads} * dim, model_.recipe.rms_eps);
   const float k_rstd = rstd_of(k_squares, int64_t{model_.recipe.kv_heads} * dim, model_.recipe.rms_eps);
@@ -153,7 +155,9 @@ void Forward::attend(const StepBatch& batch, int layer) {
   const int64_t tokens = static_cast<int64_t>(batch.tokens.size()), hidden = model_.recipe.hidden;
   const int64_t cols = model_.qkv_cols(), q_cols = model_.q_cols();
   const std::vector<float*> qkv = pointers(qkv_, tokens * cols);
-  const std::vector<float*> attended = pointers(attended_, tokens * q_cols);
+  float* const all = attended_.get(tokens * model_.ranks * q_cols);
+  std::vector<float*> attended(model_.ranks);
+  for (int rank = 0; rank < model_.ranks; ++rank) attended[rank] = all + rank * q_cols;
   const std::vector<float*> parts = pointers(parts_, tokens * hidden);
   float* input = linear_input(tokens);
   for (int rank = 0; rank < model_.ranks; ++rank) {
@@ -167,20 +171,22 @@ void Forward::attend(const StepBatch& batch, int layer) {
   prepare(batch, layer);
   attention_.run(ctx_, layer, batch, qkv, cols, attended);
   for (int rank = 0; rank < model_.ranks; ++rank) {
-    ctx_.k.gemm(ctx_.pool, attended[rank], q_cols, model_.at(rank, p.o), ctx_.dtype, nullptr, parts[rank], hidden,
-                tokens, hidden, q_cols);
+    const OutputProduct o = output_product(model_, rank, all, q_cols, parts);
+    const int64_t ld = model_.ranks * q_cols;
+    ctx_.k.gemm(ctx_.pool, o.x, ld, model_.at(rank, p.o), ctx_.dtype, nullptr, o.y, hidden, tokens, model_.outputs,
+                o.depth);
     if (adapters_.active()) {
-      adapters_.add(ctx_, rank, adapters_.o(layer), attended[rank], q_cols, parts[rank], hidden, adapters_.slots(),
-                    tokens);
+      adapters_.add(ctx_, rank, adapters_.o(layer), o.x, ld, o.y, hidden, adapters_.slots(), tokens);
     }
   }
   const float* bias = widened(p.o_bias, hidden, bias_);
+  const int summed = model_.gathers ? 1 : model_.ranks;
   if (model_.recipe.norm_placement == NormPlacement::kPost) {
-    norm_and_add(ctx_, hidden_.get(0), parts.data(), model_.ranks, bias, widened(p.ln1, hidden, norm_weight_), tokens,
-                 hidden, model_.recipe.rms_eps);
+    norm_and_add(ctx_, hidden_.get(0), parts.data(), summed, bias, widened(p.ln1, hidden, norm_weight_), tokens, hidden,
+                 model_.recipe.rms_eps);
   } else {
-    add_and_norm(ctx_, hidden_.get(0), parts.data(), model_.ranks, bias, widened(p.ln2, hidden, norm_weight_), input,
-                 tokens, hidden, model_.recipe.rms_eps);
+    add_and_norm(ctx_, hidden_.get(0), parts.data(), summed, bias, widened(p.ln2, hidden, norm_weight_), input, tokens,
+                 hidden, model_.recipe.rms_eps);
   }
 }
 
@@ -189,18 +195,18 @@ void Forward::mlp(int layer, int64_t tokens, StepResult& result) {
   const int64_t hidden = model_.recipe.hidden;
   const std::vector<float*> parts = pointers(parts_, tokens * hidden);
   float* input = linear_input(tokens);
-  int summed = model_.ranks;
+  int summed = model_.gathers ? 1 : model_.ranks;
   if (p.sparse()) {
     uint16_t* record = nullptr;
     if (model_.recorded > 0) record = result.experts.data() + p.sparse_index * model_.recipe.experts_per_token;
     moe_.run(ctx_, p, layer, input, parts[0], tokens, adapters_, record, model_.recorded);
     summed = 1;
   } else {
-    for (int rank = 0; rank < model_.ranks; ++rank) {
-      const MlpAdapters own{adapters_, rank, layer, 0, adapters_.slots()};
-      gated_mlp(ctx_, input, model_.at(rank, p.gate_up), model_.at(rank, p.down), parts[rank], tokens, hidden, p.inter,
-                mlp_scratch_, adapters_.active() ? &own : nullptr);
-    }
+    std::vector<MlpWeights> weights;
+    for (int rank = 0; rank < model_.ranks; ++rank)
+      weights.push_back({model_.at(rank, p.gate_up), model_.at(rank, p.down)});
+    const MlpAdapters own{adapters_, layer, 0, adapters_.slots()};
+    gated_mlp(ctx_, model_, p.inter, input, weights, parts, tokens, mlp_scratch_, adapters_.active() ? &own : nullptr);
   }
   if (model_.recipe.norm_placement == NormPlacement::kPost) {
     norm_and_add(ctx_, hidden_.get(0), parts.data(), summed, nullptr, widened(p.ln2, hidden, norm_weight_), tokens,

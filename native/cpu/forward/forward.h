@@ -1,8 +1,8 @@
 // The forward pass of all model families: the recipe (core/model.h) describes the computation of a layer.
 //
 // Virtual ranks are computed one after another, each with the parameters of a real rank. Their partial sums are added
-// in rank order in fp32. With bf16 parameters, activations are rounded where Hugging Face's bf16 modules hold bf16
-// tensors, with one exception: logits keep their fp32 accumulators.
+// in rank order in fp32; if ranks gather (Layout::gathers), there are none. With bf16 parameters, activations are
+// rounded where Hugging Face's bf16 modules hold bf16 tensors, with one exception: logits keep their fp32 accumulators.
 #pragma once
 #include <memory>
 #include <vector>
@@ -57,9 +57,10 @@ class Forward {
 
   // Buffers of the current step. hidden_ [T, H] is the residual stream, normed_ [T, H] its norm (NormPlacement::kPre).
   Buffer hidden_, normed_, logits_, selected_;
-  std::vector<Buffer> qkv_, attended_, parts_;  // per rank: [T, (nq + 2 nkv) hd], [T, nq hd], [T, H]
-  std::vector<Buffer> scratch_;                 // per thread
-  std::vector<int32_t> row_slots_;              // of the rows of logits
+  Buffer attended_;                  // [T, all heads' hd]
+  std::vector<Buffer> qkv_, parts_;  // per rank: [T, (nq + 2 nkv) hd], [T, H]
+  std::vector<Buffer> scratch_;      // per thread
+  std::vector<int32_t> row_slots_;   // of the rows of logits
   Buffer norm_weight_, q_norm_, k_norm_, bias_;
   MlpScratch mlp_scratch_;
   struct Place {

@@ -121,8 +121,8 @@ AdaptedProduct AdapterPass::o(int layer) const {
   return {layout_.layers[layer].o_adapter,
           layout_.adapters.row(layer, kAdaptO),
           1,
-          {layout_.recipe.hidden},
-          layout_.q_cols()};
+          {layout_.outputs},
+          layout_.input_cols(layout_.q_cols())};
 }
 
 AdaptedProduct AdapterPass::gate_up(int layer) const {
@@ -132,7 +132,7 @@ AdaptedProduct AdapterPass::gate_up(int layer) const {
 
 AdaptedProduct AdapterPass::down(int layer) const {
   const LayerParams& p = layout_.layers[layer];
-  return {p.down_adapter, layout_.adapters.row(layer, kAdaptDown), 1, {layout_.recipe.hidden}, p.inter};
+  return {p.down_adapter, layout_.adapters.row(layer, kAdaptDown), 1, {layout_.outputs}, layout_.input_cols(p.inter)};
 }
 
 AdaptedProduct AdapterPass::lm_head() const {

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <type_traits>
 
 #include "cuda/device/check.h"
 #include "cuda/exchange/all_reduce.h"
@@ -104,6 +105,22 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// A row has `vectors` vectors of each rank.
+template <int kRanks>
+__global__ void __launch_bounds__(kThreads)
+    gather_kernel(PeerGroup group, int side, uint4* out, int64_t rows, int64_t vectors, Epoch epoch) {
+  meet(group, 0, epoch);
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < rows * vectors; i += stride) {
+    const int64_t row = i / vectors, column = i - row * vectors;
+    uint4 parts[kRanks];
+#pragma unroll
+    for (int r = 0; r < kRanks; ++r) parts[r] = reinterpret_cast<const uint4*>(group.buffers[side][r])[i];
+#pragma unroll
+    for (int r = 0; r < kRanks; ++r) out[(row * kRanks + r) * vectors + column] = parts[r];
+  }
+}
+
 template <int kRanks>
 __global__ void __launch_bounds__(kThreads) sum_kernel(SumParts parts, uint4* out, int64_t vectors) {
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
@@ -113,12 +130,16 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(SumParts parts, uint4* ou
 
 __global__ void barrier_kernel(PeerGroup group, Epoch epoch) { meet(group, 0, epoch); }
 
+int blocks_for(const PeerGroup& group, int64_t vectors) {
+  const int most = std::clamp(group.blocks, 1, kCollectiveBlocks);
+  return static_cast<int>(std::min<int64_t>(most, (vectors + kThreads - 1) / kThreads));
+}
+
 template <int kRanks>
 void launch(bool two_shot, const PeerGroup& group, int side, bf16* out, int64_t vectors, Epoch epoch,
             cudaStream_t stream) {
   const int64_t work = two_shot ? (vectors + kRanks - 1) / kRanks : vectors;
-  const int most = std::clamp(group.blocks, 1, kCollectiveBlocks);
-  const int blocks = static_cast<int>(std::min<int64_t>(most, (work + kThreads - 1) / kThreads));
+  const int blocks = blocks_for(group, work);
   uint4* to = reinterpret_cast<uint4*>(out);
   if (two_shot) {
     two_shot_kernel<kRanks><<<blocks, kThreads, 0, stream>>>(group, side, to, vectors, epoch);
@@ -128,28 +149,37 @@ void launch(bool two_shot, const PeerGroup& group, int side, bf16* out, int64_t 
   check_launch("all_reduce");
 }
 
+// Calls fn(std::integral_constant<int, ranks>), so that kernels know the number of ranks.
+template <class Fn>
+void for_ranks(int ranks, Fn&& fn) {
+  switch (ranks) {
+    case 1:
+      return fn(std::integral_constant<int, 1>());
+    case 2:
+      return fn(std::integral_constant<int, 2>());
+    case 3:
+      return fn(std::integral_constant<int, 3>());
+    case 4:
+      return fn(std::integral_constant<int, 4>());
+    case 5:
+      return fn(std::integral_constant<int, 5>());
+    case 6:
+      return fn(std::integral_constant<int, 6>());
+    case 7:
+      return fn(std::integral_constant<int, 7>());
+    default:
+      return fn(std::integral_constant<int, 8>());
+  }
+}
+
 void run(bool two_shot, const PeerGroup& group, int side, bf16* out, int64_t count, Epoch epoch, cudaStream_t stream) {
   if (count <= 0) return;
   const int64_t vectors = (count + 7) / 8;
-  switch (group.ranks) {
-    case 1:
-      check(cudaMemcpyAsync(out, group.buffers[side][0], vectors * 16, cudaMemcpyDeviceToDevice, stream), "all_reduce");
-      return;
-    case 2:
-      return launch<2>(two_shot, group, side, out, vectors, epoch, stream);
-    case 3:
-      return launch<3>(two_shot, group, side, out, vectors, epoch, stream);
-    case 4:
-      return launch<4>(two_shot, group, side, out, vectors, epoch, stream);
-    case 5:
-      return launch<5>(two_shot, group, side, out, vectors, epoch, stream);
-    case 6:
-      return launch<6>(two_shot, group, side, out, vectors, epoch, stream);
-    case 7:
-      return launch<7>(two_shot, group, side, out, vectors, epoch, stream);
-    default:
-      return launch<8>(two_shot, group, side, out, vectors, epoch, stream);
+  if (group.ranks == 1) {
+    check(cudaMemcpyAsync(out, group.buffers[side][0], vectors * 16, cudaMemcpyDeviceToDevice, stream), "all_reduce");
+    return;
   }
+  for_ranks(group.ranks, [&](auto ranks) { launch<ranks>(two_shot, group, side, out, vectors, epoch, stream); });
 }
 
 }  // namespace
@@ -168,36 +198,24 @@ void all_reduce_two_shot(const PeerGroup& group, int side, bf16* out, int64_t co
   run(true, group, side, out, count, epoch, stream);
 }
 
+void all_gather(const PeerGroup& group, int side, bf16* out, int64_t rows, int64_t columns, Epoch epoch,
+                cudaStream_t stream) {
+  const int64_t vectors = columns / 8;
+  if (rows <= 0) return;
+  const int blocks = blocks_for(group, rows * vectors);
+  uint4* to = reinterpret_cast<uint4*>(out);
+  for_ranks(group.ranks, [&](auto ranks) {
+    gather_kernel<ranks><<<blocks, kThreads, 0, stream>>>(group, side, to, rows, vectors, epoch);
+  });
+  check_launch("all_gather");
+}
+
 void sum_parts(const SumParts& parts, int ranks, bf16* out, int64_t count, cudaStream_t stream) {
   if (count <= 0) return;
   const int64_t vectors = (count + 7) / 8;
   const auto blocks = static_cast<int>(std::min<int64_t>(kSumBlocks, (vectors + kThreads - 1) / kThreads));
   uint4* to = reinterpret_cast<uint4*>(out);
-  switch (ranks) {
-    case 1:
-      sum_kernel<1><<<blocks, kThreads, 0, stream>>>(parts, to, vectors);
-      break;
-    case 2:
-      sum_kernel<2><<<blocks, kThreads, 0, stream>>>(parts, to, vectors);
-      break;
-    case 3:
-      sum_kernel<3><<<blocks, kThreads, 0, stream>>>(parts, to, vectors);
-      break;
-    case 4:
-      sum_kernel<4><<<blocks, kThreads, 0, stream>>>(parts, to, vectors);
-      break;
-    case 5:
-      sum_kernel<5><<<blocks, kThreads, 0, stream>>>(parts, to, vectors);
-      break;
-    case 6:
-      sum_kernel<6><<<blocks, kThreads, 0, stream>>>(parts, to, vectors);
-      break;
-    case 7:
-      sum_kernel<7><<<blocks, kThreads, 0, stream>>>(parts, to, vectors);
-      break;
-    default:
-      sum_kernel<8><<<blocks, kThreads, 0, stream>>>(parts, to, vectors);
-  }
+  for_ranks(ranks, [&](auto n) { sum_kernel<n><<<blocks, kThreads, 0, stream>>>(parts, to, vectors); });
   check_launch("sum_parts");
 }
 

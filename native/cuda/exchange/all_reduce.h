@@ -1,6 +1,6 @@
-// Sums over ranks by reading the peers' memory: every rank has two buffers that all others can read (arenas mapped for
-// all GPUs), and flags in the same memory. Sums are made in fp32 in rank order and rounded once, so every rank holds
-// the same bits. All ranks make the same calls in the same order; the host never waits.
+// Sums and gathers over ranks by reading the peers' memory: every rank has two buffers that all others can read (arenas
+// mapped for all GPUs), and flags in the same memory. Sums are made in fp32 in rank order and rounded once, so every
+// rank holds the same bits. All ranks make the same calls in the same order; the host never waits.
 //
 // Ranks may share a GPU. Then all their kernels must fit it at once, together with the kernels that the last rank still
 // runs.
@@ -46,6 +46,10 @@ struct PeerGroup {
 //
 // `epoch`: the same on all ranks.
 void all_reduce(const PeerGroup& group, int side, bf16* out, int64_t count, Epoch epoch, cudaStream_t stream);
+// out [rows, ranks * columns]: each row holds the ranks' rows of buffers[side][rank] [rows, columns], in rank order.
+// `columns` is a multiple of 8; `out` and `epoch` as above.
+void all_gather(const PeerGroup& group, int side, bf16* out, int64_t rows, int64_t columns, Epoch epoch,
+                cudaStream_t stream);
 // Later kernels of all ranks see everything that earlier kernels of all ranks wrote, in any rank's memory.
 void barrier(const PeerGroup& group, Epoch epoch, cudaStream_t stream);
 

@@ -1,6 +1,6 @@
-// The ranks of a step sum their partial results and send their logits to rank 0: through each other's memory if all
-// GPUs reach each other, else through NCCL. Both ways compute the same sums (fp32, in rank order, rounded once), so the
-// results are equal bit for bit.
+// The ranks of a step sum their partial results, or gather whole ones, and send their logits to rank 0: through each
+// other's memory if all GPUs reach each other, else through NCCL. Both ways compute the same sums (fp32, in rank order,
+// rounded once), so the results are equal bit for bit.
 //
 // One object per rank, used on the rank's thread; all ranks make the same calls in the same order.
 #pragma once
@@ -22,12 +22,16 @@ class Exchange {
   // `epoch`: on this rank's GPU, the number of sums and gathers before this step, failed ones included; the same on all
   // ranks. A step has at most one address for it, which graphs hold.
   virtual void begin_step(const uint64_t* epoch) = 0;
-  // Whether graphs may contain its sums.
+  // Whether graphs may contain its sums and gathers.
   virtual bool in_graphs() const = 0;
-  // `calls` sums of this step have been launched, by a graph or one by one.
+  // `calls` sums and gathers of this step have been launched, by a graph or one by one.
   virtual void launched(uint64_t calls) = 0;
-  // The memory for this rank's part of the next sum: [T, H]. Calls alternate between the sides (0, 1).
+  // The memory for this rank's part of the next sum or gather: ForwardShape::exchange elements. Calls alternate between
+  // the sides (0, 1).
   virtual bf16* part(int side) const = 0;
+  // Gathers all ranks' parts [rows, columns] into `out` [rows, ranks * columns], in rank order. columns: a multiple
+  // of 8.
+  virtual void gather(int side, int layer, bf16* out, int64_t rows, int64_t columns) = 0;
   // Sums the first `count` elements of all ranks' parts into `out`; `layer` is for the record.
   virtual void sum(int side, int layer, bf16* out, int64_t count) = 0;
   // Logits that this rank may write: [rows, ld], of which it owns columns [rank * vocab_rows, (rank + 1) * vocab_rows).

@@ -75,6 +75,24 @@ class NcclExchange : public Exchange {
     });
   }
 
+  void gather(int, int layer, bf16* out, int64_t rows, int64_t columns) override {
+    rank_.begin_op("all_gather by NCCL", layer);
+    const int64_t most = room_ / ((ranks_ - 1) * columns), ld = ranks_ * columns;
+    guarded([&] {
+      for (int64_t row = 0; row < rows; row += most) {
+        const int64_t count = std::min(most, rows - row), vectors = count * columns / kVector;
+        bf16* const mine = part_ + row * columns;
+        comm_.group([&] {
+          for (int r = 0; r < ranks_; ++r) {
+            if (r != me_) swap(r, mine, vectors, slot(r, vectors), vectors);
+          }
+        });
+        for (int r = 0; r < ranks_; ++r)
+          copy_rows(out + row * ld + r * columns, ld, r == me_ ? mine : slot(r, vectors), columns, columns, count);
+      }
+    });
+  }
+
   float* logits() const override { return logits_; }
   void next_logits() override {}
 
@@ -88,7 +106,7 @@ class NcclExchange : public Exchange {
       for (int64_t row = 0; row < rows; row += most) {
         const int64_t count = std::min<int64_t>(most, rows - row);
         float* const from = logits_ + row * ld_;
-        if (me_ != 0) copy_rows(packed, block, from + me_ * block, ld_, count);
+        if (me_ != 0) copy_rows(packed, block, from + me_ * block, ld_, block, count);
         comm_.group([&] {
           if (me_ != 0) return comm_.send(packed, static_cast<size_t>(count * block), kNcclFloat32, 0, rank_.stream);
           for (int r = 1; r < ranks_; ++r)
@@ -96,7 +114,7 @@ class NcclExchange : public Exchange {
                        rank_.stream);
         });
         for (int r = 1; me_ == 0 && r < ranks_; ++r)
-          copy_rows(from + r * block, ld_, packed + (r - 1) * count * block, block, count);
+          copy_rows(from + r * block, ld_, packed + (r - 1) * count * block, block, block, count);
       }
     });
   }
@@ -148,13 +166,13 @@ class NcclExchange : public Exchange {
     if (taken > 0) comm_.recv(theirs, static_cast<size_t>(taken * kVector), kNcclBfloat16, peer, rank_.stream);
   }
 
-  // `rows` rows of vocab_rows floats; lds in floats.
-  void copy_rows(float* to, int64_t to_ld, const float* from, int64_t from_ld, int64_t rows) {
-    check(cudaMemcpy2DAsync(to, static_cast<size_t>(to_ld) * sizeof(float), from,
-                            static_cast<size_t>(from_ld) * sizeof(float),
-                            static_cast<size_t>(vocab_rows_) * sizeof(float), static_cast<size_t>(rows),
+  // lds in elements.
+  template <class T>
+  void copy_rows(T* to, int64_t to_ld, const T* from, int64_t from_ld, int64_t columns, int64_t rows) {
+    check(cudaMemcpy2DAsync(to, static_cast<size_t>(to_ld) * sizeof(T), from, static_cast<size_t>(from_ld) * sizeof(T),
+                            static_cast<size_t>(columns) * sizeof(T), static_cast<size_t>(rows),
                             cudaMemcpyDeviceToDevice, rank_.stream),
-          "copy logits");
+          "copy gathered rows");
   }
 
   // After an error the communicator is unusable. The GPU's own error comes first, because NCCL only repeats it.

@@ -27,6 +27,10 @@ class PeerExchange : public Exchange {
     rank_.begin_op("all_reduce", layer);
     all_reduce(group_, side, out, count, {++calls_, epoch_}, rank_.stream);
   }
+  void gather(int side, int layer, bf16* out, int64_t rows, int64_t columns) override {
+    rank_.begin_op("all_gather", layer);
+    all_gather(group_, side, out, rows, columns, {++calls_, epoch_}, rank_.stream);
+  }
   // Rank 0's memory for all ranks: every rank writes its columns there.
   float* logits() const override { return logits_; }
   void next_logits() override { meet(); }

@@ -47,17 +47,25 @@ void rope_and_cache(bf16* qkv, const HeadNorms& norms, const float* rope, const 
 
 // Norms of whole projections (QkNorm::kProjection) need the sums of squares of q and k over all ranks.
 //
-// Ranks exchange them with the all-reduce of bf16 sums: every rank has a place of its own (kSquarePieces elements) in
-// each token's row and writes zeros to the others' places, so that the sum over ranks is a gather. A fp32 value goes as
-// three bf16 pieces that add up to it exactly; the all-reduce changes no bit of them.
+// Ranks exchange them with the all-reduce of bf16 sums: every head has a place of its own (kSquarePieces elements) in
+// each token's row, a KV head that of the head with its number, and a rank writes zeros to the places of other ranks'
+// heads, so that the sum over ranks is a gather. A fp32 value goes as three bf16 pieces that add up to it exactly; the
+// all-reduce changes no bit of them.
 constexpr int kSquarePieces = 6;  // 3 of q, 3 of k
 
-// The squares of this rank's q and k: pieces [T, ranks, kSquarePieces]. qkv [T, ld] begins with q_cols of q and k_cols
-// of k. counts_k: false where another rank holds the same KV heads and counts them.
-void projection_squares(const bf16* qkv, int64_t ld, int64_t q_cols, int64_t k_cols, bool counts_k, int rank, int ranks,
-                        int count, bf16* pieces, cudaStream_t stream);
-// rstd [T, 2] of q and k from all ranks' pieces, summed in rank order. q_elements, k_elements: of the whole model.
-void projection_rstd(const bf16* pieces, int ranks, int64_t q_elements, int64_t k_elements, float eps, int count,
+// The heads of a rank, and where they are in the model.
+struct HeadSquares {
+  int head_dim, all_heads;
+  int first_head, heads;
+  int first_kv_head, counted_kv_heads;  // 0 where another rank holds the same KV heads and counts them
+};
+
+// The squares of this rank's q and k: pieces [T, all_heads, kSquarePieces]. qkv [T, ld] begins with q and k. Heads must
+// begin at multiples of 16 bytes; throws std::invalid_argument otherwise.
+void projection_squares(const bf16* qkv, int64_t ld, const HeadSquares& heads, int count, bf16* pieces,
+                        cudaStream_t stream);
+// rstd [T, 2] of q and k from the pieces of all heads. q_elements, k_elements: of the whole model.
+void projection_rstd(const bf16* pieces, int heads, int64_t q_elements, int64_t k_elements, float eps, int count,
                      float* rstd, cudaStream_t stream);
 
 // out[t, i] = round(round(activation(x[t, i])) * x[t, inter + i]); x [T, 2 inter], out [T, inter].

@@ -1,7 +1,8 @@
-// The statistics of norms over whole projections of q and k (elementwise.h): one block per token.
+// The statistics of norms over whole projections of q and k (elementwise.h): a warp for each head of a token.
 //
-// The number of threads depends only on the width, so a token's bits do not depend on the number of tokens.
-#include <algorithm>
+// A sum is made head by head, and then over the heads of the model in an order that their number alone decides. So its
+// bits depend neither on the number of tokens nor on the ranks that hold the heads.
+#include <stdexcept>
 
 #include "cuda/device/early_launch.cuh"
 #include "cuda/forward/elementwise.h"
@@ -11,19 +12,17 @@
 namespace refit::cuda {
 namespace {
 
-constexpr int kMaxSquareThreads = 512;
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kPieces = kSquarePieces / 2;  // of q, and of k
 
-struct SquareArgs {
-  const bf16* qkv;
-  int64_t ld, q_cols, k_cols;
-  bool counts_k;
-  int rank, ranks;
-  bf16* pieces;
-};
+__device__ __forceinline__ float warp_sum(float x) {
+  for (int mask = 16; mask > 0; mask /= 2) x += __shfl_xor_sync(~0u, x, mask);
+  return x;
+}
 
 // Bf16 pieces that add up to x exactly: 8 bits of its mantissa each.
 __device__ void split(float x, bf16* pieces) {
-  for (int i = 0; i < 3; ++i) {
+  for (int i = 0; i < kPieces; ++i) {
     pieces[i] = __float2bfloat16_rn(x);
     x = __fsub_rn(x, __bfloat162float(pieces[i]));
     // Infinity minus infinity is NaN; the first piece alone holds the value.
@@ -31,73 +30,71 @@ __device__ void split(float x, bf16* pieces) {
   }
 }
 
-// Sum of squares of x [n] over the block. N elements at a time.
-template <int N>
-__device__ float squares(const bf16* x, int64_t n, float* shared) {
+// The sum of squares of one head, in all lanes of the warp.
+__device__ float squares(const bf16* head, int dim) {
   float sum = 0.0f;
-  for (int64_t i = static_cast<int64_t>(threadIdx.x) * N; i < n; i += static_cast<int64_t>(blockDim.x) * N) {
-    const Bf16s<N> values = Bf16s<N>::load(x + i);
-    for (int e = 0; e < N; ++e) {
+  for (int i = static_cast<int>(threadIdx.x % 32) * 8; i < dim; i += 32 * 8) {
+    const Bf16s<8> values = Bf16s<8>::load(head + i);
+    for (int e = 0; e < 8; ++e) {
       const float f = __bfloat162float(values.v[e]);
       sum = __fmaf_rn(f, f, sum);
     }
   }
-  const float total = block_sum(sum, shared);
-  __syncthreads();  // before `shared` is used again
-  return total;
+  return warp_sum(sum);
 }
 
-template <int N>
-__global__ void __launch_bounds__(kMaxSquareThreads) squares_kernel(SquareArgs a) {
+// One block per token.
+__global__ void __launch_bounds__(kThreads) squares_kernel(const bf16* qkv, int64_t ld, HeadSquares a, bf16* pieces) {
   let_next_kernel_begin();
   wait_for_kernel_before();
-  __shared__ float shared[32];
-  const bf16* q = a.qkv + blockIdx.x * a.ld;
-  const float of_q = squares<N>(q, a.q_cols, shared);
-  const float of_k = a.counts_k ? squares<N>(q + a.q_cols, a.k_cols, shared) : 0.0f;
-  bf16* row = a.pieces + static_cast<int64_t>(blockIdx.x) * a.ranks * kSquarePieces;
-  const int rank = static_cast<int>(threadIdx.x);
-  if (rank >= a.ranks) return;
-  bf16* place = row + rank * kSquarePieces;
-  split(rank == a.rank ? of_q : 0.0f, place);
-  split(rank == a.rank ? of_k : 0.0f, place + 3);
+  const bf16* const row = qkv + blockIdx.x * ld;
+  bf16* const places = pieces + static_cast<int64_t>(blockIdx.x) * a.all_heads * kSquarePieces;
+  for (int place = static_cast<int>(threadIdx.x) / 32; place < a.all_heads; place += kWarps) {
+    const int q = place - a.first_head, k = place - a.first_kv_head;
+    float of_q = 0.0f, of_k = 0.0f;
+    if (q >= 0 && q < a.heads) of_q = squares(row + static_cast<int64_t>(q) * a.head_dim, a.head_dim);
+    if (k >= 0 && k < a.counted_kv_heads)
+      of_k = squares(row + static_cast<int64_t>(a.heads + k) * a.head_dim, a.head_dim);
+    if (threadIdx.x % 32 != 0) continue;
+    split(of_q, places + place * kSquarePieces);
+    split(of_k, places + place * kSquarePieces + kPieces);
+  }
 }
 
-__global__ void rstd_kernel(const bf16* pieces, int ranks, int64_t q_elements, int64_t k_elements, float eps, int count,
-                            float* rstd) {
+// One warp for q of a token, one for k.
+__global__ void __launch_bounds__(kThreads) rstd_kernel(const bf16* pieces, int heads, int64_t q_elements,
+                                                        int64_t k_elements, float eps, int count, float* rstd) {
   let_next_kernel_begin();
   wait_for_kernel_before();
-  const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  const int i = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32;
   if (i >= 2 * count) return;
   const int token = i / 2, part = i % 2;
   float sum = 0.0f;
-  for (int rank = 0; rank < ranks; ++rank) {
-    const bf16* place = pieces + (static_cast<int64_t>(token) * ranks + rank) * kSquarePieces + 3 * part;
-    // The smallest first: each sum is exact.
+  for (int head = static_cast<int>(threadIdx.x) % 32; head < heads; head += 32) {
+    const bf16* place = pieces + (static_cast<int64_t>(token) * heads + head) * kSquarePieces + kPieces * part;
+    // The smallest first: each sum of pieces is exact.
     const float low = __fadd_rn(__bfloat162float(place[2]), __bfloat162float(place[1]));
     sum = __fadd_rn(sum, __fadd_rn(low, __bfloat162float(place[0])));
   }
-  rstd[i] = rstd_of(sum, part == 0 ? q_elements : k_elements, eps);
+  sum = warp_sum(sum);
+  if (threadIdx.x % 32 == 0) rstd[i] = rstd_of(sum, part == 0 ? q_elements : k_elements, eps);
 }
 
 }  // namespace
 
-void projection_squares(const bf16* qkv, int64_t ld, int64_t q_cols, int64_t k_cols, bool counts_k, int rank, int ranks,
-                        int count, bf16* pieces, cudaStream_t stream) {
+void projection_squares(const bf16* qkv, int64_t ld, const HeadSquares& heads, int count, bf16* pieces,
+                        cudaStream_t stream) {
+  if (!in_eights(ld, qkv) || heads.head_dim % 8 != 0)
+    throw std::invalid_argument("projection_squares needs heads that begin at multiples of 16 bytes");
   if (count <= 0) return;
-  const SquareArgs a{qkv, ld, q_cols, k_cols, counts_k, rank, ranks, pieces};
-  const bool eights = in_eights(ld, qkv) && q_cols % 8 == 0 && k_cols % 8 == 0;
-  const int64_t vectors = eights ? q_cols / 8 : q_cols;
-  const int threads = static_cast<int>(std::clamp<int64_t>((vectors + 31) / 32 * 32, 32, kMaxSquareThreads));
-  launch_early(eights ? squares_kernel<8> : squares_kernel<1>, true, count, threads, stream, "projection_squares", a);
+  launch_early(squares_kernel, true, count, kThreads, stream, "projection_squares", qkv, ld, heads, pieces);
 }
 
-void projection_rstd(const bf16* pieces, int ranks, int64_t q_elements, int64_t k_elements, float eps, int count,
+void projection_rstd(const bf16* pieces, int heads, int64_t q_elements, int64_t k_elements, float eps, int count,
                      float* rstd, cudaStream_t stream) {
   if (count <= 0) return;
-  constexpr int kThreads = 128;
-  const int blocks = (2 * count + kThreads - 1) / kThreads;
-  launch_early(rstd_kernel, true, blocks, kThreads, stream, "projection_rstd", pieces, ranks, q_elements, k_elements,
+  const int blocks = (2 * count + kWarps - 1) / kWarps;
+  launch_early(rstd_kernel, true, blocks, kThreads, stream, "projection_rstd", pieces, heads, q_elements, k_elements,
                eps, count, rstd);
 }
 

@@ -153,7 +153,7 @@ std::shared_ptr<PreparedStep> Forward::prepare(const StepBatch& batch) {
                            " rows of partial results, but " + std::to_string(shape_->part_rows) + " are there");
   step->epoch = epoch_;
   // Also if a rank fails: flags of this step must not be taken for those of the next.
-  epoch_ += RankForward::collectives(layout_, *shape_, step->rows);
+  epoch_ += RankForward::collectives(layout_, *shape_, step->room.tokens, step->rows);
   return step;
 }
 

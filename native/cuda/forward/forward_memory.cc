@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <stdexcept>
+#include <utility>
 
 #include "cuda/adapters/adapter_pass.h"
 #include "cuda/attention/attention.h"
@@ -82,15 +83,37 @@ ForwardShape::ForwardShape(const CoreConfig& config, const Layout& layout) : den
   const int64_t times = config.max_step_sequences > kMostRows ? 2 : 1;
   rows = std::clamp<int64_t>(times * kLogitFloats / logits_ld, 1, std::min<int64_t>(times * kMostRows, 2 * tokens));
   part_rows = max_part_rows(tokens, tokens, context);
-  // A sum's parts are rounded up to 8 elements; a row of the other ranks' logits, in fp32, must fit (exchange.h).
-  const int64_t squares = recipe.qk_norm == QkNorm::kProjection ? int64_t{kSquarePieces} * layout.ranks : 0;
-  exchange = std::max(tokens * std::max<int64_t>(recipe.hidden, squares) + 8 * layout.ranks,
-                      2 * (layout.ranks - 1) * layout.vocab_rows);
   adapter_columns = cuda::adapter_columns(layout);
   for (const LayerParams& layer : layout.layers) {
     int64_t& inter = layer.sparse() ? sparse_inter : dense_inter;
     inter = std::max(inter, layer.inter);
   }
+  exchange = exchanged(layout);
+}
+
+// Elements of the largest part of a sum or a gather.
+int64_t ForwardShape::exchanged(const Layout& layout) const {
+  const ModelRecipe& recipe = layout.recipe;
+  int64_t most = tokens * recipe.hidden;
+  if (recipe.qk_norm == QkNorm::kProjection) most = std::max(most, tokens * kSquarePieces * layout.recipe.heads);
+  if (layout.gathers) {
+    for (const auto& [columns, what] : {std::pair{layout.outputs, "hidden"},
+                                        {layout.q_cols(), "heads * head_dim"},
+                                        {dense_inter, "the MLP"},
+                                        {sparse_inter, "an expert"}}) {
+      require(columns % 8 == 0, "each of " + std::to_string(layout.ranks) + " ranks has " + std::to_string(columns) +
+                                    " columns of " + what + "; ranks gather multiples of 8 on GPUs");
+    }
+    most = std::max({most, tokens * layout.q_cols(), tokens * dense_inter});
+    if (sparse_inter > 0) {
+      const int64_t rows = Moe::gathered_rows(moe_shape(layout, sparse_inter), tokens);
+      most = std::max(most, rows * sparse_inter);
+    }
+  }
+  // A sum's parts are rounded up to 8 elements; a row of the other ranks' logits, in fp32, must fit (exchange.h), and
+  // so must one of the other ranks' parts.
+  const int64_t row = std::max({2 * layout.vocab_rows, layout.q_cols(), dense_inter, sparse_inter, layout.outputs});
+  return std::max(most + 8 * layout.ranks, (layout.ranks - 1) * row);
 }
 
 int64_t ForwardShape::head_rows(int64_t count) const {
@@ -104,7 +127,8 @@ MoeShape moe_shape(const Layout& layout, int64_t inter) {
           layout.recipe.hidden,
           inter,
           layout.recipe.activation,
-          layout.adapters.rank};
+          layout.adapters.rank,
+          layout.gathers ? layout.ranks : 1};
 }
 
 RankBuffers carve_buffers(const Layout& layout, const ForwardShape& shape, void* scratch, void* peer,
@@ -124,15 +148,15 @@ RankBuffers carve_buffers(const Layout& layout, const ForwardShape& shape, void*
 
   Carver attend = carver, dense = carver, sparse = carver;
   b.qkv = attend.take<bf16>(tokens, layout.qkv_cols());
-  b.attended = attend.take<bf16>(tokens, layout.q_cols());
+  b.attended = attend.take<bf16>(tokens, layout.input_cols(layout.q_cols()));
   if (layout.recipe.qk_norm == QkNorm::kProjection) {
     // Collectives move 8 elements at a time; the padding covers the last of them.
-    b.squares = attend.take<bf16>(tokens, int64_t{kSquarePieces} * layout.ranks);
+    b.squares = attend.take<bf16>(tokens, int64_t{kSquarePieces} * layout.recipe.heads);
     b.rstd = attend.take<float>(tokens, 2);
   }
   b.parts = attend.take<float>(shape.part_rows, static_cast<int64_t>(layout.heads) * (layout.recipe.head_dim + 2));
   b.gate_up = dense.take<bf16>(tokens, 2 * shape.dense_inter);
-  b.act = dense.take<bf16>(tokens, shape.dense_inter);
+  b.act = dense.take<bf16>(tokens, layout.input_cols(shape.dense_inter));
   if (shape.sparse_inter > 0) {
     b.moe_bytes = Moe::scratch_bytes(moe_shape(layout, shape.sparse_inter), tokens);
     b.moe = sparse.take<uint8_t>(b.moe_bytes);

@@ -29,6 +29,9 @@ struct ForwardShape {
   // Rows that the head computes for `count` rows: rounded up, so that few sizes of its product are needed. Nothing
   // reads the results of the others.
   int64_t head_rows(int64_t count) const;
+
+ private:
+  int64_t exchanged(const Layout& layout) const;
 };
 
 MoeShape moe_shape(const Layout& layout, int64_t inter);
@@ -37,12 +40,12 @@ struct RankBuffers {
   // Scratch. hidden [T, H] is the residual stream, normed [T, H] its norm (NormPlacement::kPre), delta [T, H] the
   // output of attention or MLP that is added next.
   bf16 *hidden, *normed, *delta;
-  bf16 *qkv, *attended;  // [T, (nq + 2 nkv) hd], [T, nq hd]
+  bf16 *qkv, *attended;  // [T, (nq + 2 nkv) hd], [T, Layout::input_cols(nq hd)]
   float* parts;          // [part_rows, nq, hd + 2]
-  // With QkNorm::kProjection: [T, ranks, kSquarePieces] and [T, 2] (elementwise.h).
+  // With QkNorm::kProjection: [T, all heads, kSquarePieces] and [T, 2] (elementwise.h).
   bf16* squares;
   float* rstd;
-  bf16 *gate_up, *act;  // [T, 2 I], [T, I]; in the place of qkv to parts
+  bf16 *gate_up, *act;  // [T, 2 I], [T, Layout::input_cols(I)]; in the place of qkv to parts
   bf16* selected;       // [rows, H]
   float* logits;        // [rows, logits_ld]; all ranks that reach rank 0's write to it
   bf16* shrunk;         // [T or rows, adapter_columns]; null without adapters

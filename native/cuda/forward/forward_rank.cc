@@ -67,15 +67,19 @@ void RankForward::load_for_rows(int rows, int set) {
   check(cudaStreamSynchronize(rank_.stream), "load the kernels of a step's head");
 }
 
-uint64_t RankForward::sums(const Layout& layout) {
-  const uint64_t in_layer = layout.recipe.qk_norm == QkNorm::kProjection ? 3 : 2;
-  return 1 + in_layer * layout.layers.size();
+uint64_t RankForward::in_layers(const Layout& layout, int64_t tokens) {
+  uint64_t calls = 1;  // of the embedding
+  for (const LayerParams& layer : layout.layers) {
+    const int64_t mlp = !layout.gathers ? 1 : layer.sparse() ? Moe::gathers(tokens) : 2;
+    calls += (layout.gathers ? 2 : 1) + (layout.recipe.qk_norm == QkNorm::kProjection ? 1 : 0) + mlp;
+  }
+  return calls;
 }
 
-uint64_t RankForward::collectives(const Layout& layout, const ForwardShape& shape, int64_t rows) {
+uint64_t RankForward::collectives(const Layout& layout, const ForwardShape& shape, int64_t tokens, int64_t rows) {
   if (layout.ranks == 1) return 0;
   const int64_t blocks = (rows + shape.rows - 1) / shape.rows;
-  return sums(layout) + (blocks > 0 ? 2 * static_cast<uint64_t>(blocks) - 1 : 0);
+  return in_layers(layout, tokens) + (blocks > 0 ? 2 * static_cast<uint64_t>(blocks) - 1 : 0);
 }
 
 StepView RankForward::view(const PreparedStep& step) const {
@@ -109,7 +113,7 @@ void RankForward::run(const PreparedStep& step) {
   const bool makes_graph = !exchange_ && may_use_graphs(step) && graphs_.wants(step.room);
   if (may_use_graphs(step)) {
     graphs_.run(step.room, step.set, [&](int set) { layers(view, step, set); });
-    if (exchange_) exchange_->launched(sums(layout_));
+    if (exchange_) exchange_->launched(in_layers(layout_, step.room.tokens));
   } else {
     layers(view, step, step.set);
   }
@@ -142,6 +146,19 @@ void RankForward::sum(int layer, int64_t elements, bf16* out) {
   side_ ^= 1;
 }
 
+void RankForward::gather(int layer, int64_t rows, int64_t own, bf16* all) {
+  exchange_->gather(side_, layer, all, rows, own);
+  side_ ^= 1;
+}
+
+void RankForward::finish_delta(int layer, int64_t rows) {
+  if (layout_.gathers) {
+    gather(layer, rows, layout_.outputs, own_.delta);
+  } else {
+    sum(layer, rows * layout_.recipe.hidden, own_.delta);
+  }
+}
+
 KvLayer RankForward::kv_layer(int layer) const {
   const int64_t half = int64_t{pages_} * page_size_ * layout_.kv_heads * layout_.recipe.head_dim;
   bf16* const k = kv_ + 2 * half * layer;
@@ -155,8 +172,8 @@ Product RankForward::qkv(int layer, int count) const {
 }
 
 Product RankForward::o(int layer, int count) const {
-  const int64_t hidden = layout_.recipe.hidden, cols = layout_.q_cols();
-  return {{count, hidden, cols, cols, hidden}, own_.attended, param(layout_.layers[layer].o), nullptr, part()};
+  const int64_t rows = layout_.outputs, cols = layout_.input_cols(layout_.q_cols());
+  return {{count, rows, cols, cols, rows}, own_.attended, param(layout_.layers[layer].o), nullptr, part()};
 }
 
 Product RankForward::gate_up(int layer, int count) const {
@@ -167,8 +184,8 @@ Product RankForward::gate_up(int layer, int count) const {
 
 Product RankForward::down(int layer, int count) const {
   const LayerParams& p = layout_.layers[layer];
-  const int64_t hidden = layout_.recipe.hidden, cols = p.inter;
-  return {{count, hidden, cols, cols, hidden}, own_.act, param(p.down), nullptr, part()};
+  const int64_t rows = layout_.outputs, cols = layout_.input_cols(p.inter);
+  return {{count, rows, cols, cols, rows}, own_.act, param(p.down), nullptr, part()};
 }
 
 // This rank's shard of the vocabulary.
@@ -208,10 +225,15 @@ HeadNorms RankForward::head_norms(int layer, int count) {
   bf16* const pieces = exchange_ ? part() : own_.squares;
   // KV heads that several ranks hold count once.
   const bool counts_k = rank_.index % layout_.kv_replicas() == 0;
-  projection_squares(own_.qkv, layout_.qkv_cols(), layout_.q_cols(), layout_.kv_cols(), counts_k, rank_.index,
-                     layout_.ranks, count, pieces, rank_.stream);
-  sum(layer, int64_t{count} * layout_.ranks * kSquarePieces, own_.squares);
-  projection_rstd(own_.squares, layout_.ranks, recipe.heads * dim, recipe.kv_heads * dim, recipe.rms_eps, count,
+  const HeadSquares heads{recipe.head_dim,
+                          recipe.heads,
+                          rank_.index * layout_.heads,
+                          layout_.heads,
+                          layout_.first_kv_head(rank_.index),
+                          counts_k ? layout_.kv_heads : 0};
+  projection_squares(own_.qkv, layout_.qkv_cols(), heads, count, pieces, rank_.stream);
+  sum(layer, int64_t{count} * recipe.heads * kSquarePieces, own_.squares);
+  projection_rstd(own_.squares, recipe.heads, recipe.heads * dim, recipe.kv_heads * dim, recipe.rms_eps, count,
                   own_.rstd, rank_.stream);
   norms.q += rank_.index * layout_.q_cols();
   norms.k += layout_.first_kv_head(rank_.index) * dim;
@@ -243,12 +265,13 @@ void RankForward::attend(const StepView& view, int layer, int count) {
   rope_and_cache(own_.qkv, norms, own_.rope, view.positions, view.slots, count, layout_.heads, kv, stream,
                  layout_.recipe.round_once);
   rank_.begin_op("attention", layer);
-  attention(own_.qkv, layout_.qkv_cols(), view.attention, kv, layout_.heads, own_.attended, stream);
+  attention(own_.qkv, layout_.qkv_cols(), view.attention, kv, layout_.heads, input_part(own_.attended), stream);
+  if (layout_.gathers) gather(layer, count, layout_.q_cols(), own_.attended);
   rank_.begin_op("o", layer);
   adapters_.start(adapters_.o(layer), own_.attended);
   gemm_.run(o(layer, count), adapters_.product_stream());
-  adapters_.finish(adapters_.o(layer), part(), layout_.recipe.hidden);
-  sum(layer, int64_t{count} * layout_.recipe.hidden, own_.delta);
+  adapters_.finish(adapters_.o(layer), part(), layout_.outputs);
+  finish_delta(layer, count);
   rank_.begin_op("norm after attention", layer);
   add_delta(p.o_bias, p.ln1, p.ln2, count);
 }
@@ -265,21 +288,26 @@ void RankForward::mlp(const StepView& view, int layer, const PreparedStep& step)
       record = {step.results.experts(results_.data()) + p.sparse_index * layout_.recipe.experts_per_token,
                 layout_.recorded};
     }
-    moe_.at(p.inter).run(linear_input(), param(p.router), param(p.w13), param(p.w2), part(), count, layout_.ranks > 1,
-                         stream, record, adapters_.experts(layer, view.token_slots),
-                         step.room.is_rounded ? view.slots : nullptr);
+    const RowGather rows{[this] { return part(); },
+                         [this, layer](bf16* all, int64_t rows, int64_t own) { gather(layer, rows, own, all); }};
+    const bool sums = layout_.ranks > 1 && !layout_.gathers;
+    moe_.at(p.inter).run(linear_input(), param(p.router), param(p.w13), param(p.w2), sums ? part() : own_.delta, count,
+                         sums, stream, record, adapters_.experts(layer, view.token_slots),
+                         step.room.is_rounded ? view.slots : nullptr, layout_.gathers ? &rows : nullptr);
+    if (sums) finish_delta(layer, count);
   } else {
     rank_.begin_op("gate_up", layer);
     adapters_.start(adapters_.gate_up(layer), linear_input());
     gemm_.run(gate_up(layer, count), adapters_.product_stream());
     rank_.begin_op("activation", layer);
-    adapters_.finish_activated(adapters_.gate_up(layer), own_.gate_up, own_.act, count);
+    adapters_.finish_activated(adapters_.gate_up(layer), own_.gate_up, input_part(own_.act), count);
+    if (layout_.gathers) gather(layer, count, p.inter, own_.act);
     rank_.begin_op("down", layer);
     adapters_.start(adapters_.down(layer), own_.act);
     gemm_.run(down(layer, count), adapters_.product_stream());
-    adapters_.finish(adapters_.down(layer), part(), layout_.recipe.hidden);
+    adapters_.finish(adapters_.down(layer), part(), layout_.outputs);
+    finish_delta(layer, count);
   }
-  sum(layer, int64_t{count} * layout_.recipe.hidden, own_.delta);
   // The next layer's norm; the final one is computed only for the rows that are sampled.
   const bool last = layer + 1 == layout_.recipe.layers;
   rank_.begin_op("norm after the MLP", layer);

@@ -42,9 +42,9 @@ class RankForward {
   void run(const PreparedStep& step);
 
   // Number of collectives of a step on each rank.
-  static uint64_t collectives(const Layout& layout, const ForwardShape& shape, int64_t rows);
-  // The sums of the embedding and the layers among them.
-  static uint64_t sums(const Layout& layout);
+  static uint64_t collectives(const Layout& layout, const ForwardShape& shape, int64_t tokens, int64_t rows);
+  // The same without the head.
+  static uint64_t in_layers(const Layout& layout, int64_t tokens);
 
   // No step may be running.
   void drop_graphs() { graphs_.clear(); }
@@ -70,10 +70,16 @@ class RankForward {
   const bf16* linear_input() const {
     return layout_.recipe.norm_placement == NormPlacement::kPre ? own_.normed : own_.hidden;
   }
-  // The memory for this rank's part of the next sum, and the sum of all ranks' parts into `out`. The two sides of the
-  // exchange take turns (see all_reduce.h).
+  // The memory for this rank's part of the next sum or gather, and the sum of all ranks' parts into `out`. The two
+  // sides of the exchange take turns (see all_reduce.h).
   bf16* part() const { return exchange_ ? exchange_->part(side_) : own_.delta; }
   void sum(int layer, int64_t elements, bf16* out);
+  // If ranks gather (Layout::gathers), a kernel writes this rank's [rows, own] inputs of o or down to `part`, and
+  // `gather` makes [rows, ranks * own] of them in `all`. Else it writes to `all`, which is this rank's.
+  bf16* input_part(bf16* all) const { return layout_.gathers ? part() : all; }
+  void gather(int layer, int64_t rows, int64_t own, bf16* all);
+  // The outputs of o or down on all ranks, from `part` to delta [rows, hidden].
+  void finish_delta(int layer, int64_t rows);
 
   Product qkv(int layer, int count) const;
   Product o(int layer, int count) const;

@@ -22,7 +22,7 @@ void check_shape(const MoeShape& s) {
   if (s.per_token < 1 || s.per_token > std::min(s.experts, kMaxPerToken))
     fail(std::to_string(s.per_token) + " experts per token of " + std::to_string(s.experts) + "; 1 to " +
          std::to_string(std::min(s.experts, kMaxPerToken)) + " are supported");
-  if (s.hidden < 1 || s.inter < 1) fail("hidden and intermediate sizes must be positive");
+  if (s.hidden < 1 || s.inter < 1 || s.hidden % s.gathered != 0) fail("hidden and intermediate sizes must be positive");
 }
 
 }  // namespace
@@ -43,9 +43,9 @@ MoeScratch carve_moe_scratch(const MoeShape& s, int64_t tokens, void* base) {
   scratch.tokens = static_cast<int32_t*>(carve(pairs, sizeof(int32_t)));
   scratch.tiles = static_cast<RowTile*>(carve(max_row_tiles(pairs, s.experts, 8), sizeof(RowTile)));  // 8: most tiles
   scratch.tile_count = static_cast<int32_t*>(carve(1, sizeof(int32_t)));
-  scratch.act = static_cast<bf16*>(carve(pairs * s.inter, sizeof(bf16)));
+  scratch.act = static_cast<bf16*>(carve(pairs * s.depth(), sizeof(bf16)));
   const bool adapts = s.adapter_rank > 0;
-  scratch.out = carve(pairs * (adapts ? std::max(s.hidden, 2 * s.inter) : s.hidden), sizeof(float));
+  scratch.out = carve(pairs * (adapts ? std::max(s.outputs(), 2 * s.inter) : s.outputs()), sizeof(float));
   scratch.delta = static_cast<float*>(scratch.out);
   scratch.shrunk = adapts ? static_cast<bf16*>(carve(pairs * 2 * s.adapter_rank, sizeof(bf16))) : nullptr;
   scratch.bytes = used;
@@ -98,6 +98,12 @@ ExpertKernel Moe::choose(const bf16* x, const bf16* w13, const bf16* w2, int64_t
   return can ? kernel : ExpertKernel::kTile64;
 }
 
+int64_t Moe::gathers(int64_t count) { return 2 * ((count + kTurnTokens - 1) / kTurnTokens); }
+
+int64_t Moe::gathered_rows(const MoeShape& shape, int64_t count) {
+  return std::min(count, kTurnTokens) * shape.per_token;
+}
+
 template <class F>
 void Moe::in_turns(int64_t count, F&& fn) const {
   const int64_t turns = (count + turn_ - 1) / turn_;
@@ -108,14 +114,15 @@ void Moe::in_turns(int64_t count, F&& fn) const {
 }
 
 void Moe::run(const bf16* x, const bf16* router, const bf16* w13, const bf16* w2, bf16* y, int64_t count, bool partial,
-              cudaStream_t stream, RouteRecord record, const MoeAdapters& adapters, const int32_t* kv_slots) {
+              cudaStream_t stream, RouteRecord record, const MoeAdapters& adapters, const int32_t* kv_slots,
+              const RowGather* gather) {
   in_turns(count, [&](int64_t begin, int64_t tokens) {
     RouteRecord part = record;
     if (record.to != nullptr) part.to += begin * record.stride;
     MoeAdapters own = adapters;
     if (own.token_slots != nullptr) own.token_slots += begin;
     run_turn(x + begin * shape_.hidden, router, w13, w2, y + begin * shape_.hidden, tokens, partial, stream, part, own,
-             kv_slots == nullptr ? nullptr : kv_slots + begin);
+             kv_slots == nullptr ? nullptr : kv_slots + begin, gather);
   });
 }
 
@@ -132,7 +139,7 @@ Product Moe::routing(const bf16* x, const bf16* router, int64_t count) const {
 
 void Moe::run_turn(const bf16* x, const bf16* router, const bf16* w13, const bf16* w2, bf16* y, int64_t count,
                    bool partial, cudaStream_t stream, RouteRecord record, const MoeAdapters& adapters,
-                   const int32_t* kv_slots) {
+                   const int32_t* kv_slots, const RowGather* gather) {
   const MoeScratch scratch = carve_moe_scratch(shape_, count, scratch_);
   const ExpertLaunch launch{choose(x, w13, w2, count), processors_};
   const int tile_rows = rows_of(launch.kernel);
@@ -141,10 +148,14 @@ void Moe::run_turn(const bf16* x, const bf16* router, const bf16* w13, const bf1
   sort_by_expert(shape_, scratch, count, tile_rows, stream);
   const bool adapts = adapters.token_slots != nullptr, gate_up = adapts && adapters.a13 != nullptr;
   if (gate_up) adapt_gate_up(shape_, scratch, adapters, x, count, tile_rows, stream);
-  expert_gate_up(shape_, scratch, x, w13, count, launch, stream, gate_up);
+  MoeScratch own = scratch;
+  if (gather != nullptr) own.act = gather->part();
+  expert_gate_up(shape_, own, x, w13, count, launch, stream, gate_up);
+  if (gather != nullptr) gather->gather(scratch.act, count * shape_.per_token, shape_.inter);
   expert_down(shape_, scratch, w2, count, partial, launch, stream);
   if (adapts && adapters.a2 != nullptr) adapt_down(shape_, scratch, adapters, count, partial, tile_rows, stream);
-  combine_experts(shape_, scratch, y, count, partial, stream);
+  combine_experts(shape_, scratch, gather == nullptr ? y : gather->part(), count, partial, stream);
+  if (gather != nullptr) gather->gather(y, count, shape_.outputs());
 }
 
 }  // namespace refit::cuda

@@ -4,6 +4,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 
 #include "core/model.h"
 #include "cuda/device/types.h"
@@ -17,6 +18,17 @@ struct MoeShape {
   int64_t hidden, inter;  // inter: of one expert on this rank
   Activation activation = Activation::kSilu;
   int adapter_rank = 0;  // of the slots; 0: the layer takes no adapters
+  int gathered = 1;      // ranks whose activations this rank gathers; it then computes its share of w2's rows
+
+  int64_t outputs() const { return hidden / gathered; }  // rows of one expert's w2
+  int64_t depth() const { return inter * gathered; }     // columns of w2
+};
+
+// How ranks gather rows. The parts that follow each other lie in different memory (cuda/exchange/exchange.h).
+struct RowGather {
+  std::function<bf16*()> part;  // this rank's memory for the next rows
+  // The rows of all ranks -> all [rows, ranks * columns].
+  std::function<void(bf16* all, int64_t rows, int64_t columns)> gather;
 };
 
 // The adapters of one layer's experts (core/adapters.h), on the GPU. a13 or a2 null: that product takes none.
@@ -67,15 +79,20 @@ class Moe {
   // The GPU must be current.
   Moe(const MoeShape& shape, Gemm& gemm, void* scratch, size_t scratch_bytes);
 
-  // x [T, hidden]; router [E, hidden]; w13 [E * 2 inter, hidden]; w2 [E * hidden, inter]. With one rank, y [T, hidden]
-  // is the finished sum. With several (partial true) an expert's output is a partial sum over the ranks' parts of
-  // inter, and rounding must wait: y is then the bf16 rounding of this rank's weighted fp32 sum, for the all-reduce. y
-  // must not be x. The host never waits for the GPU, and grids depend on count only. Adapters add their part to the
-  // products of w13 and w2 in fp32, before their results are rounded; of w2 with one rank, after that. kv_slots [T]
-  // marks tokens that are padding by negative entries; null: none is. They use no expert, and their y is undefined.
+  // x [T, hidden]; router [E, hidden]; w13 [E * 2 inter, hidden]; w2 [E * outputs, depth]. With one rank, or with ranks
+  // that gather (`gather` not null), y [T, hidden] is the finished sum. With others (partial true) an expert's output
+  // is a partial sum over the ranks' parts of inter, and rounding must wait: y is then the bf16 rounding of this rank's
+  // weighted fp32 sum, for the all-reduce. y must not be x. The host never waits for the GPU, and grids depend on count
+  // only. Adapters add their part to the products of w13 and w2 in fp32, before their results are rounded; of w2 with
+  // one rank, after that. kv_slots [T] marks tokens that are padding by negative entries; null: none is. They use no
+  // expert, and their y is undefined.
   void run(const bf16* x, const bf16* router, const bf16* w13, const bf16* w2, bf16* y, int64_t count, bool partial,
            cudaStream_t stream, RouteRecord record = {}, const MoeAdapters& adapters = {},
-           const int32_t* kv_slots = nullptr);
+           const int32_t* kv_slots = nullptr, const RowGather* gather = nullptr);
+  // Number of gathers of a `run`.
+  static int64_t gathers(int64_t count);
+  // The most rows of one of them.
+  static int64_t gathered_rows(const MoeShape& shape, int64_t count);
   // The counterpart of Gemm::load. With its SumOrder::kAscending `run` chooses from kernels that give the same bits.
   void load(const bf16* x, const bf16* router, int64_t count, cudaStream_t stream);
 
@@ -91,7 +108,7 @@ class Moe {
   Product routing(const bf16* x, const bf16* router, int64_t count) const;
   void run_turn(const bf16* x, const bf16* router, const bf16* w13, const bf16* w2, bf16* y, int64_t count,
                 bool partial, cudaStream_t stream, RouteRecord record, const MoeAdapters& adapters,
-                const int32_t* kv_slots);
+                const int32_t* kv_slots, const RowGather* gather);
 
   MoeShape shape_;
   Gemm& gemm_;

@@ -193,9 +193,9 @@ void adapt_gate_up(const MoeShape& s, const MoeScratch& scratch, const MoeAdapte
 
 void adapt_down(const MoeShape& s, const MoeScratch& scratch, const MoeAdapters& adapters, int64_t count, bool partial,
                 int tile_rows, cudaStream_t stream) {
-  const ExpertAdapters e = adapters_of(s, scratch, adapters, adapters.a2, adapters.b2, 2, 1, s.hidden);
+  const ExpertAdapters e = adapters_of(s, scratch, adapters, adapters.a2, adapters.b2, 2, 1, s.outputs());
   const int64_t row_tiles = max_row_tiles(count * s.per_token, s.experts, tile_rows);
-  shrink(e, scratch.act, nullptr, s.inter, scratch.shrunk, row_tiles, tile_rows, stream);
+  shrink(e, scratch.act, nullptr, s.depth(), scratch.shrunk, row_tiles, tile_rows, stream);
   if (partial) {
     expand<float, false>(e, scratch.shrunk, static_cast<float*>(scratch.out), row_tiles, tile_rows, stream);
   } else {

@@ -148,7 +148,8 @@ void prepare() {
 }  // namespace
 
 bool moe_rows_aligned(const MoeShape& shape, const bf16* x, const bf16* w13, const bf16* w2) {
-  return shape.hidden % 8 == 0 && shape.inter % 8 == 0 && aligned(x) && aligned(w13) && aligned(w2);
+  return shape.hidden % 8 == 0 && shape.outputs() % 8 == 0 && shape.inter % 8 == 0 && aligned(x) && aligned(w13) &&
+         aligned(w2);
 }
 
 void expert_gate_up(const MoeShape& shape, const MoeScratch& scratch, const bf16* x, const bf16* w13, int64_t count,
@@ -176,8 +177,8 @@ void expert_down(const MoeShape& shape, const MoeScratch& scratch, const bf16* w
                   scratch.act,
                   nullptr,
                   w2,
-                  static_cast<int>(shape.hidden),
-                  static_cast<int>(shape.inter),
+                  static_cast<int>(shape.outputs()),
+                  static_cast<int>(shape.depth()),
                   shape.activation};
   if (partial) {
     launch<Down<float>>(e, shape, static_cast<float*>(scratch.out), count, by, stream);

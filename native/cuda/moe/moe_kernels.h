@@ -34,8 +34,8 @@ struct MoeScratch {
   int32_t* tokens;      // [P], by slot
   RowTile* tiles;       // [max_row_tiles]
   int32_t* tile_count;  // one
-  bf16* act;            // [P, inter], by slot
-  void* out;            // [P, hidden], by slot: bf16, or float where sums are partial
+  bf16* act;            // [P, depth], by slot
+  void* out;            // [P, outputs], by slot: bf16, or float where sums are partial
   // With MoeShape::adapter_rank:
   bf16* shrunk;  // [P, 2 rank], by slot: the products with A
   float* delta;  // [P, 2 inter], by slot: the adapters' part of gate and up; in the place of `out`
@@ -51,8 +51,9 @@ void choose_experts(const MoeShape& shape, const MoeScratch& scratch, int64_t co
 // ids -> slots, tokens, tiles, tile_count. An expert's rows are divided among as few tiles as possible, evenly.
 void sort_by_expert(const MoeShape& shape, const MoeScratch& scratch, int64_t count, int tile_rows,
                     cudaStream_t stream);
-// x, w13 -> act = activation(gate) * up. The kernel's rows were given to sort_by_expert; all kernels but kTile64 need
-// rows that begin at multiples of 16 bytes (moe_rows_aligned). adapted: act = activation(gate + delta) * (up + delta).
+// x, w13 -> act [P, inter] = activation(gate) * up. The kernel's rows were given to sort_by_expert; all kernels but
+// kTile64 need rows that begin at multiples of 16 bytes (moe_rows_aligned). adapted: act = activation(gate + delta) *
+// (up + delta).
 void expert_gate_up(const MoeShape& shape, const MoeScratch& scratch, const bf16* x, const bf16* w13, int64_t count,
                     const ExpertLaunch& launch, cudaStream_t stream, bool adapted = false);
 // act, w2 -> out.
@@ -64,7 +65,7 @@ void adapt_gate_up(const MoeShape& shape, const MoeScratch& scratch, const MoeAd
 // act, a2, b2 -> added to out.
 void adapt_down(const MoeShape& shape, const MoeScratch& scratch, const MoeAdapters& adapters, int64_t count,
                 bool partial, int tile_rows, cudaStream_t stream);
-// out, slots, weights -> y [T, hidden].
+// out, slots, weights -> y [T, outputs].
 void combine_experts(const MoeShape& shape, const MoeScratch& scratch, bf16* y, int64_t count, bool partial,
                      cudaStream_t stream);
 

@@ -231,10 +231,10 @@ __global__ void __launch_bounds__(kCombineThreads)
 
 template <class Value, int Width>
 void combine(const MoeShape& s, const MoeScratch& scratch, bf16* y, int64_t count, cudaStream_t stream) {
-  const auto blocks = static_cast<unsigned>((s.hidden + kCombineThreads * Width - 1) / (kCombineThreads * Width));
+  const auto blocks = static_cast<unsigned>((s.outputs() + kCombineThreads * Width - 1) / (kCombineThreads * Width));
   launch_early(combine_kernel<Value, Width>, true, dim3(blocks, static_cast<unsigned>(count)), kCombineThreads, stream,
                "launch of the experts' sum", static_cast<const Value*>(scratch.out), scratch.slots, scratch.weights,
-               s.per_token, s.hidden, y);
+               s.per_token, s.outputs(), y);
 }
 
 }  // namespace
@@ -256,7 +256,7 @@ void sort_by_expert(const MoeShape& s, const MoeScratch& scratch, int64_t count,
 
 void combine_experts(const MoeShape& s, const MoeScratch& scratch, bf16* y, int64_t count, bool partial,
                      cudaStream_t stream) {
-  const bool wide = s.hidden % 8 == 0 && reinterpret_cast<uintptr_t>(y) % 16 == 0;
+  const bool wide = s.outputs() % 8 == 0 && reinterpret_cast<uintptr_t>(y) % 16 == 0;
   if (partial) {
     wide ? combine<float, 8>(s, scratch, y, count, stream) : combine<float, 1>(s, scratch, y, count, stream);
   } else {

@@ -1,4 +1,4 @@
-// Collectives of ranks on one GPU, and on GPUs of their own if there are enough. Every call sums fresh numbers, and
+// Collectives of ranks on one GPU, and on GPUs of their own if there are enough. Every call has fresh numbers, and
 // ranks are delayed at random, so a flag that is read too early or a buffer that is written too early gives a wrong
 // sum. Arguments: [--quick] [--bench] [seed].
 #include <algorithm>
@@ -69,6 +69,18 @@ __global__ void check_kernel(const bf16* got, int64_t count, int64_t guarded, in
     for (int r = 1; r < ranks; ++r) sum += __bfloat162float(value(call, r, i));
     const bf16 expected = __float2bfloat16_rn(sum);
     if (bits != __bfloat16_as_ushort(expected)) fail(i, __bfloat162float(got[i]), __bfloat162float(expected));
+  }
+}
+
+// After a gather of rows of `columns` elements of each rank.
+__global__ void check_gather_kernel(const bf16* got, int64_t count, int64_t guarded, int call, int ranks,
+                                    int64_t columns, Report* report) {
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < guarded; i += int64_t{gridDim.x} * blockDim.x) {
+    const int64_t row = i / (columns * ranks), rank = i / columns % ranks, at = row * columns + i % columns;
+    const uint16_t expected = i < count ? __bfloat16_as_ushort(value(call, static_cast<int>(rank), at)) : kPoison;
+    if (__bfloat16_as_ushort(got[i]) == expected || atomicAdd(&report->wrong, 1ull) != 0) continue;
+    report->call = call, report->index = i, report->got = __bfloat162float(got[i]);
+    report->expected = __bfloat162float(__ushort_as_bfloat16(expected));
   }
 }
 
@@ -189,9 +201,13 @@ void test_sums(Group& group, unsigned seed, int calls) {
     Peer& p = group[rank];
     const PeerGroup view = group.view(rank);
     for (int call = 1; call <= calls; ++call) {
-      const int size = static_cast<int>(plan() % 100), way = static_cast<int>(plan() % 4);
+      const int size = static_cast<int>(plan() % 100), way = static_cast<int>(plan() % 6);
       const int64_t most = size < 60 ? 8192 : size < 95 ? 300000 : kMost;
-      const int64_t count = (plan() % most) / 8 * 8 + 8;
+      const bool gathers = way >= 4;
+      int64_t count = (plan() % most) / 8 * 8 + 8;
+      const int64_t columns = 8 * (1 + static_cast<int64_t>(plan() % 40)),
+                    rows = std::max<int64_t>(1, count / columns / group.ranks());
+      if (gathers) count = rows * columns * group.ranks();
       const int side = call % 2;
       const int64_t guarded = count + kGuard;
       fill_kernel<<<64, 256, 0, p.stream>>>(p.sides[side], count, call, rank);
@@ -206,11 +222,19 @@ void test_sums(Group& group, unsigned seed, int calls) {
         case 1:
           all_reduce_two_shot(view, side, p.out, count, call, p.stream);
           break;
+        case 4:
+        case 5:
+          all_gather(view, side, p.out, rows, columns, call, p.stream);
+          break;
         default:
           all_reduce(view, side, p.out, count, call, p.stream);
       }
       if (own() % 32 == 0) delay_kernel<<<1, 1, 0, p.stream>>>(1 + static_cast<int>(own() % 20));
-      check_kernel<<<64, 256, 0, p.stream>>>(p.out, count, guarded, call, group.ranks(), p.report);
+      if (gathers) {
+        check_gather_kernel<<<64, 256, 0, p.stream>>>(p.out, count, guarded, call, group.ranks(), columns, p.report);
+      } else {
+        check_kernel<<<64, 256, 0, p.stream>>>(p.out, count, guarded, call, group.ranks(), p.report);
+      }
       check_launch("test");
     }
   });

@@ -1,6 +1,6 @@
 // CoreConfig::deterministic: the logprobs of a token are the same bits however its sequence is cut into steps, whatever
-// is computed beside it, with graphs and without, with adapters and shared pages. Without it some differ, which shows
-// that the comparison can fail. Argument: [seed].
+// is computed beside it, with graphs and without, with adapters and shared pages, on one rank and on several. Without
+// it some differ, which shows that the comparison can fail. Argument: [seed].
 #include <cstdlib>
 #include <cstring>
 #include <numeric>
@@ -31,7 +31,7 @@ enum class Cut { kAny, kPrefillThenDecode, kSmall };
 class Test {
  public:
   Test(const Variant& v, unsigned seed, bool adapted)
-      : v_(v), rng_(seed), model_(v, DType::kBFloat16, seed), adapters_(model_, kSlots, kAdapterRank, seed) {
+      : v_(v), rng_(seed), model_(deterministic(v, seed)), adapters_(model_, kSlots, kAdapterRank, seed) {
     int page = 0;
     for (size_t i = 0; i < kLengths.size(); ++i) {
       Sequence s;
@@ -48,17 +48,30 @@ class Test {
   }
 
   void run() {
-    Gpus gpu(model_, {0}, nullptr, adapted_ ? &adapters_ : nullptr, kAllPages, true, 1, true);
+    const SlotAdapters* const adapters = adapted_ ? &adapters_ : nullptr;
+    Gpus gpu(model_, {0}, nullptr, adapters, kAllPages);
     for (Sequence& s : sequences_) learn(gpu, s);
     for (const Cut cut : {Cut::kAny, Cut::kPrefillThenDecode, Cut::kSmall, Cut::kAny}) {
       const long other = compare(gpu, cut);
       CHECKF(other == 0, "%s, cut %d: %ld rows have other bits", name_.c_str(), static_cast<int>(cut), other);
     }
     gpu.check_guards(name_.c_str());
-    Gpus plain(model_, {0}, nullptr, adapted_ ? &adapters_ : nullptr, kAllPages, false, 1, true);
+    Gpus plain(model_, {0}, nullptr, adapters, kAllPages, false);
     const long other = compare(plain, Cut::kAny);
     CHECKF(other == 0, "%s without graphs: %ld rows have other bits", name_.c_str(), other);
-    Gpus fast(model_, {0}, nullptr, adapted_ ? &adapters_ : nullptr, kAllPages);
+    for (const int ranks : {2, 4}) {
+      // Ranks gather multiples of 8 columns.
+      if (v_.hidden % (8 * ranks) == 0 && v_.heads % ranks == 0) on_ranks(std::vector<int>(ranks, 0), nullptr);
+    }
+    int gpus = 0;
+    check(cudaGetDeviceCount(&gpus), "cudaGetDeviceCount");
+    if (gpus > 1) {
+      on_ranks({0, 1}, nullptr);
+      if (const cuda::NcclApi* const nccl = find_api()) on_ranks({0, 1}, nccl);
+    }
+    TestModel any = model_;
+    any.deterministic = false;
+    Gpus fast(any, {0}, nullptr, adapters, kAllPages);
     const long expected = compare(fast, Cut::kAny);
     CHECKF(v_.hidden < 256 || expected > 0, "%s: no row differs without `deterministic`", name_.c_str());
     std::printf("%-32s %ld rows equal, %zu graphs; %ld differ without\n", name_.c_str(), rows_, gpu.forward().graphs(),
@@ -67,6 +80,23 @@ class Test {
 
  private:
   static constexpr int kShared = 128;  // whole pages
+
+  static TestModel deterministic(const Variant& v, unsigned seed) {
+    TestModel model(v, DType::kBFloat16, seed);
+    model.deterministic = true;
+    return model;
+  }
+
+  // Several ranks give the bits of one.
+  void on_ranks(const std::vector<int>& gpus, const cuda::NcclApi* nccl) {
+    for (const bool graphs : {true, false}) {
+      Gpus gpu(model_, gpus, nccl, adapted_ ? &adapters_ : nullptr, kAllPages, graphs);
+      const long other = compare(gpu, graphs ? Cut::kPrefillThenDecode : Cut::kAny);
+      CHECKF(other == 0, "%s, %zu ranks%s%s: %ld rows have other bits", name_.c_str(), gpus.size(),
+             nccl != nullptr ? " through NCCL" : "", graphs ? "" : " without graphs", other);
+      gpu.check_guards(name_.c_str());
+    }
+  }
 
   // The expected logprobs: the whole sequence alone in one step.
   void learn(Gpus& gpu, Sequence& s) {

@@ -68,12 +68,11 @@ class Region {
 class Gpus {
  public:
   Gpus(const TestModel& model, const std::vector<int>& gpus, const cuda::NcclApi* nccl = nullptr,
-       const SlotAdapters* adapters = nullptr, int pages = kPages, bool graphs = true, int sets = 1,
-       bool deterministic = false) {
+       const SlotAdapters* adapters = nullptr, int pages = kPages, bool graphs = true, int sets = 1) {
     const int count = static_cast<int>(gpus.size());
     CoreConfig config = model.config(count, 1, "", pages, kPageSize);
     config.max_step_tokens = kMaxTokens, config.max_context = kMaxContext, config.graphs = graphs;
-    config.sets = sets, config.deterministic = deterministic;
+    config.sets = sets;
     if (adapters != nullptr) adapters->extend(config);
     const cuda::ForwardSizes sizes = cuda::forward_sizes(config);
     std::vector<cuda::ForwardMemory> memory(count);

@@ -7,6 +7,7 @@
 #include "cuda/device/current_gpu.h"
 #include "cuda/moe/moe_kernels.h"
 #include "test/gpu/matrix_common.cuh"
+#include "test/gpu/moe_gather.cuh"
 #include "test/gpu/moe_reference.cuh"
 
 namespace refit::test {
@@ -206,12 +207,26 @@ void check_order(const Options& options) {
   }
 }
 
+void check_gathers(Gemm& gemm, const Options& options) {
+  for (const MoeShape& shape : {MoeShape{16, 4, true, 256, 128}, {8, 2, false, 64, 32}, {5, 3, true, 72, 40}}) {
+    for (const int64_t tokens : {1, 9, 150}) {
+      Case c{shape, tokens};
+      if (tokens == 150) c.turn = 64;
+      c.kernels = {ExpertKernel::kTile64, ExpertKernel::kTile128};
+      if (cuda::has_wgmma()) c.kernels.insert(c.kernels.end(), {ExpertKernel::kWgmma64, ExpertKernel::kWgmma256});
+      for (const int ranks : {2, 4}) check_gathering(gemm, c, ranks, options.seed);
+    }
+  }
+}
+
 void check_refusals(Gemm& gemm) {
   Buffer<uint8_t> scratch(1 << 20);
   CHECK_THROWS(Moe({0, 1, true, 64, 32}, gemm, scratch.data(), scratch.size()), std::invalid_argument);
   CHECK_THROWS(Moe({8, 9, true, 64, 32}, gemm, scratch.data(), scratch.size()), std::invalid_argument);
   CHECK_THROWS(Moe({2048, 2, true, 64, 32}, gemm, scratch.data(), scratch.size()), std::invalid_argument);
   CHECK_THROWS(Moe({8, 2, true, 64, 32}, gemm, scratch.data(), 1000), std::invalid_argument);
+  CHECK_THROWS(Moe({8, 2, true, 64, 32, Activation::kSilu, 0, 3}, gemm, scratch.data(), scratch.size()),
+               std::invalid_argument);
 }
 
 void run_bench(Gemm& gemm) {

@@ -118,18 +118,22 @@ void test_norm_add(Cpu& cpu, const Case& c) {
 }
 
 struct Projection {
-  int count, ranks, replicas;  // replicas: ranks that hold the same KV heads
-  int64_t q_cols, k_cols;      // of one rank
+  int count, ranks, replicas;     // replicas: ranks that hold the same KV heads
+  int heads, kv_heads, head_dim;  // of one rank
   bool exact;
   int64_t offset;
   std::string name() const {
     return std::to_string(count) + " tokens, " + std::to_string(ranks) + " ranks, " + std::to_string(replicas) +
-           " replicas, q " + std::to_string(q_cols) + ", k " + std::to_string(k_cols) + (exact ? " integers" : "") +
-           " offset " + std::to_string(offset);
+           " replicas, heads " + std::to_string(heads) + ", kv heads " + std::to_string(kv_heads) + " of " +
+           std::to_string(head_dim) + (exact ? " integers" : "") + " offset " + std::to_string(offset);
   }
-  int64_t ld() const { return q_cols + 2 * k_cols; }
-  bool counts_k(int rank) const { return rank % replicas == 0; }
-  int64_t k_elements() const { return k_cols * ranks / replicas; }
+  int64_t ld() const { return int64_t{heads + 2 * kv_heads} * head_dim; }
+  cuda::HeadSquares of_rank(int rank) const {
+    return {
+        head_dim, ranks * heads, rank * heads, heads, rank / replicas * kv_heads, rank % replicas == 0 ? kv_heads : 0};
+  }
+  int all_heads() const { return ranks * heads; }
+  int64_t k_elements() const { return int64_t{kv_heads} * head_dim * ranks / replicas; }
 };
 
 double squares_of(const Values& x, int64_t begin, int64_t n) {
@@ -145,16 +149,18 @@ double squares_of(const Values& x, int64_t begin, int64_t n) {
 double sum_error(int64_t n) { return (static_cast<double>(n) / 32 + 16) * 0x1p-24; }
 
 void check_pieces(const std::string& what, const Projection& p, int rank, const Values& qkv, const Values& pieces) {
+  const cuda::HeadSquares own = p.of_rank(rank);
   for (int64_t i = 0; i < static_cast<int64_t>(pieces.size()); i += 3) {
-    const int64_t token = i / (p.ranks * cuda::kSquarePieces);
-    const int place = static_cast<int>(i / cuda::kSquarePieces % p.ranks);
+    const int64_t token = i / (p.all_heads() * cuda::kSquarePieces);
+    const int place = static_cast<int>(i / cuda::kSquarePieces % p.all_heads());
     const bool is_k = i % cuda::kSquarePieces != 0;
-    const bool empty = place != rank || (is_k && !p.counts_k(rank));
-    const int64_t columns = is_k ? p.k_cols : p.q_cols;
-    const double expected = empty ? 0 : squares_of(qkv, token * p.ld() + (is_k ? p.q_cols : 0), columns);
+    const int head = place - (is_k ? own.first_kv_head : own.first_head);
+    const bool empty = head < 0 || head >= (is_k ? own.counted_kv_heads : own.heads);
+    const int64_t at = token * p.ld() + int64_t{is_k ? own.heads + head : head} * p.head_dim;
+    const double expected = empty ? 0 : squares_of(qkv, at, p.head_dim);
     double got = 0;
     for (int piece = 0; piece < 3; ++piece) got += __bfloat162float(pieces[i + piece]);
-    const double bound = p.exact ? 0 : expected * sum_error(columns);
+    const double bound = p.exact ? 0 : expected * sum_error(p.head_dim);
     CHECKF(std::abs(got - expected) <= bound, "%s: token %lld, place %d, %s: expected %.17g within %.3g, got %.17g",
            what.c_str(), static_cast<long long>(token), place, is_k ? "k" : "q", expected, bound, got);
     // The all-reduce carries bf16: the sum of the pieces must be one fp32 number.
@@ -162,27 +168,31 @@ void check_pieces(const std::string& what, const Projection& p, int rank, const 
   }
 }
 
-// Every rank's squares, their gather, and rstd from it.
-void test_projection(const Projection& p) {
+// Every rank's squares, their gather, and rstd from it, which is the same bits on one rank with all heads.
+std::vector<float> test_projection(const Projection& p, const Values* all = nullptr) {
   const std::string what = "projection " + p.name();
-  const int64_t row = static_cast<int64_t>(p.ranks) * cuda::kSquarePieces;
+  const int64_t row = static_cast<int64_t>(p.all_heads()) * cuda::kSquarePieces;
   std::vector<float> sums(p.count * row, 0.0f);
   std::vector<double> squares(2 * static_cast<size_t>(p.count), 0.0);
+  std::vector<Values> qkv_of;
   for (int rank = 0; rank < p.ranks; ++rank) {
     const std::string at = what + ", rank " + std::to_string(rank);
-    const Values qkv =
-        p.exact ? integers(p.count, p.ld(), 3 * rank) : random_values(p.count * p.ld(), rank % 2 == 0 ? 1.0f : 0.01f);
+    const cuda::HeadSquares own = p.of_rank(rank);
+    const Values qkv = all != nullptr ? *all
+                       : p.exact      ? integers(p.count, p.ld(), 3 * rank)
+                                      : random_values(p.count * p.ld(), rank % 2 == 0 ? 1.0f : 0.01f);
+    qkv_of.push_back(qkv);
     Place qkv_gpu(qkv, p.offset), pieces(p.count * row, 0);
-    cuda::projection_squares(qkv_gpu.data(), p.ld(), p.q_cols, p.k_cols, p.counts_k(rank), rank, p.ranks, p.count,
-                             pieces.data(), nullptr);
+    cuda::projection_squares(qkv_gpu.data(), p.ld(), own, p.count, pieces.data(), nullptr);
     synchronize(at.c_str());
     const Values got = pieces.get(at);
     check_pieces(at, p, rank, qkv, got);
     check_bits(at + ": qkv is only read", qkv_gpu.get(at), widened(qkv), p.ld());
     for (size_t i = 0; i < got.size(); ++i) sums[i] += __bfloat162float(got[i]);
+    const int64_t q_cols = int64_t{p.heads} * p.head_dim, k_cols = int64_t{own.counted_kv_heads} * p.head_dim;
     for (int64_t t = 0; t < p.count; ++t) {
-      squares[2 * t] += squares_of(qkv, t * p.ld(), p.q_cols);
-      if (p.counts_k(rank)) squares[2 * t + 1] += squares_of(qkv, t * p.ld() + p.q_cols, p.k_cols);
+      squares[2 * t] += squares_of(qkv, t * p.ld(), q_cols);
+      squares[2 * t + 1] += squares_of(qkv, t * p.ld() + q_cols, k_cols);
     }
   }
   Values gathered(sums.size());
@@ -190,8 +200,8 @@ void test_projection(const Projection& p) {
   check_bits(what + ": the gather is exact", gathered, sums, row);
   Place pieces(gathered, 0);
   Buffer<float> rstd(2 * p.count);
-  const int64_t elements[] = {p.q_cols * p.ranks, p.k_elements()};
-  cuda::projection_rstd(pieces.data(), p.ranks, elements[0], elements[1], kEps, p.count, rstd.data(), nullptr);
+  const int64_t elements[] = {int64_t{p.all_heads()} * p.head_dim, p.k_elements()};
+  cuda::projection_rstd(pieces.data(), p.all_heads(), elements[0], elements[1], kEps, p.count, rstd.data(), nullptr);
   synchronize(what.c_str());
   rstd.check_guards("rstd", what);
   const std::vector<float> got = rstd.get();
@@ -206,6 +216,24 @@ void test_projection(const Projection& p) {
     const float same = cpu::rstd_of(static_cast<float>(squares[i]), n, kEps);
     CHECKF(got[i] == same, "%s: rstd %zu: the CPU has %.9g, got %.9g", what.c_str(), i, same, got[i]);
   }
+  if (p.ranks == 1) return got;
+  // One rank with the heads of all.
+  const int kv_heads = p.kv_heads * p.ranks / p.replicas;
+  const Projection whole{p.count, 1, 1, p.all_heads(), kv_heads, p.head_dim, p.exact, 0};
+  Values joined;
+  for (int64_t t = 0; t < p.count; ++t) {
+    const auto append = [&](int first, int heads, int step) {
+      for (int rank = 0; rank < p.ranks; rank += step) {
+        const auto from = qkv_of[rank].begin() + t * p.ld() + int64_t{first} * p.head_dim;
+        joined.insert(joined.end(), from, from + int64_t{heads} * p.head_dim);
+      }
+    };
+    append(0, p.heads, 1);
+    append(p.heads, p.kv_heads, p.replicas);
+    append(p.heads + p.kv_heads, p.kv_heads, p.replicas);
+  }
+  CHECKF(test_projection(whole, &joined) == got, "%s: one rank gives other bits", what.c_str());
+  return got;
 }
 
 // A sum that is no finite number arrives as what it is, in one piece.
@@ -214,7 +242,7 @@ void test_not_finite(float value) {
   Values qkv(24, __float2bfloat16_rn(1.0f));
   qkv[3] = __float2bfloat16_rn(value);
   Place qkv_gpu(qkv, 0), pieces(cuda::kSquarePieces, 0);
-  cuda::projection_squares(qkv_gpu.data(), 24, 8, 8, true, 0, 1, 1, pieces.data(), nullptr);
+  cuda::projection_squares(qkv_gpu.data(), 24, {8, 1, 0, 1, 0, 1}, 1, pieces.data(), nullptr);
   synchronize(what.c_str());
   const std::vector<float> got = widened(pieces.get(what));
   const float square = value * value;
@@ -243,13 +271,12 @@ int main(int argc, char** argv) {
   if (!options.quick) test_norm_add(cpu, {700, 4096, true, true, false, 0});
 
   for (const bool exact : {true, false}) {
-    test_projection({1, 1, 1, 4096, 1024, exact, 0});
-    test_projection({5, 1, 1, 64, 64, exact, 1});  // an odd address
-    test_projection({70, 2, 1, 128, 32, exact, 0});
-    test_projection({3, 4, 2, 48, 24, exact, 0});
-    test_projection({2, 8, 4, 20, 12, exact, 0});  // columns that are no multiples of eight
-    test_projection({9, 8, 8, 512, 128, exact, 0});
-    if (!options.quick) test_projection({1000, 1, 1, 5120, 5120, exact, 0});
+    test_projection({1, 1, 1, 32, 8, 128, exact, 0});
+    test_projection({70, 2, 1, 2, 1, 64, exact, 0});
+    test_projection({3, 4, 2, 2, 1, 24, exact, 8});
+    test_projection({2, 8, 4, 5, 2, 256, exact, 0});  // more heads than a warp has lanes
+    test_projection({9, 8, 8, 4, 1, 128, exact, 0});
+    if (!options.quick) test_projection({1000, 1, 1, 40, 40, 128, exact, 0});
   }
   for (const float value : {1e30f, INFINITY, -INFINITY, NAN}) test_not_finite(value);
   return finish("norm");

@@ -220,8 +220,8 @@ export const ENGINE_OPTIONS = {
     default: false,
     group: 'engine',
     aliases: ['enable-deterministic-inference'],
-    help: 'Results on GPUs do not depend on what runs beside a request, on how its prompt is cut into steps, or on ' +
-      'graphs, bit for bit (docs/deterministic.md). On a CPU they never do.'
+    help: 'Results do not depend on what runs beside a request, on how its prompt is cut into steps, on graphs, or ' +
+      'on --tp, bit for bit (docs/deterministic.md). On a CPU they depend at most on --tp.'
   },
   disableOverlapSchedule: {
     type: 'boolean',

@@ -148,7 +148,6 @@ async function planCuda (
     maxStepSequences: maxRunningRequests,
     maxContext: wanted,
     ...options.disableCudaGraph === true ? { graphs: false } : {},
-    ...options.deterministic === true ? { deterministic: true } : {},
     ...options.shadowWeights === true ? { sets: 2, shadowRate: (options.shadowRate ?? SHADOW_RATE) * 1e9 } : {},
     ...options.watchdogMs === undefined ? {} : { watchdogSeconds: options.watchdogMs / 1000 * RANK_WATCHDOG_SHARE }
   }
@@ -214,13 +213,14 @@ function common (
   arch: Architecture,
   table: ModelTable,
   options: EngineOptions
-): Pick<CoreConfig, 'ranks' | 'threads' | 'recipe' | 'params' | 'recordExperts' | 'adapters'> {
+): Pick<CoreConfig, 'ranks' | 'threads' | 'recipe' | 'params' | 'deterministic' | 'recordExperts' | 'adapters'> {
   return {
     ranks: table.ranks,
     threads: options.threads ?? availableParallelism(),
     recipe: arch,
     params: table.params,
     ...table.adapters === undefined ? {} : { adapters: { slots: table.adapters.slots, rank: table.adapters.rank } },
+    ...options.deterministic === true ? { deterministic: true } : {},
     ...options.enableReturnRoutedExperts === true ? { recordExperts: true } : {}
   }
 }

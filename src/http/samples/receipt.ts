@@ -24,7 +24,10 @@ export const Receipt = Type.Object({
     exact: Type.Boolean({
       description: 'The same request gives the same bits again, whatever runs beside it: on the CPU, and on GPUs ' +
         'with --deterministic.'
-    })
+    }),
+    any_ranks: Type.Optional(Type.Boolean({
+      description: 'These bits are the same on any number of ranks: with --deterministic, and on a CPU with one rank.'
+    }))
   }),
   prompt_ids: Type.Array(Type.Integer()),
   output_ids: Type.Array(Type.Integer()),
@@ -77,7 +80,8 @@ export function toReceipt (
       dtype: info.dtype,
       ranks: info.ranks,
       // Neither the GPU nor the version of a remote engine is known here.
-      exact: info.deterministic && info.device !== 'remote'
+      exact: info.deterministic && info.device !== 'remote',
+      any_ranks: info.deterministicAcrossRanks && info.device !== 'remote'
     },
     prompt_ids: Array.from(sample.promptIds),
     output_ids: Array.from(sample.outputIds),

@@ -21,12 +21,12 @@ export interface ServedModel {
 /** A refit server of the bundled model, and a folder that it may load from. */
 export async function serveModel (
   t: Test,
-  { tp = 1, ...options }: Partial<ServerOptions> & { tp?: number } = {}
+  { tp = 1, deterministic = false, ...options }: Partial<ServerOptions> & { tp?: number, deterministic?: boolean } = {}
 ): Promise<ServedModel> {
   const folder = mkdtempSync(join(tmpdir(), 'refit-conformance-test-'))
   const work = join(folder, 'work')
   mkdirSync(work)
-  const engine = await createEngine(MODEL, { threads: 1, tp, maxTotalTokens: 32_768 })
+  const engine = await createEngine(MODEL, { threads: 1, tp, deterministic, maxTotalTokens: 32_768 })
   const app = await createServer({ engine, modelRoots: [folder], closeGraceMs: 500, uploadFolder: folder, ...options })
   const url = await app.listen({ host: '127.0.0.1', port: 0 })
   t.teardown(async () => {

@@ -146,7 +146,7 @@ class SlotAdapters {
       Matrix full = (is_a ? a_ : b_).at(linear.adapter)[s];
       if (is_embed) full = embed_half(s, is_a);
       // A is split with the base weight's columns, B with its rows.
-      if (is_embed ? is_a : is_a == linear.splits_columns) {
+      if (is_embed ? is_a : is_a == (linear.splits_columns && !model_.gathers(ranks))) {
         TestModel split = model_;
         split.weights[linear.base] = full;
         full = split.shard(linear.base, rank, ranks);
