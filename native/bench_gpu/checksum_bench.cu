@@ -59,7 +59,7 @@ int main(int argc, char** argv) {
     const auto* data = reinterpret_cast<const uint4*>(memory.data());
     const size_t count = bytes / 16;
     auto* sink = reinterpret_cast<uint32_t*>(out.data());
-    const auto* elements = reinterpret_cast<const bf16*>(memory.data());
+    const auto* elements = reinterpret_cast<const Element*>(memory.data());
     const auto n = static_cast<int64_t>(bytes / 2);
     Checksum checksum;
     cudaStream_t stream;

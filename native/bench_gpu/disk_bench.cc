@@ -91,7 +91,7 @@ int main(int argc, char** argv) {
       ranks.push_back(std::make_unique<Rank>(r, r % gpus));
       for (const Param& p : checkpoint.params) {
         memory.push_back(std::make_unique<GpuMemory>(r % gpus, static_cast<size_t>(p.rows * p.cols) * 2));
-        params.addresses.push_back(reinterpret_cast<bf16*>(memory.back()->data()));
+        params.addresses.push_back(reinterpret_cast<Element*>(memory.back()->data()));
       }
     }
     auto store = std::make_unique<GpuStore>(std::vector{params}, threads);

@@ -135,7 +135,8 @@ class Engine {
     memory_.kv = noise(static_cast<int64_t>(sizes.kv / 2));
     memory_.scratch = add(sizes.scratch), memory_.peer = add(sizes.peer);
     memory_.params.emplace_back();
-    for (const Param& p : config_.params) memory_.params[0].push_back(reinterpret_cast<const cuda::bf16*>(values(p)));
+    for (const Param& p : config_.params)
+      memory_.params[0].push_back(reinterpret_cast<const cuda::Element*>(values(p)));
     cuda::check(cudaDeviceSynchronize(), "weights");
     ranks_.push_back(std::make_unique<cuda::Rank>(0, 0));
     forward_ = make(config_);
@@ -161,7 +162,7 @@ class Engine {
   }
   uint8_t* noise(int64_t count) {
     uint8_t* const to = add(static_cast<size_t>(count) * 2);
-    cuda::scramble(reinterpret_cast<cuda::bf16*>(to), count, 1, regions_.size(), nullptr);
+    cuda::scramble(reinterpret_cast<cuda::Element*>(to), count, 1, regions_.size(), nullptr);
     return to;
   }
   template <class T>

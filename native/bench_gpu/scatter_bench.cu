@@ -56,7 +56,7 @@ Scattered copies_of(const Checkpoint& checkpoint, const Target& target, const ui
   Scattered out;
   for (const Rect& rect : checkpoint.job.rects) {
     if (rect.rank != 0) continue;
-    auto* param = reinterpret_cast<bf16*>(to + target.at[static_cast<size_t>(rect.param)]);
+    auto* param = reinterpret_cast<Element*>(to + target.at[static_cast<size_t>(rect.param)]);
     out.copies.push_back(rect_copy(checkpoint.job.tensors[static_cast<size_t>(rect.tensor)], rect,
                                    checkpoint.params[static_cast<size_t>(rect.param)], source, param));
     out.bytes += static_cast<uint64_t>(rect.rows * rect.cols) * 2;
@@ -68,7 +68,7 @@ Scattered copies_of(const Checkpoint& checkpoint, const Target& target, const ui
 bool arrived(const std::vector<Copy2d>& copies) {
   std::vector<SumRect> from, to;
   for (const Copy2d& c : copies) {
-    from.push_back({static_cast<const bf16*>(c.src), c.rows, c.cols, c.src_row_bytes / 2, 0, c.cols});
+    from.push_back({static_cast<const Element*>(c.src), c.rows, c.cols, c.src_row_bytes / 2, 0, c.cols});
     to.push_back({c.dst, c.rows, c.cols, c.dst_cols, 0, c.cols});
   }
   Checksum checksum;
@@ -189,7 +189,7 @@ void odd_sources(int turns) {
       Copy2d copy{};
       copy.src =
           source.data() + static_cast<uint64_t>(i) * kElements * static_cast<uint64_t>(element * odd.step) + odd.offset;
-      copy.dst = reinterpret_cast<bf16*>(to.data()) + i * kSide * odd.dst_cols;
+      copy.dst = reinterpret_cast<Element*>(to.data()) + i * kSide * odd.dst_cols;
       copy.rows = copy.cols = kSide;
       copy.src_row_bytes = odd.transposed ? element : kSide * element * odd.step;
       copy.src_col_bytes = odd.transposed ? kSide * element : element * odd.step;
@@ -224,7 +224,7 @@ void from_host(int turns) {
   const auto add = [&](int64_t cols, int64_t pitch) {
     Copy2d copy{};
     copy.src = host;
-    copy.dst = reinterpret_cast<bf16*>(to.data());
+    copy.dst = reinterpret_cast<Element*>(to.data());
     copy.rows = static_cast<int64_t>(kBytes) / 2 / pitch;
     copy.cols = copy.dst_cols = cols;
     copy.src_row_bytes = pitch * 2;

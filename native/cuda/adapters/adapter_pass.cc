@@ -17,7 +17,8 @@ constexpr int kApartFrom = 512;
 
 }  // namespace
 
-AdapterPass::AdapterPass(const Layout& layout, const std::vector<const bf16*>& params, bf16* t, cudaStream_t stream)
+AdapterPass::AdapterPass(const Layout& layout, const std::vector<const Element*>& params, Element* t,
+                         cudaStream_t stream)
     : layout_(layout), params_(params), t_(t), stream_(stream) {
   if (layout.adapters.slots == 0) return;
   prepare_adapters();
@@ -50,7 +51,7 @@ AdapterWeights AdapterPass::weights(const AdaptedProduct& product) const {
   return w;
 }
 
-void AdapterPass::start(const AdaptedProduct& product, const bf16* x) {
+void AdapterPass::start(const AdaptedProduct& product, const Element* x) {
   if (!active(product.pair)) return;
   const AdapterWeights w = weights(product);
   x_ = x;
@@ -83,10 +84,10 @@ void AdapterPass::add(const AdaptedProduct& product, Out* y, int64_t ldy) {
   adapter_expand(w, segments_, t_, y, ldy, stream_);
 }
 
-void AdapterPass::finish(const AdaptedProduct& product, bf16* y, int64_t ldy) { add(product, y, ldy); }
+void AdapterPass::finish(const AdaptedProduct& product, Element* y, int64_t ldy) { add(product, y, ldy); }
 void AdapterPass::finish(const AdaptedProduct& product, float* y, int64_t ldy) { add(product, y, ldy); }
 
-void AdapterPass::finish_activated(const AdaptedProduct& product, bf16* gate_up, bf16* act, int64_t rows) {
+void AdapterPass::finish_activated(const AdaptedProduct& product, Element* gate_up, Element* act, int64_t rows) {
   const Activation activation = layout_.recipe.activation;
   const int64_t inter = product.columns[0];
   if (active(product.pair)) {
@@ -100,7 +101,7 @@ void AdapterPass::finish_activated(const AdaptedProduct& product, bf16* gate_up,
   activate_mul(activation, gate_up, act, rows, inter, stream_);
 }
 
-void AdapterPass::embed(const int32_t* tokens, int64_t first_row, int64_t vocab_rows, bf16* y) {
+void AdapterPass::embed(const int32_t* tokens, int64_t first_row, int64_t vocab_rows, Element* y) {
   const AdapterLayout& adapters = layout_.adapters;
   if (!active(adapters.embed)) return;
   const int64_t hidden = layout_.recipe.hidden;

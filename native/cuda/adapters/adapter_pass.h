@@ -27,7 +27,7 @@ struct AdaptedProduct {
 // Used on the rank's thread, with its GPU current; `t` has adapter_columns(layout) elements for each row of a step.
 class AdapterPass {
  public:
-  AdapterPass(const Layout& layout, const std::vector<const bf16*>& params, bf16* t, cudaStream_t stream);
+  AdapterPass(const Layout& layout, const std::vector<const Element*>& params, Element* t, cudaStream_t stream);
   ~AdapterPass();
   AdapterPass(const AdapterPass&) = delete;
   AdapterPass& operator=(const AdapterPass&) = delete;
@@ -38,15 +38,15 @@ class AdapterPass {
 
   // Call it before the base product, which goes to product_stream(), and `finish` after it. x [rows, depth] must stay
   // until then.
-  void start(const AdaptedProduct& product, const bf16* x);
+  void start(const AdaptedProduct& product, const Element* x);
   cudaStream_t product_stream() const { return order_ == Order::kProductBeside ? beside_ : stream_; }
   // Adds the adapters' part to y, the base product's result.
-  void finish(const AdaptedProduct& product, bf16* y, int64_t ldy);
+  void finish(const AdaptedProduct& product, Element* y, int64_t ldy);
   void finish(const AdaptedProduct& product, float* y, int64_t ldy);
   // The same for gate and up, whose activation act [rows, inter] is computed, too.
-  void finish_activated(const AdaptedProduct& product, bf16* gate_up, bf16* act, int64_t rows);
+  void finish_activated(const AdaptedProduct& product, Element* gate_up, Element* act, int64_t rows);
   // Adds the adapters' part of the embedding to y [rows, hidden].
-  void embed(const int32_t* tokens, int64_t first_row, int64_t vocab_rows, bf16* y);
+  void embed(const int32_t* tokens, int64_t first_row, int64_t vocab_rows, Element* y);
 
   AdaptedProduct qkv(int layer) const;
   AdaptedProduct o(int layer) const;
@@ -65,15 +65,15 @@ class AdapterPass {
   void add(const AdaptedProduct& product, Out* y, int64_t ldy);
 
   const Layout& layout_;
-  const std::vector<const bf16*>& params_;
-  bf16* const t_;
+  const std::vector<const Element*>& params_;
+  Element* const t_;
   const cudaStream_t stream_;
   cudaStream_t beside_ = nullptr;
   cudaEvent_t ready_ = nullptr, done_ = nullptr;
   AdapterSegments segments_;
   int rows_ = 0;  // of the step, or of the head's block
   Order order_ = Order::kShrinkFirst;
-  const bf16* x_ = nullptr;  // of a shrink that waits for the base product's launch
+  const Element* x_ = nullptr;  // of a shrink that waits for the base product's launch
 };
 
 // Elements of t for one row: the widest linear's; 0: no linear takes adapters.

@@ -15,17 +15,18 @@ namespace {
 constexpr int kWideActivateFrom = 512;
 
 template <Activation kActivation>
-__device__ __forceinline__ bf16 activated(float gate, float up) {
-  return __float2bfloat16_rn(__fmul_rn(rounded(activated_as_cpu<kActivation>(gate)), up));
+__device__ __forceinline__ Element activated(float gate, float up) {
+  return to_element(__fmul_rn(round_element(activated_as_cpu<kActivation>(gate)), up));
 }
 
 // One tile of columns of all rows of a segment of the base model: from and act begin at this thread's first column of
 // the segment's first row.
 template <Activation kActivation>
-__device__ __forceinline__ void activate_base(const bf16* from, bf16* act, int64_t inter, int rows, int64_t there) {
+__device__ __forceinline__ void activate_base(const Element* from, Element* act, int64_t inter, int rows,
+                                              int64_t there) {
   constexpr int kTogether = 4;
   for (int begin = threadIdx.x % 32 / 4; begin < rows; begin += kTogether * kExpandHalf) {
-    Eight<bf16> gate[kTogether], up[kTogether];
+    Eight<Element> gate[kTogether], up[kTogether];
 #pragma unroll
     for (int i = 0; i < kTogether; i++) {
       const int64_t m = begin + i * kExpandHalf;
@@ -44,17 +45,12 @@ __device__ __forceinline__ void activate_base(const bf16* from, bf16* act, int64
   }
 }
 
-// The lower or the upper bf16 of a word.
-__device__ __forceinline__ float half_of(uint32_t word, int half) {
-  return __uint_as_float(half == 0 ? word << 16 : word & 0xffff0000u);
-}
-
 // Stores the activation of at most 8 / Lanes rows, of which the first lanes have 8 columns each. The exponential and
 // the division take most of the instructions, so `Lanes` lanes compute them for each of these. All lanes call it. act:
 // at this thread's first column.
 template <Activation kActivation, int Lanes>
-__device__ __forceinline__ void activate_rows(const Eight<bf16>& gate, const Eight<bf16>& up, bf16* act, int64_t inter,
-                                              int rows, int64_t there) {
+__device__ __forceinline__ void activate_rows(const Eight<Element>& gate, const Eight<Element>& up, Element* act,
+                                              int64_t inter, int rows, int64_t there) {
   constexpr int kRows = kExpandHalf / Lanes, kPairs = 4 / Lanes;
   const int lane = threadIdx.x % 32, row = lane / 4 % kRows, part = lane / 4 / kRows, from = 4 * row + lane % 4;
   const auto* const gates = reinterpret_cast<const uint32_t*>(gate.v);
@@ -70,12 +66,12 @@ __device__ __forceinline__ void activate_rows(const Eight<bf16>& gate, const Eig
   uint32_t out[kPairs];
 #pragma unroll
   for (int i = 0; i < kPairs; i++) {
-    const __nv_bfloat162 pair =
-        __halves2bfloat162(activated<kActivation>(half_of(own[0][i], 0), half_of(own[1][i], 0)),
-                           activated<kActivation>(half_of(own[0][i], 1), half_of(own[1][i], 1)));
+    const Element2 pair =
+        pair_elements(activated<kActivation>(half_to_float<0>(own[0][i]), half_to_float<0>(own[1][i])),
+                      activated<kActivation>(half_to_float<1>(own[0][i]), half_to_float<1>(own[1][i])));
     out[i] = *reinterpret_cast<const uint32_t*>(&pair);
   }
-  bf16* const to = act + row * inter + 2 * kPairs * part;
+  Element* const to = act + row * inter + 2 * kPairs * part;
   if constexpr (Lanes == 1) store_16(to, make_uint4(out[0], out[1], out[2], out[3]));
   if constexpr (Lanes == 2) *reinterpret_cast<uint2*>(to) = make_uint2(out[0], out[1]);
   if constexpr (Lanes == 4) *reinterpret_cast<uint32_t*>(to) = out[0];
@@ -85,13 +81,13 @@ __device__ __forceinline__ void activate_rows(const Eight<bf16>& gate, const Eig
 // all at this thread's columns, to which a tile adds its first one.
 template <Activation kActivation, int Halves>
 struct AdaptedRows {
-  const bf16 *b, *t, *gate_up;
-  bf16* act;
+  const Element *b, *t, *gate_up;
+  Element* act;
   int inter, rank, rows;
 
   // Gate and up of a tile. They are loaded one tile ahead.
   struct Base {
-    Eight<bf16> v[2][Halves];
+    Eight<Element> v[2][Halves];
   };
   struct Shrunk {
     uint4 v[2][Halves];
@@ -138,7 +134,7 @@ struct AdaptedRows {
 #pragma unroll
       for (int h = 0; h < Halves; h++) sums.x[h] = shrunk.v[i][h];
       sums.finish(entry[i].rank, ring, stage, i);
-      // The activation's operands have bf16's precision, which base has.
+      // The activation's operands have Element's precision, which base has.
       if (entry[i].rank == 0) continue;
 #pragma unroll
       for (int h = 0; h < Halves; h++) base.v[i][h].add(entry[i].scale, sums, h);
@@ -147,7 +143,7 @@ struct AdaptedRows {
 #pragma unroll
     for (int h = 0; h < Halves; h++) {
       const int part_rows = rows + expand_row() - h * kExpandHalf;
-      bf16* const to = act + begin + (h * kExpandHalf - expand_row()) * inter;
+      Element* const to = act + begin + (h * kExpandHalf - expand_row()) * inter;
       if (Halves == 1 && part_rows <= 2) {
         activate_rows<kActivation, 4>(base.v[0][h], base.v[1][h], to, inter, part_rows, there);
       } else if (Halves == 1 && part_rows <= 4) {
@@ -162,8 +158,8 @@ struct AdaptedRows {
 // Blocks (columns, parts of the segment, segment). Segments of the base model only activate.
 template <Activation kActivation, int Halves>
 __global__ void __launch_bounds__(kExpandThreads, Halves == 1 ? 4 : 3)
-    activate_kernel(AdapterWeights w, const __grid_constant__ SegmentsParameter segments, const bf16* t,
-                    const bf16* gate_up, bf16* act) {
+    activate_kernel(AdapterWeights w, const __grid_constant__ SegmentsParameter segments, const Element* t,
+                    const Element* gate_up, Element* act) {
   using Rows = AdaptedRows<kActivation, Halves>;
   constexpr int kRows = Halves * kExpandHalf;
   __shared__ ExpandRing<2> ring;
@@ -217,7 +213,7 @@ __global__ void __launch_bounds__(kExpandThreads, Halves == 1 ? 4 : 3)
 }
 
 template <Activation kActivation, int Halves>
-void launch(const AdapterWeights& w, const AdapterSegments& s, const bf16* t, const bf16* gate_up, bf16* act,
+void launch(const AdapterWeights& w, const AdapterSegments& s, const Element* t, const Element* gate_up, Element* act,
             cudaStream_t stream) {
   constexpr int kRows = Halves * kExpandHalf;
   constexpr int64_t kColumns = kExpandWarps * kExpandColumns;
@@ -232,13 +228,13 @@ void launch(const AdapterWeights& w, const AdapterSegments& s, const bf16* t, co
 
 }  // namespace
 
-bool adapter_activates(const AdapterWeights& w, const bf16* gate_up, const bf16* act) {
+bool adapter_activates(const AdapterWeights& w, const Element* gate_up, const Element* act) {
   return w.columns[0] % 8 == 0 && reinterpret_cast<uintptr_t>(gate_up) % 16 == 0 &&
          reinterpret_cast<uintptr_t>(act) % 16 == 0;
 }
 
-void adapter_activate(Activation activation, const AdapterWeights& w, const AdapterSegments& s, const bf16* t,
-                      const bf16* gate_up, bf16* act, cudaStream_t stream) {
+void adapter_activate(Activation activation, const AdapterWeights& w, const AdapterSegments& s, const Element* t,
+                      const Element* gate_up, Element* act, cudaStream_t stream) {
   if (s.count + s.base_count == 0) return;
   const bool half = s.most_rows <= kExpandHalf;
   if (activation == Activation::kSilu) {

@@ -33,7 +33,7 @@ __device__ __forceinline__ AdapterEntry adapter_entry(const AdapterWeights& w, i
 // The elements [k, k + 8) of a row; zeros from K on, or if the row is null. kFresh: the kernel before may have written
 // them; else they are weights.
 template <bool kAligned, bool kFresh = false>
-__device__ __forceinline__ uint4 adapter_load(const bf16* row, int64_t k, int64_t K) {
+__device__ __forceinline__ uint4 adapter_load(const Element* row, int64_t k, int64_t K) {
   const bool there = row != nullptr && k < K;
   if constexpr (kAligned) {
     return kFresh ? load_fresh(row + k, there) : load_kept(row + k, there);

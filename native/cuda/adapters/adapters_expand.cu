@@ -45,7 +45,7 @@ __device__ __forceinline__ ExpandTile expand_tile(const ExpandTiles& tiles, int 
 // thread's columns.
 template <class Out, int Halves, bool kVector>
 struct ExpandRows {
-  const bf16 *b, *t;
+  const Element *b, *t;
   Out* y;
   const float2* entries;  // of the slot
   int ldy, ldt, rank, rows;
@@ -93,7 +93,7 @@ struct ExpandRows {
 template <class Out, int Halves, bool kVector>
 __global__ void __launch_bounds__(kExpandThreads, 4)
     expand_kernel(AdapterWeights w, const __grid_constant__ ExpandTiles tiles,
-                  const __grid_constant__ SegmentsParameter segments, const bf16* t, Out* y, int ldy) {
+                  const __grid_constant__ SegmentsParameter segments, const Element* t, Out* y, int ldy) {
   constexpr int kRows = Halves * kExpandHalf;
   constexpr bool kAhead = Halves <= 2;  // more would need too many registers
   using Rows = ExpandRows<Out, Halves, kVector>;
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kExpandThreads, 4)
 }
 
 template <class Out, int Halves, bool kVector>
-void launch(const AdapterWeights& w, const AdapterSegments& s, const bf16* t, Out* y, int64_t ldy,
+void launch(const AdapterWeights& w, const AdapterSegments& s, const Element* t, Out* y, int64_t ldy,
             cudaStream_t stream) {
   constexpr int kRows = Halves * kExpandHalf;
   const ExpandTiles tiles(w);
@@ -150,13 +150,13 @@ void launch(const AdapterWeights& w, const AdapterSegments& s, const bf16* t, Ou
 // One block a row of a segment.
 __global__ void __launch_bounds__(kGatherThreads)
     gather_kernel(AdapterWeights w, const AdapterSegment* __restrict__ segments, const int32_t* __restrict__ tokens,
-                  int64_t first_row, int64_t vocab_rows, bf16* __restrict__ t) {
+                  int64_t first_row, int64_t vocab_rows, Element* __restrict__ t) {
   const AdapterSegment segment = segments[blockIdx.y];
   if (static_cast<int>(blockIdx.x) >= segment.rows) return;
   const int64_t at = segment.first + blockIdx.x, row = tokens[at] - first_row;
   const bool here = row >= 0 && row < vocab_rows;
   for (int i = threadIdx.x; i < w.rank; i += kGatherThreads) {
-    t[at * w.rank + i] = here ? w.a[(segment.slot * vocab_rows + row) * w.rank + i] : bf16(0.0f);
+    t[at * w.rank + i] = here ? w.a[(segment.slot * vocab_rows + row) * w.rank + i] : Element(0.0f);
   }
 }
 
@@ -169,7 +169,7 @@ void prepare_expand() {
 }  // namespace
 
 template <class Out>
-void adapter_expand(const AdapterWeights& w, const AdapterSegments& s, const bf16* t, Out* y, int64_t ldy,
+void adapter_expand(const AdapterWeights& w, const AdapterSegments& s, const Element* t, Out* y, int64_t ldy,
                     cudaStream_t stream) {
   if (s.count == 0) return;
   bool vector = ldy % 8 == 0 && reinterpret_cast<uintptr_t>(y) % 16 == 0;
@@ -180,11 +180,13 @@ void adapter_expand(const AdapterWeights& w, const AdapterSegments& s, const bf1
   launch<Out, 1, true>(w, s, t, y, ldy, stream);
 }
 
-template void adapter_expand(const AdapterWeights&, const AdapterSegments&, const bf16*, bf16*, int64_t, cudaStream_t);
-template void adapter_expand(const AdapterWeights&, const AdapterSegments&, const bf16*, float*, int64_t, cudaStream_t);
+template void adapter_expand(const AdapterWeights&, const AdapterSegments&, const Element*, Element*, int64_t,
+                             cudaStream_t);
+template void adapter_expand(const AdapterWeights&, const AdapterSegments&, const Element*, float*, int64_t,
+                             cudaStream_t);
 
 void adapter_gather(const AdapterWeights& w, const AdapterSegments& s, const int32_t* tokens, int64_t first_row,
-                    int64_t vocab_rows, bf16* t, cudaStream_t stream) {
+                    int64_t vocab_rows, Element* t, cudaStream_t stream) {
   if (s.count == 0) return;
   gather_kernel<<<dim3(s.most_rows, s.count), kGatherThreads, 0, stream>>>(w, s.list, tokens, first_row, vocab_rows, t);
   check_launch("launch of the adapters' gather");
@@ -196,7 +198,7 @@ void prepare_adapter_activate();
 void prepare_adapters() {
   prepare_adapter_shrink();
   prepare_adapter_activate();
-  prepare_expand<bf16>();
+  prepare_expand<Element>();
   prepare_expand<float>();
   load_kernels("loading a kernel of the adapters", gather_kernel);
 }

@@ -33,7 +33,7 @@ struct ExpandRing {
 
   // Copies the first 32 of the slot's `ld` columns of B. b: at this thread's first column and chunk; `columns` of them
   // exist from that column on. One commit_async() follows for each tile, also for one that does not exist.
-  __device__ __forceinline__ void copy(int stage, int slice, const bf16* b, int ld, int columns) {
+  __device__ __forceinline__ void copy(int stage, int slice, const Element* b, int ld, int columns) {
 #pragma unroll
     for (int j = 0; j < 4; j++) {
       const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(&memory[stage][4 * slice + j][threadIdx.x]));
@@ -49,7 +49,7 @@ struct ExpandWarp {
   static constexpr int kTiles = (Halves + 1) / 2;
   float acc[kTiles][4][4] = {};
   // This thread's first column of B and first row of t, and how many columns and rows there are from these on.
-  const bf16 *b, *t;
+  const Element *b, *t;
   int ldt, ldb, columns, rows;
   uint4 w[4], x[Halves];
 
@@ -74,14 +74,14 @@ struct ExpandWarp {
   }
 
   // first_t: the first row's columns of this slice. first_b: B's row of the first column; `all_columns` of them exist.
-  __device__ __forceinline__ void place(const bf16* first_t, int pitch, int all_rows, const bf16* first_b, int ld,
+  __device__ __forceinline__ void place(const Element* first_t, int pitch, int all_rows, const Element* first_b, int ld,
                                         int all_columns) {
     b = first_b + expand_column() * ld, ldb = ld;
     columns = min(all_columns, kExpandColumns) - expand_column();
     t = first_t + expand_row() * pitch, ldt = pitch, rows = all_rows - expand_row();
   }
   // Loads the first 32 of the slot's `ld` columns of B, before the adapter's own rank is known.
-  __device__ __forceinline__ void start(const bf16* first_t, int pitch, int all_rows, const bf16* first_b, int ld,
+  __device__ __forceinline__ void start(const Element* first_t, int pitch, int all_rows, const Element* first_b, int ld,
                                         int all_columns) {
     place(first_t, pitch, all_rows, first_b, ld, all_columns);
     load_b(expand_chunk(), ld);
@@ -122,7 +122,7 @@ __device__ __forceinline__ void store_16(void* to, uint4 v) {
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 
-__device__ __forceinline__ float as_float(bf16 v) { return __bfloat162float(v); }
+__device__ __forceinline__ float as_float(Element v) { return to_float(v); }
 __device__ __forceinline__ float as_float(float v) { return v; }
 
 // Eight adjacent elements of y. kVector: they may be moved in 16 bytes.
@@ -144,7 +144,7 @@ struct Eight {
     if constexpr (kVector) {
 #pragma unroll
       for (size_t i = 0; i < sizeof(v) / 16; i++) {
-        reinterpret_cast<uint4*>(v)[i] = load_fresh(reinterpret_cast<const bf16*>(from) + 8 * i, there >= 8);
+        reinterpret_cast<uint4*>(v)[i] = load_fresh(reinterpret_cast<const Element*>(from) + 8 * i, there >= 8);
       }
     } else {
 #pragma unroll

@@ -22,7 +22,8 @@ constexpr int kMostClusters = 32;
 // then loads A.
 template <int RowTiles, int TokenTiles, int Ahead, bool Aligned, int Blocks, int BlocksPerSm>
 __global__ void __launch_bounds__(kShrinkThreads / Blocks, BlocksPerSm)
-    shrink_kernel(AdapterWeights w, const __grid_constant__ SegmentsParameter segments, const bf16* x, int K, bf16* t) {
+    shrink_kernel(AdapterWeights w, const __grid_constant__ SegmentsParameter segments, const Element* x, int K,
+                  Element* t) {
   using Block = ShrinkBlock<RowTiles, TokenTiles, Ahead, Aligned, Blocks>;
   __shared__ typename Block::Sums sums;
   const AdapterSegment segment = segments.at(blockIdx.y);
@@ -47,7 +48,7 @@ __global__ void __launch_bounds__(kShrinkThreads / Blocks, BlocksPerSm)
     const int m = j * kShrinkTokens + g;
     block.row[j] = m < rows ? m * K : -1;
   }
-  bf16* const to = t + first * all + first_tile * kShrinkRows;
+  Element* const to = t + first * all + first_tile * kShrinkRows;
   block.run(K, sums, wait_for_kernel_before, [&](int i, int m, int n, float sum) {
     if (m < rows && active[i]) put(to + int64_t{m} * all + i * kShrinkRows + n, sum);
   });
@@ -56,9 +57,9 @@ __global__ void __launch_bounds__(kShrinkThreads / Blocks, BlocksPerSm)
 struct Shrink {
   const AdapterWeights& w;
   const AdapterSegments& s;
-  const bf16* x;
+  const Element* x;
   int64_t K;
-  bf16* t;
+  Element* t;
   cudaStream_t stream;
   bool early;
 
@@ -85,7 +86,7 @@ struct Shrink {
 
 }  // namespace
 
-void adapter_shrink(const AdapterWeights& w, const AdapterSegments& s, const bf16* x, int64_t K, bf16* t,
+void adapter_shrink(const AdapterWeights& w, const AdapterSegments& s, const Element* x, int64_t K, Element* t,
                     cudaStream_t stream, bool beside) {
   if (s.count == 0) return;
   const bool aligned =

@@ -33,8 +33,8 @@ struct ShrinkBlock {
 
   // Thread 4 g + t reads rows g and g + 8 of A (null: zeros), and row g of each tile of x, which is at x + row[j];
   // negative: zeros.
-  const bf16* a[RowTiles];
-  const bf16* x;
+  const Element* a[RowTiles];
+  const Element* x;
   int row[TokenTiles];
 
   static __device__ __forceinline__ int rank() { return Blocks == 1 ? 0 : cluster_rank(); }

@@ -49,8 +49,8 @@ void launch(AttentionArgs a, const AttentionInput& input, int pages, cudaStream_
   }
 }
 
-void check_input(int64_t ldq, const AttentionInput& input, const KvLayer& kv, int heads, const bf16* qkv,
-                 const bf16* out) {
+void check_input(int64_t ldq, const AttentionInput& input, const KvLayer& kv, int heads, const Element* qkv,
+                 const Element* out) {
   const auto fail = [](const std::string& what) { throw std::invalid_argument("attention: " + what); };
   if (kv.head_dim < 8 || kv.head_dim % 8 != 0 || kv.head_dim > 256) {
     fail("head_dim is " + std::to_string(kv.head_dim) + ", expected a multiple of 8 up to 256");
@@ -87,7 +87,7 @@ WideKernel wide_kernel_here(int head_dim, bool exact) {
   return exact ? WideKernel::kHopperExact : WideKernel::kHopper;
 }
 
-void attention(const bf16* qkv, int64_t ldq, const AttentionInput& input, const KvLayer& kv, int heads, bf16* out,
+void attention(const Element* qkv, int64_t ldq, const AttentionInput& input, const KvLayer& kv, int heads, Element* out,
                cudaStream_t stream) {
   check_input(ldq, input, kv, heads, qkv, out);
   if (input.item_count == 0) return;

@@ -138,7 +138,7 @@ struct AttentionInput {
 // multiple of head_dim, and qkv and out be aligned to 16 bytes. The cache contains all keys up to each token's own;
 // slots of a page beyond them may contain anything. The kernels before may write qkv and the keys of the step's tokens;
 // all else is older than the step, and may be read while they run (early_launch.cuh).
-void attention(const bf16* qkv, int64_t ldq, const AttentionInput& input, const KvLayer& kv, int heads, bf16* out,
+void attention(const Element* qkv, int64_t ldq, const AttentionInput& input, const KvLayer& kv, int heads, Element* out,
                cudaStream_t stream);
 
 }  // namespace refit::cuda

@@ -88,7 +88,7 @@ __device__ __forceinline__ bool work_at(const AttentionArgs& a, int items, int r
 // Copies the rows of a tile and arrives at `full`. `row`: of `from`, in units of D elements, for row threadIdx.x of the
 // tile; -1 for zeros.
 template <int D>
-__device__ __forceinline__ void copy_tile(uint32_t to, const bf16* from, int32_t row, uint32_t full) {
+__device__ __forceinline__ void copy_tile(uint32_t to, const Element* from, int32_t row, uint32_t full) {
   constexpr int kPieces = HopperShape<D>::kPieces, kTogether = 32 / kPieces;
   const int lane = threadIdx.x % 32, piece = lane % kPieces;
   int first = lane / kPieces;
@@ -151,7 +151,7 @@ class Producer {
     return (a_.pages[work.item.table + page] * a_.kv_heads + work.kv_head) * a_.page_size + (key - page * a_.page_size);
   }
 
-  __device__ __forceinline__ void load_tile(uint32_t to, const bf16* from, const CUtensorMap& map, bool boxes,
+  __device__ __forceinline__ void load_tile(uint32_t to, const Element* from, const CUtensorMap& map, bool boxes,
                                             int32_t row, uint32_t full) const {
     if (!boxes) {
       copy_tile<D>(to, from, row, full);

@@ -178,7 +178,7 @@ class Consumer {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         uint8_t* to = before_memory_ + (lane_ / 4 + 8 * r) * kPitch + i * 16 + lane_ % 4 * 4;
-        put_result(reinterpret_cast<bf16*>(to), sums[4 * i + 2 * r], sums[4 * i + 2 * r + 1], inverse[r]);
+        put_result(reinterpret_cast<Element*>(to), sums[4 * i + 2 * r], sums[4 * i + 2 * r + 1], inverse[r]);
       }
     }
     __syncwarp();

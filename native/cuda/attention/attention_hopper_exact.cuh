@@ -67,7 +67,7 @@ class ExactConsumer : Consumer<D> {
     for (int e = 0; e < 4; ++e) rows.weights[e] = __fmul_rn(rows.weights[e], keep[e / 2]);
 #pragma unroll
     for (int step = Half * kHalfSteps; step < (Half + 1) * kHalfSteps; ++step) {
-      mma(rows.weights, p[4 * step], p[4 * step + 1], p[4 * step + 2], p[4 * step + 3], kOnes, kOnes);
+      mma(rows.weights, p[4 * step], p[4 * step + 1], p[4 * step + 2], p[4 * step + 3], kElementOnes, kElementOnes);
     }
   }
 

@@ -1,5 +1,5 @@
 // The consumer of WideKernel::kHopper: a tile of 128 keys at a time. It adds the weights before they are rounded to
-// bf16.
+// Element.
 #pragma once
 #include "cuda/attention/attention_hopper_consumer.cuh"
 

@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kAttentionThreads)
         sums.y = combined(sums.y, next_sums[j].y, f);
       }
     }
-    bf16* out = a.out + (static_cast<int64_t>(merge.first_token + token) * a.heads + head) * a.head_dim;
+    Element* out = a.out + (static_cast<int64_t>(merge.first_token + token) * a.heads + head) * a.head_dim;
     put_result(out + column, sums.x, sums.y, __fdiv_rn(1.0f, tail.y));
   }
 }

@@ -11,7 +11,7 @@ struct NarrowShape : AttentionShape<D> {
   static constexpr int kColumns = AttentionShape<D>::kTile / 8 / kAttentionWarps;  // of scores, per warp
   static constexpr int kOut = (D / 8 + kAttentionWarps - 1) / kAttentionWarps;     // of sums, per warp
   static constexpr int kWeightPitch = AttentionShape<D>::kTile * 2 + 16;           // bytes; odd in units of 16
-  static constexpr int kWeightsAt = AttentionShape<D>::kStreamBytes;               // [16] rows of bf16
+  static constexpr int kWeightsAt = AttentionShape<D>::kStreamBytes;               // [16] rows of Elements
   static constexpr int kMaximaAt = kWeightsAt + kNarrowRows * kWeightPitch;        // [warps][16] floats
   static constexpr int kBytes = kMaximaAt + kAttentionWarps * kNarrowRows * 4;
   static_assert(kColumns == 1 || kColumns == 2);
@@ -152,8 +152,8 @@ __global__ void __launch_bounds__(kAttentionThreads, D <= 96 ? 4 : 3)
         uint32_t p[2][4];
         load_matrices(p[0], p_lane + step * 32);
         load_matrices(p[1], p_lane + step * 32 + 32);
-        mma(weights, p[0][0], p[0][1], p[0][2], p[0][3], kOnes, kOnes);
-        mma(weights, p[1][0], p[1][1], p[1][2], p[1][3], kOnes, kOnes);
+        mma(weights, p[0][0], p[0][1], p[0][2], p[0][3], kElementOnes, kElementOnes);
+        mma(weights, p[1][0], p[1][1], p[1][2], p[1][3], kElementOnes, kElementOnes);
 #pragma unroll
         for (int n = 0; n < Shape::kOut; ++n) {
           uint32_t b[4];
@@ -201,7 +201,7 @@ __global__ void __launch_bounds__(kAttentionThreads, D <= 96 ? 4 : 3)
   for (int r = 0; r < 2; ++r) {
     if (!row[r].there) continue;
     float* part = item.part >= 0 ? part_of(a, item, row[r]) : nullptr;
-    bf16* out = out_of(a, row[r]);
+    Element* out = out_of(a, row[r]);
     const float inverse = __fdiv_rn(1.0f, weights[2 * r]);
 #pragma unroll
     for (int n = 0; n < Shape::kOut; ++n) {

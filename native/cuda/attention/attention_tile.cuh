@@ -6,7 +6,7 @@
 //
 // The Hopper kernel (attention_hopper.cu) takes the place of the wide one on its GPUs. For it the same holds, but its
 // rows have other bits than the narrow kernel's: its tiles and chunks are larger, wgmma adds in an order of its own,
-// and weights are added before they are rounded to bf16.
+// and weights are added before they are rounded to Element.
 //
 // The online softmax over tiles is FlashAttention-2's (Dao, 2023).
 #pragma once
@@ -24,14 +24,14 @@ constexpr int kAttentionThreads = 128;
 constexpr int kAttentionWarps = kAttentionThreads / 32;
 
 struct AttentionArgs {
-  const bf16* q;
+  const Element* q;
   int64_t ldq;
   const AttentionItem* items;
   const int32_t* pages;
-  const bf16* k;
-  const bf16* v;
+  const Element* k;
+  const Element* v;
   float* parts;
-  bf16* out;
+  Element* out;
   int heads, kv_heads, group, page_size, head_dim;
   float scale;  // for scores, times log2(e): the softmax uses powers of 2
   const AttentionMember* members;
@@ -66,11 +66,9 @@ __device__ __forceinline__ float power_of_2(float x) {
 }
 
 __device__ __forceinline__ uint32_t pack(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  const Element2 pair = to_elements(low, high);
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
-
-constexpr uint32_t kOnes = 0x3f803f80;  // two bf16
 
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
 // The value that is subtracted from scores; for a row without keys so far it must not lead to inf - inf.
@@ -197,7 +195,7 @@ __device__ __forceinline__ void load_q(const AttentionArgs& a, const AttentionRo
   const int t = threadIdx.x % 4;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const bf16* from = a.q + rows[r].token * a.ldq + static_cast<int64_t>(rows[r].head) * a.head_dim;
+    const Element* from = a.q + rows[r].token * a.ldq + static_cast<int64_t>(rows[r].head) * a.head_dim;
 #pragma unroll
     for (int step = 0; step < D / 16; ++step) {
 #pragma unroll
@@ -243,10 +241,10 @@ __device__ __forceinline__ float* part_at(const AttentionArgs& a, int64_t part, 
 __device__ __forceinline__ float* part_of(const AttentionArgs& a, const AttentionItem& item, const AttentionRow& row) {
   return part_at(a, item.part + (row.token - item.first_token), row.head);
 }
-__device__ __forceinline__ bf16* out_of(const AttentionArgs& a, const AttentionRow& row) {
+__device__ __forceinline__ Element* out_of(const AttentionArgs& a, const AttentionRow& row) {
   return a.out + (static_cast<int64_t>(row.token) * a.heads + row.head) * a.head_dim;
 }
-__device__ __forceinline__ void put_result(bf16* to, float x, float y, float inverse) {
+__device__ __forceinline__ void put_result(Element* to, float x, float y, float inverse) {
   put_pair(to, __fmul_rn(x, inverse), __fmul_rn(y, inverse));
 }
 

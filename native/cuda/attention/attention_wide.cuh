@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(kAttentionThreads, D <= 128 ? 2 : 1)
       for (int step = 0; step < Shape::kTile / 16; ++step) {
         const uint32_t(&low)[2] = p[2 * step];
         const uint32_t(&high)[2] = p[2 * step + 1];
-        mma(weights, low[0], low[1], high[0], high[1], kOnes, kOnes);
+        mma(weights, low[0], low[1], high[0], high[1], kElementOnes, kElementOnes);
 #pragma unroll
         for (int n = 0; n < kOut; n += 2) {
           uint32_t b[4];
@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(kAttentionThreads, D <= 128 ? 2 : 1)
     } else if (item.part >= 0) {
       put_part<D>(a, part_of(a, item, row[r]), sums, r, maximum[r], weights[2 * r]);
     } else {
-      bf16* out = out_of(a, row[r]);
+      Element* out = out_of(a, row[r]);
       const float inverse = __fdiv_rn(1.0f, weights[2 * r]);
 #pragma unroll
       for (int n = 0; n < kOut; ++n) {

@@ -80,7 +80,7 @@ void CudaDevice::State::start() {
   for (const auto& part : memory) parts.push_back(part->forward());
   std::vector<GpuParams> sets(static_cast<size_t>(config.sets), {&ranks, config.params, {}});
   for (int set = 0; set < config.sets; set++) {
-    std::vector<bf16*>& addresses = sets[static_cast<size_t>(set)].addresses;
+    std::vector<Element*>& addresses = sets[static_cast<size_t>(set)].addresses;
     for (const auto& part : memory) {
       for (size_t id = 0; id < config.params.size(); id++) addresses.push_back(part->param(static_cast<int>(id), set));
     }

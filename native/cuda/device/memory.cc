@@ -115,11 +115,11 @@ RankMemory::RankMemory(const CoreConfig& config, const ForwardSizes& sizes, Rank
   for (int set = 0; set < config.sets; set++) {
     rank.doing("allocate memory");
     Arena& weights = weights_.emplace_back(rank.device, bytes.weights, peers);
-    std::vector<bf16*>& params = params_.emplace_back();
+    std::vector<Element*>& params = params_.emplace_back();
     for (const Param& param : config.params) {
       const bool is_shared = set > 0 && !is_weight(param);
       Arena& home = is_weight(param) ? weights : adapters_;
-      params.push_back(is_shared ? params_[0][params.size()] : static_cast<bf16*>(home.carve(bytes_of(param))));
+      params.push_back(is_shared ? params_[0][params.size()] : static_cast<Element*>(home.carve(bytes_of(param))));
     }
   }
   rank.doing("allocate memory");
@@ -133,7 +133,7 @@ RankMemory::RankMemory(const CoreConfig& config, const ForwardSizes& sizes, Rank
 
 ForwardMemory RankMemory::forward() const {
   ForwardMemory memory;
-  for (const std::vector<bf16*>& params : params_) memory.params.emplace_back(params.begin(), params.end());
+  for (const std::vector<Element*>& params : params_) memory.params.emplace_back(params.begin(), params.end());
   memory.kv = kv_.data();
   memory.scratch = scratch_.data();
   memory.peer = peer_.data();

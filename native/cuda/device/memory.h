@@ -34,7 +34,7 @@ class RankMemory {
   // Zeroes all sets of weights. `peers`: all GPUs of the engine. Throws NoMemory, CudaError.
   RankMemory(const CoreConfig& config, const ForwardSizes& sizes, Rank& rank, const std::vector<int>& peers);
 
-  bf16* param(int id, int set) const { return params_[static_cast<size_t>(set)][id]; }
+  Element* param(int id, int set) const { return params_[static_cast<size_t>(set)][id]; }
   ForwardMemory forward() const;
 
   bool releasable() const;
@@ -61,8 +61,8 @@ class RankMemory {
 
   std::vector<Arena> weights_;  // one per set
   Arena adapters_, kv_, scratch_;
-  Arena peer_;                              // for collectives: never released
-  std::vector<std::vector<bf16*>> params_;  // by set; adapters are the same in each
+  Arena peer_;                                 // for collectives: never released
+  std::vector<std::vector<Element*>> params_;  // by set; adapters are the same in each
   std::array<bool, kMostSets> dropped_{};
   std::vector<refit::Arena> kept_;  // host memory: a copy of each arena of weights and adapters
 };

@@ -45,16 +45,16 @@ __device__ void meet(const PeerGroup& group, int phase, const Epoch& number) {
   __syncthreads();
 }
 
-__device__ float2 widen(uint32_t pair) { return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)}; }
+__device__ float2 widen(uint32_t pair) { return {half_to_float<0>(pair), half_to_float<1>(pair)}; }
 
 __device__ uint32_t narrow(float2 f) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(f.x, f.y);
+  const Element2 pair = to_elements(f.x, f.y);
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
 // Sum of vector i of all ranks, in rank order.
 template <int kRanks>
-__device__ uint4 sum(const bf16* const* buffers, int64_t i) {
+__device__ uint4 sum(const Element* const* buffers, int64_t i) {
   uint4 parts[kRanks];
 #pragma unroll
   for (int r = 0; r < kRanks; ++r) parts[r] = reinterpret_cast<const uint4*>(buffers[r])[i];
@@ -136,7 +136,7 @@ int blocks_for(const PeerGroup& group, int64_t vectors) {
 }
 
 template <int kRanks>
-void launch(bool two_shot, const PeerGroup& group, int side, bf16* out, int64_t vectors, Epoch epoch,
+void launch(bool two_shot, const PeerGroup& group, int side, Element* out, int64_t vectors, Epoch epoch,
             cudaStream_t stream) {
   const int64_t work = two_shot ? (vectors + kRanks - 1) / kRanks : vectors;
   const int blocks = blocks_for(group, work);
@@ -172,7 +172,8 @@ void for_ranks(int ranks, Fn&& fn) {
   }
 }
 
-void run(bool two_shot, const PeerGroup& group, int side, bf16* out, int64_t count, Epoch epoch, cudaStream_t stream) {
+void run(bool two_shot, const PeerGroup& group, int side, Element* out, int64_t count, Epoch epoch,
+         cudaStream_t stream) {
   if (count <= 0) return;
   const int64_t vectors = (count + 7) / 8;
   if (group.ranks == 1) {
@@ -184,21 +185,23 @@ void run(bool two_shot, const PeerGroup& group, int side, bf16* out, int64_t cou
 
 }  // namespace
 
-void all_reduce(const PeerGroup& group, int side, bf16* out, int64_t count, Epoch epoch, cudaStream_t stream) {
+void all_reduce(const PeerGroup& group, int side, Element* out, int64_t count, Epoch epoch, cudaStream_t stream) {
   // With two ranks both ways read the same bytes from the peer.
-  const bool two_shot = group.ranks > 2 && count * static_cast<int64_t>(sizeof(bf16)) > kOneShotBytes;
+  const bool two_shot = group.ranks > 2 && count * static_cast<int64_t>(sizeof(Element)) > kOneShotBytes;
   run(two_shot, group, side, out, count, epoch, stream);
 }
 
-void all_reduce_one_shot(const PeerGroup& group, int side, bf16* out, int64_t count, Epoch epoch, cudaStream_t stream) {
+void all_reduce_one_shot(const PeerGroup& group, int side, Element* out, int64_t count, Epoch epoch,
+                         cudaStream_t stream) {
   run(false, group, side, out, count, epoch, stream);
 }
 
-void all_reduce_two_shot(const PeerGroup& group, int side, bf16* out, int64_t count, Epoch epoch, cudaStream_t stream) {
+void all_reduce_two_shot(const PeerGroup& group, int side, Element* out, int64_t count, Epoch epoch,
+                         cudaStream_t stream) {
   run(true, group, side, out, count, epoch, stream);
 }
 
-void all_gather(const PeerGroup& group, int side, bf16* out, int64_t rows, int64_t columns, Epoch epoch,
+void all_gather(const PeerGroup& group, int side, Element* out, int64_t rows, int64_t columns, Epoch epoch,
                 cudaStream_t stream) {
   const int64_t vectors = columns / 8;
   if (rows <= 0) return;
@@ -210,7 +213,7 @@ void all_gather(const PeerGroup& group, int side, bf16* out, int64_t rows, int64
   check_launch("all_gather");
 }
 
-void sum_parts(const SumParts& parts, int ranks, bf16* out, int64_t count, cudaStream_t stream) {
+void sum_parts(const SumParts& parts, int ranks, Element* out, int64_t count, cudaStream_t stream) {
   if (count <= 0) return;
   const int64_t vectors = (count + 7) / 8;
   const auto blocks = static_cast<int>(std::min<int64_t>(kSumBlocks, (vectors + kThreads - 1) / kThreads));

@@ -33,7 +33,7 @@ struct PeerGroup {
   int rank = 0;
   int blocks = kCollectiveBlocks;
   // Buffers of each rank, readable and writable from this one; aligned to 16.
-  bf16* buffers[2][kMaxRanks] = {};
+  Element* buffers[2][kMaxRanks] = {};
   uint64_t* signals[kMaxRanks] = {};
 };
 
@@ -45,24 +45,26 @@ struct PeerGroup {
 // the next collective. So successive calls alternate between the sides. Two-shot also writes to the own buffer.
 //
 // `epoch`: the same on all ranks.
-void all_reduce(const PeerGroup& group, int side, bf16* out, int64_t count, Epoch epoch, cudaStream_t stream);
+void all_reduce(const PeerGroup& group, int side, Element* out, int64_t count, Epoch epoch, cudaStream_t stream);
 // out [rows, ranks * columns]: each row holds the ranks' rows of buffers[side][rank] [rows, columns], in rank order.
 // `columns` is a multiple of 8; `out` and `epoch` as above.
-void all_gather(const PeerGroup& group, int side, bf16* out, int64_t rows, int64_t columns, Epoch epoch,
+void all_gather(const PeerGroup& group, int side, Element* out, int64_t rows, int64_t columns, Epoch epoch,
                 cudaStream_t stream);
 // Later kernels of all ranks see everything that earlier kernels of all ranks wrote, in any rank's memory.
 void barrier(const PeerGroup& group, Epoch epoch, cudaStream_t stream);
 
 // The two ways of all_reduce, for tests and benchmarks. One-shot: every rank reads all buffers. Two-shot: every rank
 // sums one part, then all ranks gather the parts.
-void all_reduce_one_shot(const PeerGroup& group, int side, bf16* out, int64_t count, Epoch epoch, cudaStream_t stream);
-void all_reduce_two_shot(const PeerGroup& group, int side, bf16* out, int64_t count, Epoch epoch, cudaStream_t stream);
+void all_reduce_one_shot(const PeerGroup& group, int side, Element* out, int64_t count, Epoch epoch,
+                         cudaStream_t stream);
+void all_reduce_two_shot(const PeerGroup& group, int side, Element* out, int64_t count, Epoch epoch,
+                         cudaStream_t stream);
 
 // The same sum, bit for bit, for buffers that are all on this rank's GPU: out[i] = the sum over r < ranks of
 // buffers[r][i], for i < count rounded up to a multiple of 8. `out` may be one of them.
 struct SumParts {
-  const bf16* buffers[kMaxRanks] = {};
+  const Element* buffers[kMaxRanks] = {};
 };
-void sum_parts(const SumParts& parts, int ranks, bf16* out, int64_t count, cudaStream_t stream);
+void sum_parts(const SumParts& parts, int ranks, Element* out, int64_t count, cudaStream_t stream);
 
 }  // namespace refit::cuda

@@ -28,12 +28,12 @@ class Exchange {
   virtual void launched(uint64_t calls) = 0;
   // The memory for this rank's part of the next sum or gather: ForwardShape::exchange elements. Calls alternate between
   // the sides (0, 1).
-  virtual bf16* part(int side) const = 0;
+  virtual Element* part(int side) const = 0;
   // Gathers all ranks' parts [rows, columns] into `out` [rows, ranks * columns], in rank order. columns: a multiple
   // of 8.
-  virtual void gather(int side, int layer, bf16* out, int64_t rows, int64_t columns) = 0;
+  virtual void gather(int side, int layer, Element* out, int64_t rows, int64_t columns) = 0;
   // Sums the first `count` elements of all ranks' parts into `out`; `layer` is for the record.
-  virtual void sum(int side, int layer, bf16* out, int64_t count) = 0;
+  virtual void sum(int side, int layer, Element* out, int64_t count) = 0;
   // Logits that this rank may write: [rows, ld], of which it owns columns [rank * vocab_rows, (rank + 1) * vocab_rows).
   virtual float* logits() const = 0;
   // Call it before a rank writes logits again: rank 0 has then read the block before.

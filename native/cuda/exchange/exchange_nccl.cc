@@ -58,9 +58,9 @@ class NcclExchange : public Exchange {
   bool in_graphs() const override { return false; }
   void launched(uint64_t) override {}
   // One buffer is enough: its bytes are sent before the stream writes to it again.
-  bf16* part(int) const override { return part_; }
+  Element* part(int) const override { return part_; }
 
-  void sum(int, int layer, bf16* out, int64_t count) override {
+  void sum(int, int layer, Element* out, int64_t count) override {
     if (count <= 0) return;
     rank_.begin_op("all_reduce by NCCL", layer);
     const int64_t vectors = (count + kVector - 1) / kVector;
@@ -75,13 +75,13 @@ class NcclExchange : public Exchange {
     });
   }
 
-  void gather(int, int layer, bf16* out, int64_t rows, int64_t columns) override {
+  void gather(int, int layer, Element* out, int64_t rows, int64_t columns) override {
     rank_.begin_op("all_gather by NCCL", layer);
     const int64_t most = room_ / ((ranks_ - 1) * columns), ld = ranks_ * columns;
     guarded([&] {
       for (int64_t row = 0; row < rows; row += most) {
         const int64_t count = std::min(most, rows - row), vectors = count * columns / kVector;
-        bf16* const mine = part_ + row * columns;
+        Element* const mine = part_ + row * columns;
         comm_.group([&] {
           for (int r = 0; r < ranks_; ++r) {
             if (r != me_) swap(r, mine, vectors, slot(r, vectors), vectors);
@@ -127,7 +127,7 @@ class NcclExchange : public Exchange {
 
  private:
   // Every rank receives all parts and sums them.
-  void sum_whole(bf16* out, int64_t vectors) {
+  void sum_whole(Element* out, int64_t vectors) {
     SumParts parts;
     comm_.group([&] {
       for (int r = 0; r < ranks_; ++r) {
@@ -139,7 +139,7 @@ class NcclExchange : public Exchange {
   }
 
   // Rank r sums vectors [r * share, (r + 1) * share) and sends the result to the others.
-  void sum_shares(bf16* out, int64_t vectors) {
+  void sum_shares(Element* out, int64_t vectors) {
     const int64_t share = (vectors + ranks_ - 1) / ranks_;
     const auto first = [&](int r) { return std::min(r * share, vectors); };
     const auto size = [&](int r) { return first(r + 1) - first(r); };
@@ -159,9 +159,9 @@ class NcclExchange : public Exchange {
   }
 
   // The memory that receives rank r's vectors.
-  bf16* slot(int r, int64_t vectors) const { return received_ + (r < me_ ? r : r - 1) * vectors * kVector; }
+  Element* slot(int r, int64_t vectors) const { return received_ + (r < me_ ? r : r - 1) * vectors * kVector; }
 
-  void swap(int peer, const bf16* mine, int64_t sent, bf16* theirs, int64_t taken) {
+  void swap(int peer, const Element* mine, int64_t sent, Element* theirs, int64_t taken) {
     if (sent > 0) comm_.send(mine, static_cast<size_t>(sent * kVector), kNcclBfloat16, peer, rank_.stream);
     if (taken > 0) comm_.recv(theirs, static_cast<size_t>(taken * kVector), kNcclBfloat16, peer, rank_.stream);
   }
@@ -192,7 +192,7 @@ class NcclExchange : public Exchange {
   NcclComm& comm_;
   const int ranks_, me_;
   const int64_t vocab_rows_, ld_, room_;
-  bf16 *const part_, *const received_;
+  Element *const part_, *const received_;
   float* const logits_;
 };
 

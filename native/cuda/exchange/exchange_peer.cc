@@ -22,12 +22,12 @@ class PeerExchange : public Exchange {
   void begin_step(const uint64_t* epoch) override { epoch_ = epoch, calls_ = 0; }
   bool in_graphs() const override { return true; }
   void launched(uint64_t calls) override { calls_ = calls; }
-  bf16* part(int side) const override { return group_.buffers[side][rank_.index]; }
-  void sum(int side, int layer, bf16* out, int64_t count) override {
+  Element* part(int side) const override { return group_.buffers[side][rank_.index]; }
+  void sum(int side, int layer, Element* out, int64_t count) override {
     rank_.begin_op("all_reduce", layer);
     all_reduce(group_, side, out, count, {++calls_, epoch_}, rank_.stream);
   }
-  void gather(int side, int layer, bf16* out, int64_t rows, int64_t columns) override {
+  void gather(int side, int layer, Element* out, int64_t rows, int64_t columns) override {
     rank_.begin_op("all_gather", layer);
     all_gather(group_, side, out, rows, columns, {++calls_, epoch_}, rank_.stream);
   }

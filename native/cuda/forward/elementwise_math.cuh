@@ -1,4 +1,4 @@
-// Shared by the small kernels: bf16 in vectors, the sum of a block, and exp as native/cpu computes it.
+// Shared by the small kernels: Elements in vectors, the sum of a block, and exp as native/cpu computes it.
 #pragma once
 #include <cstdint>
 
@@ -8,14 +8,12 @@ namespace refit::cuda {
 
 // N adjacent elements, moved in one access; N = 8 is 16 bytes.
 template <int N>
-struct alignas(N * sizeof(bf16)) Bf16s {
-  bf16 v[N];
+struct alignas(N * sizeof(Element)) Elements {
+  Element v[N];
 
-  __device__ __forceinline__ static Bf16s load(const bf16* p) { return *reinterpret_cast<const Bf16s*>(p); }
-  __device__ __forceinline__ void store(bf16* p) const { *reinterpret_cast<Bf16s*>(p) = *this; }
+  __device__ __forceinline__ static Elements load(const Element* p) { return *reinterpret_cast<const Elements*>(p); }
+  __device__ __forceinline__ void store(Element* p) const { *reinterpret_cast<Elements*>(p) = *this; }
 };
-
-__device__ __forceinline__ float rounded_bf16(float x) { return __bfloat162float(__float2bfloat16_rn(x)); }
 
 __device__ __forceinline__ float rstd_of(float sum_squares, int64_t elements, float eps) {
   return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum_squares, static_cast<float>(elements)), eps)));

@@ -13,20 +13,20 @@ namespace {
 
 constexpr int kMaxThreads = 512;
 
-__device__ __forceinline__ float add(float residual, float delta) { return rounded_bf16(residual + delta); }
+__device__ __forceinline__ float add(float residual, float delta) { return round_element(residual + delta); }
 
-__device__ __forceinline__ bf16 scaled(float x, float rstd, bf16 weight, bool round_once) {
+__device__ __forceinline__ Element scaled(float x, float rstd, Element weight, bool round_once) {
   const float unit = __fmul_rn(x, rstd);
-  return __float2bfloat16_rn(__fmul_rn(round_once ? unit : rounded_bf16(unit), __bfloat162float(weight)));
+  return to_element(__fmul_rn(round_once ? unit : round_element(unit), to_float(weight)));
 }
 
 struct NormArgs {
-  bf16* x;              // residual, or what is normed
+  Element* x;           // residual, or what is normed
   const int32_t* rows;  // row of x for each row of out; null: the same
-  const bf16* delta;
-  const bf16* bias;
-  const bf16* weight;
-  bf16* out;
+  const Element* delta;
+  const Element* bias;
+  const Element* weight;
+  Element* out;
   int hidden;
   float eps;
   bool round_once;
@@ -38,36 +38,36 @@ __global__ void __launch_bounds__(kMaxThreads) norm_kernel(NormArgs a) {
   let_next_kernel_begin();
   __shared__ float shared[32];
   const int64_t row = blockIdx.x;
-  Bf16s<8> h[V], weight[V];
+  Elements<8> h[V], weight[V];
   float sum = 0.0f;
   // Weights are loaded before the wait: in a decode step they are not in the cache.
 #pragma unroll
   for (int v = 0; v < V; ++v) {
     const int i = (v * blockDim.x + threadIdx.x) * 8;
-    if (a.weight != nullptr && i < a.hidden) weight[v] = Bf16s<8>::load(a.weight + i);
+    if (a.weight != nullptr && i < a.hidden) weight[v] = Elements<8>::load(a.weight + i);
   }
   wait_for_kernel_before();
-  bf16* x = a.x + (a.rows != nullptr ? a.rows[row] : row) * a.hidden;
+  Element* x = a.x + (a.rows != nullptr ? a.rows[row] : row) * a.hidden;
 #pragma unroll
   for (int v = 0; v < V; ++v) {
     const int i = (v * blockDim.x + threadIdx.x) * 8;
     if (i >= a.hidden) continue;
-    h[v] = Bf16s<8>::load(x + i);
+    h[v] = Elements<8>::load(x + i);
     if (a.delta != nullptr) {
-      const Bf16s<8> delta = Bf16s<8>::load(a.delta + row * a.hidden + i);
-      Bf16s<8> bias;
-      if (a.bias != nullptr) bias = Bf16s<8>::load(a.bias + i);
+      const Elements<8> delta = Elements<8>::load(a.delta + row * a.hidden + i);
+      Elements<8> bias;
+      if (a.bias != nullptr) bias = Elements<8>::load(a.bias + i);
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
-        float d = __bfloat162float(delta.v[e]);
-        if (a.bias != nullptr) d = add(d, __bfloat162float(bias.v[e]));
-        h[v].v[e] = __float2bfloat16_rn(kPost ? d : __bfloat162float(h[v].v[e]) + d);
+        float d = to_float(delta.v[e]);
+        if (a.bias != nullptr) d = add(d, to_float(bias.v[e]));
+        h[v].v[e] = to_element(kPost ? d : to_float(h[v].v[e]) + d);
       }
       if (!kPost) h[v].store(x + i);
     }
 #pragma unroll
     for (int e = 0; e < 8; ++e) {
-      const float f = __bfloat162float(h[v].v[e]);
+      const float f = to_float(h[v].v[e]);
       sum = __fmaf_rn(f, f, sum);
     }
   }
@@ -77,12 +77,12 @@ __global__ void __launch_bounds__(kMaxThreads) norm_kernel(NormArgs a) {
   for (int v = 0; v < V; ++v) {
     const int i = (v * blockDim.x + threadIdx.x) * 8;
     if (i >= a.hidden) continue;
-    Bf16s<8> y, residual;
-    if (kPost) residual = Bf16s<8>::load(x + i);
+    Elements<8> y, residual;
+    if (kPost) residual = Elements<8>::load(x + i);
 #pragma unroll
     for (int e = 0; e < 8; ++e) {
-      y.v[e] = scaled(__bfloat162float(h[v].v[e]), rstd, weight[v].v[e], a.round_once);
-      if (kPost) y.v[e] = __float2bfloat16_rn(__bfloat162float(residual.v[e]) + __bfloat162float(y.v[e]));
+      y.v[e] = scaled(to_float(h[v].v[e]), rstd, weight[v].v[e], a.round_once);
+      if (kPost) y.v[e] = to_element(to_float(residual.v[e]) + to_float(y.v[e]));
     }
     y.store((kPost ? x : a.out + row * a.hidden) + i);
   }
@@ -95,29 +95,29 @@ __global__ void __launch_bounds__(kMaxThreads) norm_kernel_any(NormArgs a) {
   wait_for_kernel_before();
   __shared__ float shared[32];
   const int64_t row = blockIdx.x;
-  bf16* x = a.x + (a.rows != nullptr ? a.rows[row] : row) * a.hidden;
+  Element* x = a.x + (a.rows != nullptr ? a.rows[row] : row) * a.hidden;
   float sum = 0.0f;
   for (int i = threadIdx.x; i < a.hidden; i += blockDim.x) {
-    float f = __bfloat162float(x[i]);
+    float f = to_float(x[i]);
     if (a.delta != nullptr) {
-      float d = __bfloat162float(a.delta[row * a.hidden + i]);
-      if (a.bias != nullptr) d = add(d, __bfloat162float(a.bias[i]));
+      float d = to_float(a.delta[row * a.hidden + i]);
+      if (a.bias != nullptr) d = add(d, to_float(a.bias[i]));
       f = kPost ? d : add(f, d);
-      if (!kPost) x[i] = __float2bfloat16_rn(f);
+      if (!kPost) x[i] = to_element(f);
     }
     sum = __fmaf_rn(f, f, sum);
   }
   if (a.weight == nullptr) return;
   const float rstd = rstd_of(block_sum(sum, shared), a.hidden, a.eps);
   for (int i = threadIdx.x; i < a.hidden; i += blockDim.x) {
-    float f = __bfloat162float(x[i]);
+    float f = to_float(x[i]);
     if (kPost) {
-      f = __bfloat162float(a.delta[row * a.hidden + i]);
-      if (a.bias != nullptr) f = add(f, __bfloat162float(a.bias[i]));
+      f = to_float(a.delta[row * a.hidden + i]);
+      if (a.bias != nullptr) f = add(f, to_float(a.bias[i]));
     }
-    const bf16 y = scaled(f, rstd, a.weight[i], a.round_once);
+    const Element y = scaled(f, rstd, a.weight[i], a.round_once);
     if (kPost) {
-      x[i] = __float2bfloat16_rn(__bfloat162float(x[i]) + __bfloat162float(y));
+      x[i] = to_element(to_float(x[i]) + to_float(y));
     } else {
       a.out[row * a.hidden + i] = y;
     }
@@ -138,23 +138,23 @@ void launch(const NormArgs& a, int count, cudaStream_t stream, const char* name)
 
 }  // namespace
 
-void add_norm(bf16* residual, const bf16* delta, const bf16* bias, const bf16* weight, float eps, int count, int hidden,
-              bf16* normed, cudaStream_t stream, bool round_once) {
+void add_norm(Element* residual, const Element* delta, const Element* bias, const Element* weight, float eps, int count,
+              int hidden, Element* normed, cudaStream_t stream, bool round_once) {
   if (count <= 0 || (delta == nullptr && weight == nullptr)) return;
   launch<false>({residual, nullptr, delta, bias, weight, normed, hidden, eps, round_once}, count, stream, "add_norm");
 }
 
-void norm_add(bf16* residual, const bf16* delta, const bf16* bias, const bf16* weight, float eps, int count, int hidden,
-              cudaStream_t stream, bool round_once) {
+void norm_add(Element* residual, const Element* delta, const Element* bias, const Element* weight, float eps, int count,
+              int hidden, cudaStream_t stream, bool round_once) {
   if (count <= 0) return;
   launch<true>({residual, nullptr, delta, bias, weight, nullptr, hidden, eps, round_once}, count, stream, "norm_add");
 }
 
-void norm_rows(const bf16* x, const int32_t* rows, int count, const bf16* weight, float eps, int hidden, bf16* out,
-               cudaStream_t stream, bool round_once) {
+void norm_rows(const Element* x, const int32_t* rows, int count, const Element* weight, float eps, int hidden,
+               Element* out, cudaStream_t stream, bool round_once) {
   if (count <= 0) return;
   // Without a delta x is only read.
-  launch<false>({const_cast<bf16*>(x), rows, nullptr, nullptr, weight, out, hidden, eps, round_once}, count, stream,
+  launch<false>({const_cast<Element*>(x), rows, nullptr, nullptr, weight, out, hidden, eps, round_once}, count, stream,
                 "norm_rows");
 }
 

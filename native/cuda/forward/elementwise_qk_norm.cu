@@ -20,23 +20,23 @@ __device__ __forceinline__ float warp_sum(float x) {
   return x;
 }
 
-// Bf16 pieces that add up to x exactly: 8 bits of its mantissa each.
-__device__ void split(float x, bf16* pieces) {
+// Pieces that add up to x exactly: 8 bits of its mantissa each.
+__device__ void split(float x, Element* pieces) {
   for (int i = 0; i < kPieces; ++i) {
-    pieces[i] = __float2bfloat16_rn(x);
-    x = __fsub_rn(x, __bfloat162float(pieces[i]));
+    pieces[i] = to_element(x);
+    x = __fsub_rn(x, to_float(pieces[i]));
     // Infinity minus infinity is NaN; the first piece alone holds the value.
     if (!isfinite(x)) x = 0.0f;
   }
 }
 
 // The sum of squares of one head, in all lanes of the warp.
-__device__ float squares(const bf16* head, int dim) {
+__device__ float squares(const Element* head, int dim) {
   float sum = 0.0f;
   for (int i = static_cast<int>(threadIdx.x % 32) * 8; i < dim; i += 32 * 8) {
-    const Bf16s<8> values = Bf16s<8>::load(head + i);
+    const Elements<8> values = Elements<8>::load(head + i);
     for (int e = 0; e < 8; ++e) {
-      const float f = __bfloat162float(values.v[e]);
+      const float f = to_float(values.v[e]);
       sum = __fmaf_rn(f, f, sum);
     }
   }
@@ -44,11 +44,12 @@ __device__ float squares(const bf16* head, int dim) {
 }
 
 // One block per token.
-__global__ void __launch_bounds__(kThreads) squares_kernel(const bf16* qkv, int64_t ld, HeadSquares a, bf16* pieces) {
+__global__ void __launch_bounds__(kThreads)
+    squares_kernel(const Element* qkv, int64_t ld, HeadSquares a, Element* pieces) {
   let_next_kernel_begin();
   wait_for_kernel_before();
-  const bf16* const row = qkv + blockIdx.x * ld;
-  bf16* const places = pieces + static_cast<int64_t>(blockIdx.x) * a.all_heads * kSquarePieces;
+  const Element* const row = qkv + blockIdx.x * ld;
+  Element* const places = pieces + static_cast<int64_t>(blockIdx.x) * a.all_heads * kSquarePieces;
   for (int place = static_cast<int>(threadIdx.x) / 32; place < a.all_heads; place += kWarps) {
     const int q = place - a.first_head, k = place - a.first_kv_head;
     float of_q = 0.0f, of_k = 0.0f;
@@ -62,7 +63,7 @@ __global__ void __launch_bounds__(kThreads) squares_kernel(const bf16* qkv, int6
 }
 
 // One warp for q of a token, one for k.
-__global__ void __launch_bounds__(kThreads) rstd_kernel(const bf16* pieces, int heads, int64_t q_elements,
+__global__ void __launch_bounds__(kThreads) rstd_kernel(const Element* pieces, int heads, int64_t q_elements,
                                                         int64_t k_elements, float eps, int count, float* rstd) {
   let_next_kernel_begin();
   wait_for_kernel_before();
@@ -71,10 +72,10 @@ __global__ void __launch_bounds__(kThreads) rstd_kernel(const bf16* pieces, int 
   const int token = i / 2, part = i % 2;
   float sum = 0.0f;
   for (int head = static_cast<int>(threadIdx.x) % 32; head < heads; head += 32) {
-    const bf16* place = pieces + (static_cast<int64_t>(token) * heads + head) * kSquarePieces + kPieces * part;
+    const Element* place = pieces + (static_cast<int64_t>(token) * heads + head) * kSquarePieces + kPieces * part;
     // The smallest first: each sum of pieces is exact.
-    const float low = __fadd_rn(__bfloat162float(place[2]), __bfloat162float(place[1]));
-    sum = __fadd_rn(sum, __fadd_rn(low, __bfloat162float(place[0])));
+    const float low = __fadd_rn(to_float(place[2]), to_float(place[1]));
+    sum = __fadd_rn(sum, __fadd_rn(low, to_float(place[0])));
   }
   sum = warp_sum(sum);
   if (threadIdx.x % 32 == 0) rstd[i] = rstd_of(sum, part == 0 ? q_elements : k_elements, eps);
@@ -82,7 +83,7 @@ __global__ void __launch_bounds__(kThreads) rstd_kernel(const bf16* pieces, int 
 
 }  // namespace
 
-void projection_squares(const bf16* qkv, int64_t ld, const HeadSquares& heads, int count, bf16* pieces,
+void projection_squares(const Element* qkv, int64_t ld, const HeadSquares& heads, int count, Element* pieces,
                         cudaStream_t stream) {
   if (!in_eights(ld, qkv) || heads.head_dim % 8 != 0)
     throw std::invalid_argument("projection_squares needs heads that begin at multiples of 16 bytes");
@@ -90,7 +91,7 @@ void projection_squares(const bf16* qkv, int64_t ld, const HeadSquares& heads, i
   launch_early(squares_kernel, true, count, kThreads, stream, "projection_squares", qkv, ld, heads, pieces);
 }
 
-void projection_rstd(const bf16* pieces, int heads, int64_t q_elements, int64_t k_elements, float eps, int count,
+void projection_rstd(const Element* pieces, int heads, int64_t q_elements, int64_t k_elements, float eps, int count,
                      float* rstd, cudaStream_t stream) {
   if (count <= 0) return;
   const int blocks = (2 * count + kWarps - 1) / kWarps;

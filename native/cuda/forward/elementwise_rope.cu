@@ -14,7 +14,7 @@ namespace {
 constexpr int kThreads = 128;
 
 struct RopeArgs {
-  bf16* qkv;
+  Element* qkv;
   HeadNorms norms;
   const float* rope;
   const int32_t* positions;
@@ -25,7 +25,7 @@ struct RopeArgs {
 };
 
 __device__ __forceinline__ float product(float x, float y, bool round_once) {
-  return round_once ? __fmul_rn(x, y) : rounded_bf16(__fmul_rn(x, y));
+  return round_once ? __fmul_rn(x, y) : round_element(__fmul_rn(x, y));
 }
 
 // 1 << lanes_shift threads (at most 32) compute one head of one token; a thread has N adjacent elements of the lower
@@ -41,25 +41,25 @@ __global__ void __launch_bounds__(kThreads) rope_and_cache_kernel(RopeArgs a, in
   // Threads without work stay, because shuffles need whole warps.
   const bool active = token < a.count && i < half;
   const bool is_v = head >= a.heads + a.kv.kv_heads, is_k = !is_v && head >= a.heads;
-  bf16* at = a.qkv + static_cast<int64_t>(unit) * dim + i;
+  Element* at = a.qkv + static_cast<int64_t>(unit) * dim + i;
 
   // All loads come first, so that those behind a position or slot do not also wait for the norm; weights before the
   // kernel before has ended.
-  Bf16s<N> low, high, weight_low, weight_high;
+  Elements<N> low, high, weight_low, weight_high;
   alignas(16) float cos[N], sin[N];
-  for (int e = 0; e < N; ++e) low.v[e] = high.v[e] = bf16(0.0f);
-  const bf16* norm = is_v ? nullptr : is_k ? a.norms.k : a.norms.q;
+  for (int e = 0; e < N; ++e) low.v[e] = high.v[e] = Element(0.0f);
+  const Element* norm = is_v ? nullptr : is_k ? a.norms.k : a.norms.q;
   const bool is_whole = a.norms.rstd != nullptr;
   if (norm != nullptr && is_whole) norm += static_cast<int64_t>(is_k ? head - a.heads : head) * dim;
   int slot = 0;
   if (active && norm != nullptr) {
-    weight_low = Bf16s<N>::load(norm + i);
-    weight_high = Bf16s<N>::load(norm + half + i);
+    weight_low = Elements<N>::load(norm + i);
+    weight_high = Elements<N>::load(norm + half + i);
   }
   wait_for_kernel_before();
   if (active) {
-    low = Bf16s<N>::load(at);
-    high = Bf16s<N>::load(at + half);
+    low = Elements<N>::load(at);
+    high = Elements<N>::load(at + half);
     if (head >= a.heads) slot = a.slots[token];
     if (!is_v) {
       const float* angle = a.rope + static_cast<int64_t>(a.positions[token]) * dim + i;
@@ -72,17 +72,17 @@ __global__ void __launch_bounds__(kThreads) rope_and_cache_kernel(RopeArgs a, in
   if (a.norms.q != nullptr || a.norms.k != nullptr) {
     float sum = 0.0f;
     for (int e = 0; e < N && !is_whole; ++e) {
-      const float l = __bfloat162float(low.v[e]), h = __bfloat162float(high.v[e]);
+      const float l = to_float(low.v[e]), h = to_float(high.v[e]);
       sum = __fmaf_rn(h, h, __fmaf_rn(l, l, sum));
     }
     for (int mask = lanes / 2; mask > 0 && !is_whole; mask /= 2) sum += __shfl_xor_sync(~0u, sum, mask);
     if (norm != nullptr && active) {
       const float rstd = is_whole ? a.norms.rstd[2 * token + (is_k ? 1 : 0)] : rstd_of(sum, dim, a.norms.eps);
       for (int e = 0; e < N; ++e) {
-        float l = __fmul_rn(__bfloat162float(low.v[e]), rstd), h = __fmul_rn(__bfloat162float(high.v[e]), rstd);
-        if (!a.round_once) l = rounded_bf16(l), h = rounded_bf16(h);
-        low.v[e] = __float2bfloat16_rn(__fmul_rn(l, __bfloat162float(weight_low.v[e])));
-        high.v[e] = __float2bfloat16_rn(__fmul_rn(h, __bfloat162float(weight_high.v[e])));
+        float l = __fmul_rn(to_float(low.v[e]), rstd), h = __fmul_rn(to_float(high.v[e]), rstd);
+        if (!a.round_once) l = round_element(l), h = round_element(h);
+        low.v[e] = to_element(__fmul_rn(l, to_float(weight_low.v[e])));
+        high.v[e] = to_element(__fmul_rn(h, to_float(weight_high.v[e])));
       }
     }
   }
@@ -90,10 +90,10 @@ __global__ void __launch_bounds__(kThreads) rope_and_cache_kernel(RopeArgs a, in
 
   if (!is_v) {
     for (int e = 0; e < N; ++e) {
-      const float l = __bfloat162float(low.v[e]), h = __bfloat162float(high.v[e]);
+      const float l = to_float(low.v[e]), h = to_float(high.v[e]);
       // Hugging Face's x * cos + rotate_half(x) * sin: two rounded products, then the rounded sum.
-      low.v[e] = __float2bfloat16_rn(__fadd_rn(product(l, cos[e], a.round_once), product(-h, sin[e], a.round_once)));
-      high.v[e] = __float2bfloat16_rn(__fadd_rn(product(h, cos[e], a.round_once), product(l, sin[e], a.round_once)));
+      low.v[e] = to_element(__fadd_rn(product(l, cos[e], a.round_once), product(-h, sin[e], a.round_once)));
+      high.v[e] = to_element(__fadd_rn(product(h, cos[e], a.round_once), product(l, sin[e], a.round_once)));
     }
     low.store(at);
     high.store(at + half);
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kThreads) rope_and_cache_kernel(RopeArgs a, in
     const int kv_head = head - a.heads - (is_v ? a.kv.kv_heads : 0);
     const int64_t row =
         (static_cast<int64_t>(page) * a.kv.kv_heads + kv_head) * a.kv.page_size + (slot - page * a.kv.page_size);
-    bf16* to = (is_v ? a.kv.v : a.kv.k) + row * dim + i;
+    Element* to = (is_v ? a.kv.v : a.kv.k) + row * dim + i;
     low.store(to);
     high.store(to + half);
   }
@@ -125,7 +125,7 @@ void launch(const RopeArgs& a, cudaStream_t stream) {
 
 }  // namespace
 
-void rope_and_cache(bf16* qkv, const HeadNorms& norms, const float* rope, const int32_t* positions,
+void rope_and_cache(Element* qkv, const HeadNorms& norms, const float* rope, const int32_t* positions,
                     const int32_t* slots, int count, int heads, const KvLayer& kv, cudaStream_t stream,
                     bool round_once) {
   if (kv.head_dim < 8 || kv.head_dim % 8 != 0 || kv.head_dim > 256) {

@@ -2,7 +2,7 @@
 // gate_up, rows of o and down, vocabulary of embed and lm_head). The recipe (core/model.h) says what a layer computes.
 //
 // Numerics are those of native/cpu/forward/forward.h, with one difference: with several ranks the partial sums are
-// rounded to bf16 before they are added.
+// rounded to Element before they are added.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -31,7 +31,7 @@ ForwardSizes forward_sizes(const CoreConfig& config);
 
 // Memory of one rank. If ranks exchange without NCCL, all their GPUs can read and write scratch and peer memory.
 struct ForwardMemory {
-  std::vector<std::vector<const bf16*>> params;  // by set, then by parameter id of CoreConfig
+  std::vector<std::vector<const Element*>> params;  // by set, then by parameter id of CoreConfig
   void* kv = nullptr;
   void* scratch = nullptr;
   void* peer = nullptr;

@@ -56,7 +56,7 @@ size_t kv_bytes(const CoreConfig& config, const Layout& layout) {
   require(slots <= std::numeric_limits<int32_t>::max(),
           std::to_string(slots) + " tokens of KV cache; at most 2^31 - 1 can be addressed");
   const unsigned __int128 bytes = static_cast<unsigned __int128>(slots) * layout.kv_heads * layout.recipe.head_dim *
-                                  layout.recipe.layers * 2 * sizeof(bf16);
+                                  layout.recipe.layers * 2 * sizeof(Element);
   require(bytes < kMostBytes, "the KV cache overflows the address space");
   return static_cast<size_t>(bytes);
 }
@@ -136,27 +136,27 @@ RankBuffers carve_buffers(const Layout& layout, const ForwardShape& shape, void*
   const int64_t hidden = layout.recipe.hidden, tokens = shape.tokens;
   RankBuffers b{};
   Carver carver(scratch);
-  b.hidden = carver.take<bf16>(tokens, hidden);
-  b.normed = carver.take<bf16>(tokens, hidden);
-  b.delta = carver.take<bf16>(tokens, hidden);
-  b.selected = carver.take<bf16>(shape.rows, hidden);
+  b.hidden = carver.take<Element>(tokens, hidden);
+  b.normed = carver.take<Element>(tokens, hidden);
+  b.delta = carver.take<Element>(tokens, hidden);
+  b.selected = carver.take<Element>(shape.rows, hidden);
   b.logits = carver.take<float>(shape.rows, shape.logits_ld);
-  if (shape.adapter_columns > 0) b.shrunk = carver.take<bf16>(std::max(tokens, shape.rows), shape.adapter_columns);
+  if (shape.adapter_columns > 0) b.shrunk = carver.take<Element>(std::max(tokens, shape.rows), shape.adapter_columns);
   b.gemm_bytes = kGemmBytes;
   b.gemm = carver.take<uint8_t>(kGemmBytes);
   b.sampler = carver.take<uint8_t>(sampler_scratch_bytes(shape.rows, layout.recipe.vocab));
 
   Carver attend = carver, dense = carver, sparse = carver;
-  b.qkv = attend.take<bf16>(tokens, layout.qkv_cols());
-  b.attended = attend.take<bf16>(tokens, layout.input_cols(layout.q_cols()));
+  b.qkv = attend.take<Element>(tokens, layout.qkv_cols());
+  b.attended = attend.take<Element>(tokens, layout.input_cols(layout.q_cols()));
   if (layout.recipe.qk_norm == QkNorm::kProjection) {
     // Collectives move 8 elements at a time; the padding covers the last of them.
-    b.squares = attend.take<bf16>(tokens, int64_t{kSquarePieces} * layout.recipe.heads);
+    b.squares = attend.take<Element>(tokens, int64_t{kSquarePieces} * layout.recipe.heads);
     b.rstd = attend.take<float>(tokens, 2);
   }
   b.parts = attend.take<float>(shape.part_rows, static_cast<int64_t>(layout.heads) * (layout.recipe.head_dim + 2));
-  b.gate_up = dense.take<bf16>(tokens, 2 * shape.dense_inter);
-  b.act = dense.take<bf16>(tokens, layout.input_cols(shape.dense_inter));
+  b.gate_up = dense.take<Element>(tokens, 2 * shape.dense_inter);
+  b.act = dense.take<Element>(tokens, layout.input_cols(shape.dense_inter));
   if (shape.sparse_inter > 0) {
     b.moe_bytes = Moe::scratch_bytes(moe_shape(layout, shape.sparse_inter), tokens);
     b.moe = sparse.take<uint8_t>(b.moe_bytes);
@@ -168,7 +168,7 @@ RankBuffers carve_buffers(const Layout& layout, const ForwardShape& shape, void*
   if (layout.ranks > 1) {
     b.signals = peers.take<uint64_t>(kSignalBytes / sizeof(uint64_t));
     // Collectives move 8 elements at a time; each part's padding covers the last of them.
-    for (bf16*& side : b.exchange) side = peers.take<bf16>(shape.exchange);
+    for (Element*& side : b.exchange) side = peers.take<Element>(shape.exchange);
   }
   sizes.peer = peers.used();
   return b;

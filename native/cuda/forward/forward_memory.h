@@ -39,16 +39,16 @@ MoeShape moe_shape(const Layout& layout, int64_t inter);
 struct RankBuffers {
   // Scratch. hidden [T, H] is the residual stream, normed [T, H] its norm (NormPlacement::kPre), delta [T, H] the
   // output of attention or MLP that is added next.
-  bf16 *hidden, *normed, *delta;
-  bf16 *qkv, *attended;  // [T, (nq + 2 nkv) hd], [T, Layout::input_cols(nq hd)]
-  float* parts;          // [part_rows, nq, hd + 2]
+  Element *hidden, *normed, *delta;
+  Element *qkv, *attended;  // [T, (nq + 2 nkv) hd], [T, Layout::input_cols(nq hd)]
+  float* parts;             // [part_rows, nq, hd + 2]
   // With QkNorm::kProjection: [T, all heads, kSquarePieces] and [T, 2] (elementwise.h).
-  bf16* squares;
+  Element* squares;
   float* rstd;
-  bf16 *gate_up, *act;  // [T, 2 I], [T, Layout::input_cols(I)]; in the place of qkv to parts
-  bf16* selected;       // [rows, H]
-  float* logits;        // [rows, logits_ld]; all ranks that reach rank 0's write to it
-  bf16* shrunk;         // [T or rows, adapter_columns]; null without adapters
+  Element *gate_up, *act;  // [T, 2 I], [T, Layout::input_cols(I)]; in the place of qkv to parts
+  Element* selected;       // [rows, H]
+  float* logits;           // [rows, logits_ld]; all ranks that reach rank 0's write to it
+  Element* shrunk;         // [T or rows, adapter_columns]; null without adapters
   void* moe;
   size_t moe_bytes;
   void* gemm;
@@ -57,7 +57,7 @@ struct RankBuffers {
   // Peer memory. The exchange buffers and signals only with several ranks.
   float* rope;  // [context, hd]
   uint64_t* signals;
-  bf16* exchange[2];  // of ForwardShape::exchange elements
+  Element* exchange[2];  // of ForwardShape::exchange elements
 };
 
 // Divides both regions among the buffers; with null bases it only counts the sizes.

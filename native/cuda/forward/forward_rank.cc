@@ -16,7 +16,7 @@ RankForward::RankForward(const CoreConfig& config, const Layout& layout, const F
       shape_(shape),
       rank_(rank),
       params_(memory.params),
-      kv_(static_cast<bf16*>(memory.kv)),
+      kv_(static_cast<Element*>(memory.kv)),
       pages_(config.pages),
       page_size_(config.page_size),
       own_(own),
@@ -140,13 +140,13 @@ void RankForward::layers(const StepView& view, const PreparedStep& step, int set
   }
 }
 
-void RankForward::sum(int layer, int64_t elements, bf16* out) {
+void RankForward::sum(int layer, int64_t elements, Element* out) {
   if (!exchange_) return;
   exchange_->sum(side_, layer, out, elements);
   side_ ^= 1;
 }
 
-void RankForward::gather(int layer, int64_t rows, int64_t own, bf16* all) {
+void RankForward::gather(int layer, int64_t rows, int64_t own, Element* all) {
   exchange_->gather(side_, layer, all, rows, own);
   side_ ^= 1;
 }
@@ -161,7 +161,7 @@ void RankForward::finish_delta(int layer, int64_t rows) {
 
 KvLayer RankForward::kv_layer(int layer) const {
   const int64_t half = int64_t{pages_} * page_size_ * layout_.kv_heads * layout_.recipe.head_dim;
-  bf16* const k = kv_ + 2 * half * layer;
+  Element* const k = kv_ + 2 * half * layer;
   return {k, k + half, pages_, page_size_, layout_.kv_heads, layout_.recipe.head_dim};
 }
 
@@ -203,7 +203,7 @@ Product RankForward::lm_head(int count) const {
 void RankForward::embed_tokens(const StepView& view, int count) {
   const int hidden = layout_.recipe.hidden;
   side_ = 1;
-  bf16* const out = exchange_ ? part() : own_.hidden;
+  Element* const out = exchange_ ? part() : own_.hidden;
   rank_.begin_op("embed");
   embed(view.tokens, count, param(layout_.embed), rank_.index * layout_.vocab_rows, layout_.vocab_rows, hidden, out,
         rank_.stream);
@@ -222,7 +222,7 @@ HeadNorms RankForward::head_norms(int layer, int count) {
   if (recipe.qk_norm != QkNorm::kProjection) return norms;
   const int64_t dim = recipe.head_dim;
   rank_.begin_op("squares of q and k", layer);
-  bf16* const pieces = exchange_ ? part() : own_.squares;
+  Element* const pieces = exchange_ ? part() : own_.squares;
   // KV heads that several ranks hold count once.
   const bool counts_k = rank_.index % layout_.kv_replicas() == 0;
   const HeadSquares heads{recipe.head_dim,
@@ -289,7 +289,7 @@ void RankForward::mlp(const StepView& view, int layer, const PreparedStep& step)
                 layout_.recorded};
     }
     const RowGather rows{[this] { return part(); },
-                         [this, layer](bf16* all, int64_t rows, int64_t own) { gather(layer, rows, own, all); }};
+                         [this, layer](Element* all, int64_t rows, int64_t own) { gather(layer, rows, own, all); }};
     const bool sums = layout_.ranks > 1 && !layout_.gathers;
     moe_.at(p.inter).run(linear_input(), param(p.router), param(p.w13), param(p.w2), sums ? part() : own_.delta, count,
                          sums, stream, record, adapters_.experts(layer, view.token_slots),

@@ -67,17 +67,17 @@ class RankForward {
   // linear that follows (kPre); -1: none.
   void add_delta(int bias, int own_norm, int next_norm, int count);
   // The input of the next linear: normed, or the residual stream itself if norms come after.
-  const bf16* linear_input() const {
+  const Element* linear_input() const {
     return layout_.recipe.norm_placement == NormPlacement::kPre ? own_.normed : own_.hidden;
   }
   // The memory for this rank's part of the next sum or gather, and the sum of all ranks' parts into `out`. The two
   // sides of the exchange take turns (see all_reduce.h).
-  bf16* part() const { return exchange_ ? exchange_->part(side_) : own_.delta; }
-  void sum(int layer, int64_t elements, bf16* out);
+  Element* part() const { return exchange_ ? exchange_->part(side_) : own_.delta; }
+  void sum(int layer, int64_t elements, Element* out);
   // If ranks gather (Layout::gathers), a kernel writes this rank's [rows, own] inputs of o or down to `part`, and
   // `gather` makes [rows, ranks * own] of them in `all`. Else it writes to `all`, which is this rank's.
-  bf16* input_part(bf16* all) const { return layout_.gathers ? part() : all; }
-  void gather(int layer, int64_t rows, int64_t own, bf16* all);
+  Element* input_part(Element* all) const { return layout_.gathers ? part() : all; }
+  void gather(int layer, int64_t rows, int64_t own, Element* all);
   // The outputs of o or down on all ranks, from `part` to delta [rows, hidden].
   void finish_delta(int layer, int64_t rows);
 
@@ -87,15 +87,15 @@ class RankForward {
   Product down(int layer, int count) const;
   Product lm_head(int count) const;
 
-  const bf16* param(int id) const { return id < 0 ? nullptr : params_[static_cast<size_t>(set_)][id]; }
+  const Element* param(int id) const { return id < 0 ? nullptr : params_[static_cast<size_t>(set_)][id]; }
   KvLayer kv_layer(int layer) const;
 
   const Layout& layout_;
   const ForwardShape& shape_;
   Rank& rank_;
-  const std::vector<std::vector<const bf16*>> params_;  // by set
-  int set_ = 0;                                         // of weights, for the next launch
-  bf16* const kv_;
+  const std::vector<std::vector<const Element*>> params_;  // by set
+  int set_ = 0;                                            // of weights, for the next launch
+  Element* const kv_;
   const int pages_, page_size_;
   const RankBuffers own_;
   const std::unique_ptr<Exchange> exchange_;

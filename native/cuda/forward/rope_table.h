@@ -1,5 +1,5 @@
 // Cosines and sines of RoPE for the GPU, with the arithmetic of native/cpu/rope.cc: angles in fp32 from fp32 inverse
-// frequencies, cos and sin rounded to bf16 unless the recipe rounds once.
+// frequencies, cos and sin rounded to Element unless the recipe rounds once.
 #pragma once
 #include <cstdint>
 #include <vector>

@@ -161,7 +161,7 @@ void CublasLt::destroy(Plan& plan) const {
   }
 }
 
-void CublasLt::describe(Plan& plan, const Key& key, const bf16* bias) const {
+void CublasLt::describe(Plan& plan, const Key& key, const Element* bias) const {
   const auto& [m, n, k, ldx, ldy, wide, has_bias, align] = key;
   const auto columns = static_cast<uint64_t>(m), rows = static_cast<uint64_t>(n), depth = static_cast<uint64_t>(k);
   check(api_->desc_create(&plan.desc, kCompute32F, kFloat), "cublasLtMatmulDescCreate");

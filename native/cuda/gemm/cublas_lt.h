@@ -53,7 +53,7 @@ class CublasLt {
 
   // Null if the library cannot run it.
   Plan* find(const Product& product);
-  void describe(Plan& plan, const Key& key, const bf16* bias) const;
+  void describe(Plan& plan, const Key& key, const Element* bias) const;
   void destroy(Plan& plan) const;
   void find_algorithms(Plan& plan, int align) const;
   bool run(Plan& plan, const Product& product, cudaStream_t stream) const;

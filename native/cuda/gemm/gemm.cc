@@ -58,7 +58,7 @@ struct Gemm::Plans {
     if (p.wide) {
       run_own<float>(p, false, stream);
     } else {
-      run_own<bf16>(p, false, stream);
+      run_own<Element>(p, false, stream);
     }
   }
 
@@ -89,7 +89,7 @@ void Gemm::run(const Product& p, cudaStream_t stream) {
   if (p.wide) {
     plans_->run_own<float>(p, streamed, stream);
   } else {
-    plans_->run_own<bf16>(p, streamed, stream);
+    plans_->run_own<Element>(p, streamed, stream);
   }
 }
 

@@ -1,5 +1,6 @@
-// y = x wᵀ (+ bias): x [M, K] bf16 row-major with leading dimension ldx, w [N, K] bf16 row-major (as in checkpoints),
-// bias [N] bf16 or null, y [M, N] bf16 or float with leading dimension ldy; fp32 accumulation.
+// y = x wᵀ (+ bias): x [M, K] of Element, row-major with leading dimension ldx, w [N, K] of Element, row-major (as in
+// checkpoints), bias [N] of Element, or null, y [M, N] of Element or float with leading dimension ldy; fp32
+// accumulation.
 //
 // Three paths: our weight-streaming kernel for few rows, cuBLASLt for the rest, and our mma.sync kernel if cuBLASLt is
 // missing or REFIT_CUBLASLT=off. With SumOrder::kAscending cuBLASLt takes few rows, too, and only algorithms that do
@@ -19,13 +20,13 @@ struct GemmShape {
 };
 
 struct Product {
-  Product(const GemmShape& shape, const bf16* x, const bf16* w, const bf16* bias, bf16* y)
+  Product(const GemmShape& shape, const Element* x, const Element* w, const Element* bias, Element* y)
       : shape(shape), x(x), w(w), bias(bias), y(y), wide(false) {}
-  Product(const GemmShape& shape, const bf16* x, const bf16* w, const bf16* bias, float* y)
+  Product(const GemmShape& shape, const Element* x, const Element* w, const Element* bias, float* y)
       : shape(shape), x(x), w(w), bias(bias), y(y), wide(true) {}
 
   GemmShape shape;
-  const bf16 *x, *w, *bias;
+  const Element *x, *w, *bias;
   void* y;
   bool wide;  // y is float
 };

@@ -1,4 +1,4 @@
-// Launchers of our matrix kernels; see gemm.h for the operands. Out: bf16 or float.
+// Launchers of our matrix kernels; see gemm.h for the operands. Out: Element or float.
 #pragma once
 #include <cstdint>
 
@@ -14,14 +14,15 @@ inline bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 
 
 // Whether the streaming kernel can read these operands: at most kStreamMaxRows rows, each at a multiple of 16 bytes,
 // and K a multiple of 8.
-bool stream_takes(const GemmShape& shape, const bf16* x, const bf16* w);
+bool stream_takes(const GemmShape& shape, const Element* x, const Element* w);
 
 template <class Out>
-void stream_gemm(const GemmShape& shape, const bf16* x, const bf16* w, const bf16* bias, Out* y, cudaStream_t stream);
+void stream_gemm(const GemmShape& shape, const Element* x, const Element* w, const Element* bias, Out* y,
+                 cudaStream_t stream);
 
 // `processors`: number of multiprocessors of the GPU; it decides the tile size.
 template <class Out>
-void tile_gemm(const GemmShape& shape, const bf16* x, const bf16* w, const bf16* bias, Out* y, int processors,
+void tile_gemm(const GemmShape& shape, const Element* x, const Element* w, const Element* bias, Out* y, int processors,
                cudaStream_t stream);
 
 // Loads the kernels onto the current GPU and sets their shared memory; call it before the first launch.

@@ -1,8 +1,6 @@
-// The instructions of the matrix kernels: mma.sync for bf16, ldmatrix, cp.async, and streaming loads (PTX ISA,
+// The instructions of the matrix kernels: mma.sync for Elements, ldmatrix, cp.async, and streaming loads (PTX ISA,
 // "Warp-level matrix instructions"; sm_80 and later).
 #pragma once
-#include <cuda_bf16.h>
-
 #include <cstdint>
 
 #include "cuda/device/types.h"
@@ -15,7 +13,8 @@ namespace refit::cuda {
 //   d: (row g, columns 2t, 2t + 1), (row g + 8, the same)
 __device__ __forceinline__ void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
                                     uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+  asm("mma.sync.aligned.m16n8k16.row.col.f32." REFIT_ELEMENT_PTX "." REFIT_ELEMENT_PTX
+      ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
@@ -44,24 +43,24 @@ __device__ __forceinline__ void wait_async() {
 
 // Loads 16 bytes by the instruction `load`. Returns zeros if `there` is false, and then does not read `p`. Volatile:
 // many loads must be in flight, and the compiler would move them to their use.
-#define REFIT_LOAD_16(name, load, ...)                               \
-  __device__ __forceinline__ uint4 name(const bf16* p, bool there) { \
-    uint4 v;                                                         \
-    asm volatile(                                                    \
-        "{\n"                                                        \
-        ".reg .pred p;\n"                                            \
-        "setp.ne.s32 p, %5, 0;\n"                                    \
-        "mov.b32 %0, 0;\n"                                           \
-        "mov.b32 %1, 0;\n"                                           \
-        "mov.b32 %2, 0;\n"                                           \
-        "mov.b32 %3, 0;\n"                                           \
-        "@p " load                                                   \
-        ".v4.b32 {%0, %1, %2, %3}, [%4];\n"                          \
-        "}"                                                          \
-        : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)             \
-        : "l"(p), "r"(static_cast<int>(there))                       \
-        : __VA_ARGS__);                                              \
-    return v;                                                        \
+#define REFIT_LOAD_16(name, load, ...)                                  \
+  __device__ __forceinline__ uint4 name(const Element* p, bool there) { \
+    uint4 v;                                                            \
+    asm volatile(                                                       \
+        "{\n"                                                           \
+        ".reg .pred p;\n"                                               \
+        "setp.ne.s32 p, %5, 0;\n"                                       \
+        "mov.b32 %0, 0;\n"                                              \
+        "mov.b32 %1, 0;\n"                                              \
+        "mov.b32 %2, 0;\n"                                              \
+        "mov.b32 %3, 0;\n"                                              \
+        "@p " load                                                      \
+        ".v4.b32 {%0, %1, %2, %3}, [%4];\n"                             \
+        "}"                                                             \
+        : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)                \
+        : "l"(p), "r"(static_cast<int>(there))                          \
+        : __VA_ARGS__);                                                 \
+    return v;                                                           \
   }
 // Bytes that are read once: past L1.
 REFIT_LOAD_16(load_once, "ld.global.nc.L1::no_allocate.L2::128B")
@@ -71,12 +70,10 @@ REFIT_LOAD_16(load_kept, "ld.global.nc")
 REFIT_LOAD_16(load_fresh, "ld.global", "memory")
 #undef REFIT_LOAD_16
 
-__device__ __forceinline__ float rounded(float v) { return __bfloat162float(__float2bfloat16_rn(v)); }
-
-__device__ __forceinline__ void put(bf16* y, float v) { *y = __float2bfloat16_rn(v); }
+__device__ __forceinline__ void put(Element* y, float v) { *y = to_element(v); }
 __device__ __forceinline__ void put(float* y, float v) { *y = v; }
-__device__ __forceinline__ void put_pair(bf16* y, float a, float b) {
-  *reinterpret_cast<__nv_bfloat162*>(y) = __floats2bfloat162_rn(a, b);
+__device__ __forceinline__ void put_pair(Element* y, float a, float b) {
+  *reinterpret_cast<Element2*>(y) = to_elements(a, b);
 }
 __device__ __forceinline__ void put_pair(float* y, float a, float b) {
   *reinterpret_cast<float2*>(y) = make_float2(a, b);

@@ -15,16 +15,16 @@ __device__ __forceinline__ uint64_t mixed(uint64_t z) {
   return z ^ (z >> 31);
 }
 
-__global__ void fill_kernel(bf16* to, int64_t rows, int64_t k, int64_t ld, float scale, bool opposed) {
+__global__ void fill_kernel(Element* to, int64_t rows, int64_t k, int64_t ld, float scale, bool opposed) {
   for (int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x; i < rows * k; i += int64_t{kBlocks} * kThreads) {
     const int64_t row = i / k, at = i % k, mirrored = min(at, k - 1 - at);
     const uint64_t bits = mixed((row * 2 + opposed) * k + mirrored + 0x9e3779b97f4a7c15ull);
     const float value = static_cast<float>(static_cast<int32_t>(bits >> 32)) * 0x1p-31f * scale;
-    to[row * ld + at] = __float2bfloat16_rn(opposed && at != mirrored ? -value : value);
+    to[row * ld + at] = to_element(opposed && at != mirrored ? -value : value);
   }
 }
 
-__device__ __forceinline__ uint32_t bits_of(bf16 v) { return __bfloat16_as_ushort(v); }
+__device__ __forceinline__ uint32_t bits_of(Element v) { return element_bits(v); }
 __device__ __forceinline__ uint32_t bits_of(float v) { return __float_as_uint(v); }
 
 // Adds up a hash of all elements of y and their places.
@@ -44,15 +44,15 @@ void add_digest(const Out* y, const GemmShape& s, uint64_t* to, cudaStream_t str
   check_launch("digest of a sample");
 }
 
-Product sample_of(const Product& p, int64_t columns, const bf16* w, const bf16* bias) {
+Product sample_of(const Product& p, int64_t columns, const Element* w, const Element* bias) {
   const GemmShape shape{p.shape.m, columns, p.shape.k, p.shape.ldx, p.shape.ldy};
   if (p.wide) return {shape, p.x, w, bias, static_cast<float*>(p.y)};
-  return {shape, p.x, w, bias, static_cast<bf16*>(p.y)};
+  return {shape, p.x, w, bias, static_cast<Element*>(p.y)};
 }
 
 }  // namespace
 
-void fill_sample(bf16* to, int64_t rows, int64_t k, int64_t ld, float scale, bool opposed, cudaStream_t stream) {
+void fill_sample(Element* to, int64_t rows, int64_t k, int64_t ld, float scale, bool opposed, cudaStream_t stream) {
   fill_kernel<<<kBlocks, kThreads, 0, stream>>>(to, rows, k, ld, scale, opposed);
   check_launch("fill a sample");
 }
@@ -65,18 +65,18 @@ OrderSample::OrderSample(const Product& p, void* memory, size_t bytes, cudaStrea
   int64_t columns = std::min({p.shape.n, kMostColumns, std::max<int64_t>(0, room / (2 * k + 2))});
   if (columns > kUnit) columns = columns / kUnit * kUnit;
   if (columns < std::min(p.shape.n, kUnit)) return;
-  auto* const w = reinterpret_cast<bf16*>(static_cast<uint8_t*>(memory) + kHeader);
+  auto* const w = reinterpret_cast<Element*>(static_cast<uint8_t*>(memory) + kHeader);
   // Behind w, whose rows are multiples of 16 bytes.
-  bf16* const bias = p.bias == nullptr ? nullptr : w + columns * k;
+  Element* const bias = p.bias == nullptr ? nullptr : w + columns * k;
   digest_ = static_cast<uint64_t*>(memory);
   product_ = sample_of(p, columns, w, bias);
-  fill_sample(const_cast<bf16*>(p.x), p.shape.m, k, p.shape.ldx, 1.0f, false, stream);
+  fill_sample(const_cast<Element*>(p.x), p.shape.m, k, p.shape.ldx, 1.0f, false, stream);
   fill_sample(w, columns, k, k, 1.0f, true, stream);
   if (bias != nullptr) fill_sample(bias, 1, columns, columns, kBias, false, stream);
 }
 
 void OrderSample::clear() const {
-  const size_t each = product_.wide ? sizeof(float) : sizeof(bf16);
+  const size_t each = product_.wide ? sizeof(float) : sizeof(Element);
   check(cudaMemset2DAsync(product_.y, product_.shape.ldy * each, 0xff, product_.shape.n * each, product_.shape.m,
                           stream_),
         "clear a sample");
@@ -87,7 +87,7 @@ uint64_t OrderSample::digest() const {
   if (product_.wide) {
     add_digest(static_cast<const float*>(product_.y), product_.shape, digest_, stream_);
   } else {
-    add_digest(static_cast<const bf16*>(product_.y), product_.shape, digest_, stream_);
+    add_digest(static_cast<const Element*>(product_.y), product_.shape, digest_, stream_);
   }
   uint64_t sum = 0;
   check(cudaMemcpyAsync(&sum, digest_, sizeof sum, cudaMemcpyDeviceToHost, stream_), "read a digest");

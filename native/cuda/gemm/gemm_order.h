@@ -11,7 +11,7 @@ namespace refit::cuda {
 // Writes a [rows, k] with leading dimension ld: numbers by position in [-scale, scale), whose second half repeats the
 // first one backwards, with the other sign if `opposed`. The products of a row of the one kind with a row of the other
 // cancel.
-void fill_sample(bf16* to, int64_t rows, int64_t k, int64_t ld, float scale, bool opposed, cudaStream_t stream);
+void fill_sample(Element* to, int64_t rows, int64_t k, int64_t ld, float scale, bool opposed, cudaStream_t stream);
 
 // A sample of a product: all rows of x, and as many rows of w and elements of bias as fit, at most 1,024. An
 // algorithm's blocks each sum along all of k, so the number of columns does not change its order.

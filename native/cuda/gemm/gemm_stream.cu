@@ -10,8 +10,8 @@ static_assert(kStreamMaxRows == kStreamMaxTiles * 8);
 // Block b computes columns [16 b, 16 b + 16) of y. It begins early, and then loads w.
 template <int Tiles, class Out>
 __global__ void __launch_bounds__(kStreamThreads, 2)
-    stream_kernel(int M, int64_t N, int K, const bf16* x, int64_t ldx, const bf16* __restrict__ w,
-                  const bf16* __restrict__ bias, Out* __restrict__ y, int64_t ldy) {
+    stream_kernel(int M, int64_t N, int K, const Element* x, int64_t ldx, const Element* __restrict__ w,
+                  const Element* __restrict__ bias, Out* __restrict__ y, int64_t ldy) {
   __shared__ StreamSums<Tiles> sums;
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   const int64_t n0 = static_cast<int64_t>(blockIdx.x) * kStreamRows;
@@ -26,13 +26,13 @@ __global__ void __launch_bounds__(kStreamThreads, 2)
     const int m = i / kStreamRows, n = i % kStreamRows;
     if (n0 + n >= N) continue;
     float sum = sums.total(m, n);
-    if (bias != nullptr) sum += __bfloat162float(bias[n0 + n]);
+    if (bias != nullptr) sum += to_float(bias[n0 + n]);
     put(y + m * ldy + n0 + n, sum);
   }
 }
 
 template <int Tiles, class Out>
-void launch(const GemmShape& s, const bf16* x, const bf16* w, const bf16* bias, Out* y, cudaStream_t stream) {
+void launch(const GemmShape& s, const Element* x, const Element* w, const Element* bias, Out* y, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>((s.n + kStreamRows - 1) / kStreamRows);
   launch_early(stream_kernel<Tiles, Out>, true, blocks, kStreamThreads, stream, "launch of the streaming matrix kernel",
                static_cast<int>(s.m), s.n, static_cast<int>(s.k), x, s.ldx, w, bias, y, s.ldy);
@@ -46,12 +46,13 @@ void prepare() {
 
 }  // namespace
 
-bool stream_takes(const GemmShape& s, const bf16* x, const bf16* w) {
+bool stream_takes(const GemmShape& s, const Element* x, const Element* w) {
   return s.m <= kStreamMaxRows && s.k % 8 == 0 && s.ldx % 8 == 0 && aligned(x) && aligned(w);
 }
 
 template <class Out>
-void stream_gemm(const GemmShape& shape, const bf16* x, const bf16* w, const bf16* bias, Out* y, cudaStream_t stream) {
+void stream_gemm(const GemmShape& shape, const Element* x, const Element* w, const Element* bias, Out* y,
+                 cudaStream_t stream) {
   if (shape.m <= 8) {
     launch<1>(shape, x, w, bias, y, stream);
   } else {
@@ -59,12 +60,12 @@ void stream_gemm(const GemmShape& shape, const bf16* x, const bf16* w, const bf1
   }
 }
 
-template void stream_gemm(const GemmShape&, const bf16*, const bf16*, const bf16*, bf16*, cudaStream_t);
-template void stream_gemm(const GemmShape&, const bf16*, const bf16*, const bf16*, float*, cudaStream_t);
+template void stream_gemm(const GemmShape&, const Element*, const Element*, const Element*, Element*, cudaStream_t);
+template void stream_gemm(const GemmShape&, const Element*, const Element*, const Element*, float*, cudaStream_t);
 
 void prepare_stream_gemm() {
-  prepare<1, bf16>();
-  prepare<2, bf16>();
+  prepare<1, Element>();
+  prepare<2, Element>();
   prepare<1, float>();
   prepare<2, float>();
 }

@@ -24,8 +24,8 @@ constexpr int kStreamMaxTiles = 2;  // of 8 rows of x
 // The pointers that thread 4 g + t of each warp reads from: each is past the row's first 8 t elements.
 template <int Tiles>
 struct StreamRows {
-  const bf16* w[2];      // rows g and g + 8 of the 16
-  const bf16* x[Tiles];  // row g of each eight; null past the last
+  const Element* w[2];      // rows g and g + 8 of the 16
+  const Element* x[Tiles];  // row g of each eight; null past the last
 };
 
 // The part of w that one warp needs for one run.

@@ -12,8 +12,8 @@ constexpr unsigned kGroup = 16;
 // pairs: two adjacent elements of a row of y may be stored at once.
 template <class S, bool Aligned, class Out>
 __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
-    tile_kernel(int64_t M, int64_t N, int K, const bf16* __restrict__ x, int64_t ldx, const bf16* __restrict__ w,
-                const bf16* __restrict__ bias, Out* __restrict__ y, int64_t ldy, unsigned tiles_m, unsigned tiles_n,
+    tile_kernel(int64_t M, int64_t N, int K, const Element* __restrict__ x, int64_t ldx, const Element* __restrict__ w,
+                const Element* __restrict__ bias, Out* __restrict__ y, int64_t ldy, unsigned tiles_m, unsigned tiles_n,
                 bool pairs) {
   using Product = TileProduct<S, Aligned>;
   extern __shared__ __align__(128) uint8_t shared[];
@@ -29,8 +29,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   for (int j = 0; j < S::kNTiles; j++) {
     const int64_t n = n0 + Product::column(j);
     const bool one = n < N, two = n + 1 < N;
-    const float bias0 = bias != nullptr && one ? __bfloat162float(bias[n]) : 0.0f;
-    const float bias1 = bias != nullptr && two ? __bfloat162float(bias[n + 1]) : 0.0f;
+    const float bias0 = bias != nullptr && one ? to_float(bias[n]) : 0.0f;
+    const float bias1 = bias != nullptr && two ? to_float(bias[n + 1]) : 0.0f;
 #pragma unroll
     for (int i = 0; i < S::kMTiles; i++) {
 #pragma unroll
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
 }
 
 template <class S, bool Aligned, class Out>
-void launch(const GemmShape& s, const bf16* x, const bf16* w, const bf16* bias, Out* y, cudaStream_t stream) {
+void launch(const GemmShape& s, const Element* x, const Element* w, const Element* bias, Out* y, cudaStream_t stream) {
   const int64_t tiles_m = (s.m + S::kM - 1) / S::kM, tiles_n = (s.n + S::kN - 1) / S::kN;
   const bool pairs = s.ldy % 2 == 0 && reinterpret_cast<uintptr_t>(y) % (2 * sizeof(Out)) == 0;
   tile_kernel<S, Aligned, Out><<<static_cast<unsigned>(tiles_m * tiles_n), S::kThreads, S::kSharedBytes, stream>>>(
@@ -70,7 +70,7 @@ void prepare() {
 }  // namespace
 
 template <class Out>
-void tile_gemm(const GemmShape& s, const bf16* x, const bf16* w, const bf16* bias, Out* y, int processors,
+void tile_gemm(const GemmShape& s, const Element* x, const Element* w, const Element* bias, Out* y, int processors,
                cudaStream_t stream) {
   const int64_t large = (s.m + LargeTile::kM - 1) / LargeTile::kM * ((s.n + LargeTile::kN - 1) / LargeTile::kN);
   if (s.k % 8 != 0 || s.ldx % 8 != 0 || !aligned(x) || !aligned(w)) {
@@ -82,13 +82,13 @@ void tile_gemm(const GemmShape& s, const bf16* x, const bf16* w, const bf16* bia
   }
 }
 
-template void tile_gemm(const GemmShape&, const bf16*, const bf16*, const bf16*, bf16*, int, cudaStream_t);
-template void tile_gemm(const GemmShape&, const bf16*, const bf16*, const bf16*, float*, int, cudaStream_t);
+template void tile_gemm(const GemmShape&, const Element*, const Element*, const Element*, Element*, int, cudaStream_t);
+template void tile_gemm(const GemmShape&, const Element*, const Element*, const Element*, float*, int, cudaStream_t);
 
 void prepare_tile_gemm() {
-  prepare<SmallTile, false, bf16>();
-  prepare<SmallTile, true, bf16>();
-  prepare<LargeTile, true, bf16>();
+  prepare<SmallTile, false, Element>();
+  prepare<SmallTile, true, Element>();
+  prepare<LargeTile, true, Element>();
   prepare<SmallTile, false, float>();
   prepare<SmallTile, true, float>();
   prepare<LargeTile, true, float>();

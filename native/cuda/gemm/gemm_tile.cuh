@@ -48,15 +48,15 @@ struct TileProduct {
   static __device__ __forceinline__ void run(uint8_t* shared, XRow x_row, WRow w_row, int K, Sums& acc) {
     const uint32_t base = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
     const int chunk = threadIdx.x % 8, first = threadIdx.x / 8;
-    const bf16* x[kXRows];
-    const bf16* w[kWRows];
+    const Element* x[kXRows];
+    const Element* w[kWRows];
 #pragma unroll
     for (int i = 0; i < kXRows; i++) x[i] = x_row(first + i * kPassRows) + chunk * 8;
 #pragma unroll
     for (int i = 0; i < kWRows; i++) w[i] = w_row(first + i * kPassRows) + chunk * 8;
     const uint32_t place = first * S::kRowBytes + (chunk ^ (first % 8)) * 16;
 
-    const auto copy = [&](uint32_t to, const bf16* from, int k) {  // k: of the chunk's first element
+    const auto copy = [&](uint32_t to, const Element* from, int k) {  // k: of the chunk's first element
       if constexpr (Aligned) {
         const bool there = k < K;
         copy_async(base + to, there ? from : from - k, there ? 16 : 0);
@@ -64,8 +64,8 @@ struct TileProduct {
         uint32_t word[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-          const uint32_t a = k + 2 * i < K ? __bfloat16_as_ushort(from[2 * i]) : 0;
-          const uint32_t b = k + 2 * i + 1 < K ? __bfloat16_as_ushort(from[2 * i + 1]) : 0;
+          const uint32_t a = k + 2 * i < K ? element_bits(from[2 * i]) : 0;
+          const uint32_t b = k + 2 * i + 1 < K ? element_bits(from[2 * i + 1]) : 0;
           word[i] = a | b << 16;
         }
         *reinterpret_cast<uint4*>(shared + to) = make_uint4(word[0], word[1], word[2], word[3]);

@@ -3,7 +3,6 @@
 // Only files named *_hopper.cu include it; CMakeLists.txt compiles them for 90a alone.
 #pragma once
 #include <cuda.h>
-#include <cuda_bf16.h>
 
 #include <cstdint>
 
@@ -94,8 +93,9 @@ __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
 
 // --- wgmma. A warpgroup is four warps, the first at a multiple of four.
 
-// Describes operand rows of 64 bf16 (128 bytes) along k, swizzled by 128 bytes: chunk c (16 bytes) of row r is at place
-// c ^ (r % 8), eight rows are 1024 bytes, and the tile begins at a multiple of 1024. k advances by 32 bytes per 16.
+// Describes operand rows of 64 Elements (128 bytes) along k, swizzled by 128 bytes: chunk c (16 bytes) of row r is at
+// place c ^ (r % 8), eight rows are 1024 bytes, and the tile begins at a multiple of 1024. k advances by 32 bytes
+// per 16.
 __device__ __forceinline__ uint64_t matrix_descriptor(uint32_t address) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62, kStride = uint64_t{1024 >> 4} << 32, kLeading = uint64_t{1} << 16;
   return kSwizzle128 | kStride | kLeading | ((address & 0x3ffff) >> 4);
@@ -161,13 +161,13 @@ using WgmmaSums = float[N / 2];
 #define REFIT_SUMS_240 REFIT_SUMS_224, REFIT_SUM_8(112)
 #define REFIT_NAMES_256 REFIT_NAMES_240 ", %120, %121, %122, %123, %124, %125, %126, %127"
 #define REFIT_SUMS_256 REFIT_SUMS_240, REFIT_SUM_8(120)
-#define REFIT_WGMMA(N, A, B)                                                                                     \
-  if constexpr (N == Columns) {                                                                                  \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REFIT_NAMES_##N "}, %" #A ", %" #B \
-                                                                                              ", 1, 1, 1, 0, 0;" \
-                 : REFIT_SUMS_##N                                                                                \
-                 : "l"(a), "l"(b));                                                                              \
-    return;                                                                                                      \
+#define REFIT_WGMMA(N, A, B)                                                                               \
+  if constexpr (N == Columns) {                                                                            \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." REFIT_ELEMENT_PTX "." REFIT_ELEMENT_PTX \
+                 " {" REFIT_NAMES_##N "}, %" #A ", %" #B ", 1, 1, 1, 0, 0;"                                \
+                 : REFIT_SUMS_##N                                                                          \
+                 : "l"(a), "l"(b));                                                                        \
+    return;                                                                                                \
   }
 
 // d += a b^T; a [64, 16], b [Columns, 16], both described in shared memory. Columns: 8, 24, or a multiple of 16 up to
@@ -205,12 +205,13 @@ __device__ __forceinline__ void pin_registers(float (&d)[Count]) {
 
 // --- For attention, whose sums often begin anew: the first product of a sum replaces d. N is 64 or 128.
 
-#define REFIT_WGMMA_ONTO(N, A, B, ADD) \
-  "{\n"                                \
-  ".reg .pred add;\n"                  \
-  "setp.ne.b32 add, %" #ADD            \
-  ", 0;\n"                             \
-  "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REFIT_NAMES_##N "}, " A ", %" #B ", add, 1, 1"
+#define REFIT_WGMMA_ONTO(N, A, B, ADD)                                                                           \
+  "{\n"                                                                                                          \
+  ".reg .pred add;\n"                                                                                            \
+  "setp.ne.b32 add, %" #ADD                                                                                      \
+  ", 0;\n"                                                                                                       \
+  "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." REFIT_ELEMENT_PTX "." REFIT_ELEMENT_PTX " {" REFIT_NAMES_##N \
+      "}, " A ", %" #B ", add, 1, 1"
 
 // d = a b^T, plus d if `add` is not 0. a [64, 16], b [N, 16], both described in shared memory.
 template <int N>
@@ -223,8 +224,8 @@ __device__ __forceinline__ void wgmma_onto(float (&d)[N / 2], uint64_t a, uint64
   }
 }
 
-// d = a b, plus d if `add` is not 0. a [64, 16] in the registers from a[4 Step] on: bf16 pairs along k as mma takes
-// them (gemm_mma.cuh), rows 16 w ... of warp w. b [16, N]: a transposed_descriptor.
+// d = a b, plus d if `add` is not 0. a [64, 16] in the registers from a[4 Step] on: pairs of Elements along k as mma
+// takes them (gemm_mma.cuh), rows 16 w ... of warp w. b [16, N]: a transposed_descriptor.
 template <int N, int Step, int Count>
 __device__ __forceinline__ void wgmma_transposed(float (&d)[N / 2], const uint32_t (&a)[Count], uint64_t b, int add) {
   static_assert((N == 64 || N == 128) && 4 * Step + 4 <= Count);

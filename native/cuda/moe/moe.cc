@@ -36,18 +36,18 @@ MoeScratch carve_moe_scratch(const MoeShape& s, int64_t tokens, void* base) {
     return at;
   };
   MoeScratch scratch;
-  scratch.logits = static_cast<bf16*>(carve(tokens * s.experts, sizeof(bf16)));
+  scratch.logits = static_cast<Element*>(carve(tokens * s.experts, sizeof(Element)));
   scratch.ids = static_cast<int32_t*>(carve(pairs, sizeof(int32_t)));
   scratch.weights = static_cast<float*>(carve(pairs, sizeof(float)));
   scratch.slots = static_cast<int32_t*>(carve(pairs, sizeof(int32_t)));
   scratch.tokens = static_cast<int32_t*>(carve(pairs, sizeof(int32_t)));
   scratch.tiles = static_cast<RowTile*>(carve(max_row_tiles(pairs, s.experts, 8), sizeof(RowTile)));  // 8: most tiles
   scratch.tile_count = static_cast<int32_t*>(carve(1, sizeof(int32_t)));
-  scratch.act = static_cast<bf16*>(carve(pairs * s.depth(), sizeof(bf16)));
+  scratch.act = static_cast<Element*>(carve(pairs * s.depth(), sizeof(Element)));
   const bool adapts = s.adapter_rank > 0;
   scratch.out = carve(pairs * (adapts ? std::max(s.outputs(), 2 * s.inter) : s.outputs()), sizeof(float));
   scratch.delta = static_cast<float*>(scratch.out);
-  scratch.shrunk = adapts ? static_cast<bf16*>(carve(pairs * 2 * s.adapter_rank, sizeof(bf16))) : nullptr;
+  scratch.shrunk = adapts ? static_cast<Element*>(carve(pairs * 2 * s.adapter_rank, sizeof(Element))) : nullptr;
   scratch.bytes = used;
   return scratch;
 }
@@ -77,7 +77,7 @@ Moe::Moe(const MoeShape& shape, Gemm& gemm, void* scratch, size_t scratch_bytes)
   if (shape.adapter_rank > 0) prepare_moe_adapters();
 }
 
-ExpertKernel Moe::choose(const bf16* x, const bf16* w13, const bf16* w2, int64_t count) const {
+ExpertKernel Moe::choose(const Element* x, const Element* w13, const Element* w2, int64_t count) const {
   const int64_t rows = count * shape_.per_token / shape_.experts;
   ExpertKernel kernel = forced_;
   if (kernel == ExpertKernel::kAuto) {
@@ -113,9 +113,9 @@ void Moe::in_turns(int64_t count, F&& fn) const {
   }
 }
 
-void Moe::run(const bf16* x, const bf16* router, const bf16* w13, const bf16* w2, bf16* y, int64_t count, bool partial,
-              cudaStream_t stream, RouteRecord record, const MoeAdapters& adapters, const int32_t* kv_slots,
-              const RowGather* gather) {
+void Moe::run(const Element* x, const Element* router, const Element* w13, const Element* w2, Element* y, int64_t count,
+              bool partial, cudaStream_t stream, RouteRecord record, const MoeAdapters& adapters,
+              const int32_t* kv_slots, const RowGather* gather) {
   in_turns(count, [&](int64_t begin, int64_t tokens) {
     RouteRecord part = record;
     if (record.to != nullptr) part.to += begin * record.stride;
@@ -126,19 +126,19 @@ void Moe::run(const bf16* x, const bf16* router, const bf16* w13, const bf16* w2
   });
 }
 
-void Moe::load(const bf16* x, const bf16* router, int64_t count, cudaStream_t stream) {
+void Moe::load(const Element* x, const Element* router, int64_t count, cudaStream_t stream) {
   in_turns(count, [&](int64_t begin, int64_t tokens) {
     gemm_.load(routing(x + begin * shape_.hidden, router, tokens), stream);
   });
 }
 
-Product Moe::routing(const bf16* x, const bf16* router, int64_t count) const {
+Product Moe::routing(const Element* x, const Element* router, int64_t count) const {
   const GemmShape shape{count, shape_.experts, shape_.hidden, shape_.hidden, shape_.experts};
   return {shape, x, router, nullptr, carve_moe_scratch(shape_, count, scratch_).logits};
 }
 
-void Moe::run_turn(const bf16* x, const bf16* router, const bf16* w13, const bf16* w2, bf16* y, int64_t count,
-                   bool partial, cudaStream_t stream, RouteRecord record, const MoeAdapters& adapters,
+void Moe::run_turn(const Element* x, const Element* router, const Element* w13, const Element* w2, Element* y,
+                   int64_t count, bool partial, cudaStream_t stream, RouteRecord record, const MoeAdapters& adapters,
                    const int32_t* kv_slots, const RowGather* gather) {
   const MoeScratch scratch = carve_moe_scratch(shape_, count, scratch_);
   const ExpertLaunch launch{choose(x, w13, w2, count), processors_};

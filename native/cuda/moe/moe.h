@@ -1,6 +1,7 @@
 // A mixture of experts as Hugging Face's Qwen3Moe computes it: softmax over the router's rounded logits in fp32, the k
-// best (ties to the lower expert), optionally renormalised, weights rounded to bf16; each token's experts are summed in
-// ascending order of expert id, every product and partial sum rounded to bf16 (native/cpu/moe.cc is the reference).
+// best (ties to the lower expert), optionally renormalised, weights rounded to Element; each token's experts are summed
+// in ascending order of expert id, every product and partial sum rounded to Element (native/cpu/moe.cc is the
+// reference).
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -26,14 +27,14 @@ struct MoeShape {
 
 // How ranks gather rows. The parts that follow each other lie in different memory (cuda/exchange/exchange.h).
 struct RowGather {
-  std::function<bf16*()> part;  // this rank's memory for the next rows
+  std::function<Element*()> part;  // this rank's memory for the next rows
   // The rows of all ranks -> all [rows, ranks * columns].
-  std::function<void(bf16* all, int64_t rows, int64_t columns)> gather;
+  std::function<void(Element* all, int64_t rows, int64_t columns)> gather;
 };
 
 // The adapters of one layer's experts (core/adapters.h), on the GPU. a13 or a2 null: that product takes none.
 struct MoeAdapters {
-  const bf16 *a13 = nullptr, *b13 = nullptr, *a2 = nullptr, *b2 = nullptr;
+  const Element *a13 = nullptr, *b13 = nullptr, *a2 = nullptr, *b2 = nullptr;
   const float* table = nullptr;          // the row of gate in slot 0; up and down follow
   int64_t slot_floats = 0;               // of the table, from slot to slot
   const int32_t* token_slots = nullptr;  // [T]; null: the step uses no adapters
@@ -86,15 +87,15 @@ class Moe {
   // only. Adapters add their part to the products of w13 and w2 in fp32, before their results are rounded; of w2 with
   // one rank, after that. kv_slots [T] marks tokens that are padding by negative entries; null: none is. They use no
   // expert, and their y is undefined.
-  void run(const bf16* x, const bf16* router, const bf16* w13, const bf16* w2, bf16* y, int64_t count, bool partial,
-           cudaStream_t stream, RouteRecord record = {}, const MoeAdapters& adapters = {},
+  void run(const Element* x, const Element* router, const Element* w13, const Element* w2, Element* y, int64_t count,
+           bool partial, cudaStream_t stream, RouteRecord record = {}, const MoeAdapters& adapters = {},
            const int32_t* kv_slots = nullptr, const RowGather* gather = nullptr);
   // Number of gathers of a `run`.
   static int64_t gathers(int64_t count);
   // The most rows of one of them.
   static int64_t gathered_rows(const MoeShape& shape, int64_t count);
   // The counterpart of Gemm::load. With its SumOrder::kAscending `run` chooses from kernels that give the same bits.
-  void load(const bf16* x, const bf16* router, int64_t count, cudaStream_t stream);
+  void load(const Element* x, const Element* router, int64_t count, cudaStream_t stream);
 
   // For tests and benchmarks. Operands that the kernel cannot read use kTile64, and so does a GPU without wgmma.
   void force(ExpertKernel kernel) { forced_ = kernel; }
@@ -104,10 +105,10 @@ class Moe {
   // Calls fn(first token, tokens) for each turn of `count` tokens; not at all if there are none.
   template <class F>
   void in_turns(int64_t count, F&& fn) const;
-  ExpertKernel choose(const bf16* x, const bf16* w13, const bf16* w2, int64_t count) const;
-  Product routing(const bf16* x, const bf16* router, int64_t count) const;
-  void run_turn(const bf16* x, const bf16* router, const bf16* w13, const bf16* w2, bf16* y, int64_t count,
-                bool partial, cudaStream_t stream, RouteRecord record, const MoeAdapters& adapters,
+  ExpertKernel choose(const Element* x, const Element* w13, const Element* w2, int64_t count) const;
+  Product routing(const Element* x, const Element* router, int64_t count) const;
+  void run_turn(const Element* x, const Element* router, const Element* w13, const Element* w2, Element* y,
+                int64_t count, bool partial, cudaStream_t stream, RouteRecord record, const MoeAdapters& adapters,
                 const int32_t* kv_slots, const RowGather* gather);
 
   MoeShape shape_;

@@ -48,8 +48,8 @@ struct Window {
 // Blocks (tiles of A's rows, row tile, window). Row i is x[from[slot]], or x[slot] if `from` is null.
 template <int RowTiles, int TokenTiles, int Ahead, bool Aligned>
 __global__ void __launch_bounds__(kShrinkThreads, 1)
-    shrink_experts(ExpertAdapters e, const bf16* __restrict__ x, const int32_t* __restrict__ from, int K,
-                   bf16* __restrict__ t) {
+    shrink_experts(ExpertAdapters e, const Element* __restrict__ x, const int32_t* __restrict__ from, int K,
+                   Element* __restrict__ t) {
   using Block = ShrinkBlock<RowTiles, TokenTiles, Ahead, Aligned>;
   __shared__ typename Block::Sums sums;
   __shared__ int32_t slots[Block::kTokens];
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kShrinkThreads, 1)
       const int row = (first_tile + i) * kShrinkRows, slice = row / w.rank;
       active[i] = first_tile + i < tiles && row - slice * w.rank < adapter_entry(w, slots[begin], slice).rank;
       any |= active[i];
-      const bf16* const a = w.a + ((int64_t{slots[begin]} * e.experts + window.expert) * all + row + g) * K;
+      const Element* const a = w.a + ((int64_t{slots[begin]} * e.experts + window.expert) * all + row + g) * K;
       block.a[i] = active[i] ? a : nullptr;
     }
     if (!any) continue;
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kShrinkThreads, 1)
       const int slot = window.first + m;
       block.row[j] = m < end ? (from != nullptr ? from[slot] : slot) * K : -1;
     }
-    bf16* const to = t + int64_t{window.first + begin} * all + first_tile * kShrinkRows;
+    Element* const to = t + int64_t{window.first + begin} * all + first_tile * kShrinkRows;
     __syncthreads();  // the sums of the run before have been read
     block.run(
         K, sums, [] {},
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kShrinkThreads, 1)
 // the adapters' part, or zero; else the part is added to y.
 template <class Out, bool kSet>
 __global__ void __launch_bounds__(kExpandThreads)
-    expand_experts(ExpertAdapters e, const bf16* __restrict__ t, Out* __restrict__ y) {
+    expand_experts(ExpertAdapters e, const Element* __restrict__ t, Out* __restrict__ y) {
   constexpr int kColumns = kExpandWarps * kExpandColumns;
   __shared__ int32_t slots[kWindowRows];
   Window<kWindowRows> window;
@@ -135,8 +135,8 @@ __global__ void __launch_bounds__(kExpandThreads)
 unsigned windows(int tile_rows, int rows) { return static_cast<unsigned>((tile_rows + rows - 1) / rows); }
 
 template <int RowTiles, int TokenTiles, int Ahead, bool Aligned>
-void launch_shrink(const ExpertAdapters& e, const bf16* x, const int32_t* from, int64_t K, bf16* t, int64_t row_tiles,
-                   int tile_rows, cudaStream_t stream) {
+void launch_shrink(const ExpertAdapters& e, const Element* x, const int32_t* from, int64_t K, Element* t,
+                   int64_t row_tiles, int tile_rows, cudaStream_t stream) {
   const int tiles = e.w.slices * e.w.rank / kShrinkRows;
   const dim3 grid((tiles + RowTiles - 1) / RowTiles, static_cast<unsigned>(row_tiles),
                   windows(tile_rows, TokenTiles * kShrinkTokens));
@@ -145,7 +145,7 @@ void launch_shrink(const ExpertAdapters& e, const bf16* x, const int32_t* from, 
   check_launch("launch of the experts' shrink");
 }
 
-void shrink(const ExpertAdapters& e, const bf16* x, const int32_t* from, int64_t K, bf16* t, int64_t row_tiles,
+void shrink(const ExpertAdapters& e, const Element* x, const int32_t* from, int64_t K, Element* t, int64_t row_tiles,
             int tile_rows, cudaStream_t stream) {
   const bool aligned =
       K % 8 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0 && reinterpret_cast<uintptr_t>(e.w.a) % 16 == 0;
@@ -159,7 +159,7 @@ void shrink(const ExpertAdapters& e, const bf16* x, const int32_t* from, int64_t
 }
 
 template <class Out, bool kSet>
-void expand(const ExpertAdapters& e, const bf16* t, Out* y, int64_t row_tiles, int tile_rows, cudaStream_t stream) {
+void expand(const ExpertAdapters& e, const Element* t, Out* y, int64_t row_tiles, int tile_rows, cudaStream_t stream) {
   constexpr int64_t kColumns = kExpandWarps * kExpandColumns;
   const int64_t tiles = (e.w.columns[0] + kColumns - 1) / kColumns;
   const dim3 grid(static_cast<unsigned>(e.w.slices * tiles), static_cast<unsigned>(row_tiles),
@@ -168,8 +168,8 @@ void expand(const ExpertAdapters& e, const bf16* t, Out* y, int64_t row_tiles, i
   check_launch("launch of the experts' expand");
 }
 
-ExpertAdapters adapters_of(const MoeShape& s, const MoeScratch& scratch, const MoeAdapters& adapters, const bf16* a,
-                           const bf16* b, int first_slice, int slices, int64_t columns) {
+ExpertAdapters adapters_of(const MoeShape& s, const MoeScratch& scratch, const MoeAdapters& adapters, const Element* a,
+                           const Element* b, int first_slice, int slices, int64_t columns) {
   ExpertAdapters e{scratch.tiles, scratch.tile_count, scratch.tokens, adapters.token_slots, {}, s.experts};
   e.w.a = a;
   e.w.b = b;
@@ -183,7 +183,7 @@ ExpertAdapters adapters_of(const MoeShape& s, const MoeScratch& scratch, const M
 
 }  // namespace
 
-void adapt_gate_up(const MoeShape& s, const MoeScratch& scratch, const MoeAdapters& adapters, const bf16* x,
+void adapt_gate_up(const MoeShape& s, const MoeScratch& scratch, const MoeAdapters& adapters, const Element* x,
                    int64_t count, int tile_rows, cudaStream_t stream) {
   const ExpertAdapters e = adapters_of(s, scratch, adapters, adapters.a13, adapters.b13, 0, 2, s.inter);
   const int64_t row_tiles = max_row_tiles(count * s.per_token, s.experts, tile_rows);
@@ -199,14 +199,14 @@ void adapt_down(const MoeShape& s, const MoeScratch& scratch, const MoeAdapters&
   if (partial) {
     expand<float, false>(e, scratch.shrunk, static_cast<float*>(scratch.out), row_tiles, tile_rows, stream);
   } else {
-    expand<bf16, false>(e, scratch.shrunk, static_cast<bf16*>(scratch.out), row_tiles, tile_rows, stream);
+    expand<Element, false>(e, scratch.shrunk, static_cast<Element*>(scratch.out), row_tiles, tile_rows, stream);
   }
 }
 
 void prepare_moe_adapters() {
   load_kernels("loading a kernel of the experts' adapters", shrink_experts<1, 2, 1, false>,
                shrink_experts<1, 1, 8, true>, shrink_experts<2, 4, 2, true>, expand_experts<float, true>,
-               expand_experts<float, false>, expand_experts<bf16, false>);
+               expand_experts<float, false>, expand_experts<Element, false>);
 }
 
 }  // namespace refit::cuda

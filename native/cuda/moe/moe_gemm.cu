@@ -147,13 +147,13 @@ void prepare() {
 
 }  // namespace
 
-bool moe_rows_aligned(const MoeShape& shape, const bf16* x, const bf16* w13, const bf16* w2) {
+bool moe_rows_aligned(const MoeShape& shape, const Element* x, const Element* w13, const Element* w2) {
   return shape.hidden % 8 == 0 && shape.outputs() % 8 == 0 && shape.inter % 8 == 0 && aligned(x) && aligned(w13) &&
          aligned(w2);
 }
 
-void expert_gate_up(const MoeShape& shape, const MoeScratch& scratch, const bf16* x, const bf16* w13, int64_t count,
-                    const ExpertLaunch& by, cudaStream_t stream, bool adapted) {
+void expert_gate_up(const MoeShape& shape, const MoeScratch& scratch, const Element* x, const Element* w13,
+                    int64_t count, const ExpertLaunch& by, cudaStream_t stream, bool adapted) {
   const Experts e{scratch.tiles,
                   scratch.tile_count,
                   x,
@@ -170,7 +170,7 @@ void expert_gate_up(const MoeShape& shape, const MoeScratch& scratch, const bf16
   }
 }
 
-void expert_down(const MoeShape& shape, const MoeScratch& scratch, const bf16* w2, int64_t count, bool partial,
+void expert_down(const MoeShape& shape, const MoeScratch& scratch, const Element* w2, int64_t count, bool partial,
                  const ExpertLaunch& by, cudaStream_t stream) {
   const Experts e{scratch.tiles,
                   scratch.tile_count,
@@ -183,14 +183,14 @@ void expert_down(const MoeShape& shape, const MoeScratch& scratch, const bf16* w
   if (partial) {
     launch<Down<float>>(e, shape, static_cast<float*>(scratch.out), count, by, stream);
   } else {
-    launch<Down<bf16>>(e, shape, static_cast<bf16*>(scratch.out), count, by, stream);
+    launch<Down<Element>>(e, shape, static_cast<Element*>(scratch.out), count, by, stream);
   }
 }
 
 void prepare_moe_gemm() {
   prepare<GateUp>();
   prepare<AdaptedGateUp>();
-  prepare<Down<bf16>>();
+  prepare<Down<Element>>();
   prepare<Down<float>>();
 }
 

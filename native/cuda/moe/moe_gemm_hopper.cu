@@ -85,13 +85,13 @@ struct Item {
 
 // Row r of w for an item; null if it has no rows.
 template <class Kind>
-__device__ __forceinline__ const bf16* w_row(const Experts& e, const Item& item, int r) {
+__device__ __forceinline__ const Element* w_row(const Experts& e, const Item& item, int r) {
   return item.tile.rows == 0 ? nullptr : e.w + Kind::w_row(item.tile.expert, item.n0, r, e.N) * e.K;
 }
 // The ring is too short for the latency of memory, so each row of w is loaded into the L2 cache kAhead stages earlier.
-__device__ __forceinline__ void prefetch_ahead(const bf16* now, const bf16* later, int k, int K) {
+__device__ __forceinline__ void prefetch_ahead(const Element* now, const Element* later, int k, int K) {
   int at = k + kAhead * kStageK;
-  const bf16* from = now;
+  const Element* from = now;
   if (at >= K) {
     at -= K;
     from = later;
@@ -111,8 +111,8 @@ __device__ __forceinline__ void load_item(const CUtensorMap& map, const Experts&
     const int slot = tile.first + min(first + i * kLoadRows, tile.rows - 1);
     rows[i] = e.from != nullptr ? e.from[slot] : slot;
   }
-  const bf16* const now = w_row<Kind>(e, item, thread);
-  const bf16* const later = w_row<Kind>(e, next, thread);
+  const Element* const now = w_row<Kind>(e, item, thread);
+  const Element* const later = w_row<Kind>(e, next, thread);
   const uint32_t place = first * 128 + (chunk ^ (first % 8)) * 16;
   for (int k = 0; k < e.K; k += kStageK) {
     barrier_wait(ring.empty(ring.stage), ring.parity ^ 1);
@@ -123,7 +123,7 @@ __device__ __forceinline__ void load_item(const CUtensorMap& map, const Experts&
     }
     const int own = k + chunk * 8;
     const bool there = own < e.K;
-    const bf16* const from = e.x + (there ? own : 0);
+    const Element* const from = e.x + (there ? own : 0);
 #pragma unroll
     for (int i = 0; i < S::kPasses; i++) {
       if (first + i * kLoadRows >= tile.rows) break;
@@ -140,7 +140,7 @@ __device__ __forceinline__ void store_transposed(uint32_t address, uint32_t pair
 }
 
 __device__ __forceinline__ uint32_t packed(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  const Element2 pair = to_elements(low, high);
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
@@ -292,7 +292,7 @@ CUtensorMap make_map(const Experts& e, int experts) {
   const uint64_t strides[4] = {K * 2, N * K * 2, K * 16, N * K * 4};  // bytes; not of k
   const uint32_t box[5] = {kStageK, kTwo ? 8 : kWRows, kTwo ? 2 : 1, kWRows / 16, 1};
   const uint32_t steps[5] = {1, 1, 1, 1, 1};
-  check(driver().encode_tiled(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, kTwo ? 5 : 3, const_cast<bf16*>(e.w), sizes,
+  check(driver().encode_tiled(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, kTwo ? 5 : 3, const_cast<Element*>(e.w), sizes,
                               strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
         "describing the experts' weights");
@@ -339,13 +339,13 @@ void wgmma_experts(const Experts& e, const MoeShape& shape, typename Kind::Out* 
                                     cudaStream_t)
 REFIT_WGMMA_EXPERTS(GateUp);
 REFIT_WGMMA_EXPERTS(AdaptedGateUp);
-REFIT_WGMMA_EXPERTS(Down<bf16>);
+REFIT_WGMMA_EXPERTS(Down<Element>);
 REFIT_WGMMA_EXPERTS(Down<float>);
 
 void prepare_wgmma_experts() {
   prepare<GateUp>();
   prepare<AdaptedGateUp>();
-  prepare<Down<bf16>>();
+  prepare<Down<Element>>();
   prepare<Down<float>>();
 }
 

@@ -27,18 +27,18 @@ constexpr int64_t max_row_tiles(int64_t pairs, int64_t experts, int64_t tile_row
 
 // Intermediate results between the kernels; all on the GPU.
 struct MoeScratch {
-  bf16* logits;         // [T, experts]
+  Element* logits;      // [T, experts]
   int32_t* ids;         // [T, k], ascending; -1: none
-  float* weights;       // [T, k], of the same experts, rounded to bf16
+  float* weights;       // [T, k], of the same experts, rounded to Element
   int32_t* slots;       // [T, k]: the slot of each pair
   int32_t* tokens;      // [P], by slot
   RowTile* tiles;       // [max_row_tiles]
   int32_t* tile_count;  // one
-  bf16* act;            // [P, depth], by slot
+  Element* act;         // [P, depth], by slot
   void* out;            // [P, outputs], by slot: bf16, or float where sums are partial
   // With MoeShape::adapter_rank:
-  bf16* shrunk;  // [P, 2 rank], by slot: the products with A
-  float* delta;  // [P, 2 inter], by slot: the adapters' part of gate and up; in the place of `out`
+  Element* shrunk;  // [P, 2 rank], by slot: the products with A
+  float* delta;     // [P, 2 inter], by slot: the adapters' part of gate and up; in the place of `out`
   size_t bytes;
 };
 // Divides `base` among the arrays for `tokens` tokens; `bytes` is the size that this takes.
@@ -54,23 +54,23 @@ void sort_by_expert(const MoeShape& shape, const MoeScratch& scratch, int64_t co
 // x, w13 -> act [P, inter] = activation(gate) * up. The kernel's rows were given to sort_by_expert; all kernels but
 // kTile64 need rows that begin at multiples of 16 bytes (moe_rows_aligned). adapted: act = activation(gate + delta) *
 // (up + delta).
-void expert_gate_up(const MoeShape& shape, const MoeScratch& scratch, const bf16* x, const bf16* w13, int64_t count,
-                    const ExpertLaunch& launch, cudaStream_t stream, bool adapted = false);
+void expert_gate_up(const MoeShape& shape, const MoeScratch& scratch, const Element* x, const Element* w13,
+                    int64_t count, const ExpertLaunch& launch, cudaStream_t stream, bool adapted = false);
 // act, w2 -> out.
-void expert_down(const MoeShape& shape, const MoeScratch& scratch, const bf16* w2, int64_t count, bool partial,
+void expert_down(const MoeShape& shape, const MoeScratch& scratch, const Element* w2, int64_t count, bool partial,
                  const ExpertLaunch& launch, cudaStream_t stream);
 // x, a13, b13 -> delta. tile_rows as given to sort_by_expert, here and below.
-void adapt_gate_up(const MoeShape& shape, const MoeScratch& scratch, const MoeAdapters& adapters, const bf16* x,
+void adapt_gate_up(const MoeShape& shape, const MoeScratch& scratch, const MoeAdapters& adapters, const Element* x,
                    int64_t count, int tile_rows, cudaStream_t stream);
 // act, a2, b2 -> added to out.
 void adapt_down(const MoeShape& shape, const MoeScratch& scratch, const MoeAdapters& adapters, int64_t count,
                 bool partial, int tile_rows, cudaStream_t stream);
 // out, slots, weights -> y [T, outputs].
-void combine_experts(const MoeShape& shape, const MoeScratch& scratch, bf16* y, int64_t count, bool partial,
+void combine_experts(const MoeShape& shape, const MoeScratch& scratch, Element* y, int64_t count, bool partial,
                      cudaStream_t stream);
 
 // Whether all kernels can read these operands.
-bool moe_rows_aligned(const MoeShape& shape, const bf16* x, const bf16* w13, const bf16* w2);
+bool moe_rows_aligned(const MoeShape& shape, const Element* x, const Element* w13, const Element* w2);
 
 // Loads the kernels onto the current GPU and sets their shared memory; call it before the first launch.
 void prepare_moe_gemm();

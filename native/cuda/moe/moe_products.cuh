@@ -10,9 +10,9 @@ namespace refit::cuda {
 struct Experts {
   const RowTile* tiles;
   const int32_t* tile_count;
-  const bf16* x;
+  const Element* x;
   const int32_t* from;
-  const bf16* w;
+  const Element* w;
   int N, K;  // of one expert: number of columns, and of products for each
   Activation activation;
   const float* delta = nullptr;  // [slots, 2 N]: the adapters' part of gate and up; only AdaptedGateUp reads it
@@ -30,10 +30,10 @@ __device__ __forceinline__ float activated(float g, Activation activation) {
 }
 
 // Gate and up projection in one. An expert has 2 N rows of w: first the gate's, then up's. y [slots, N] is
-// activation(gate) * up, rounded where Hugging Face's module holds bf16 tensors. Rows of w are taken in eights: eight
+// activation(gate) * up, rounded where Hugging Face's 16-bit module holds tensors. Rows of w are taken in eights: eight
 // of the gate, the same eight of up, and so on, so a thread has both sums of a column.
 struct GateUp {
-  using Out = bf16;
+  using Out = Element;
   static constexpr int kRowsPerColumn = 2;
   static constexpr bool kDelta = false;
   static __device__ __forceinline__ int64_t w_row(int64_t expert, int n0, int r, int N) {
@@ -41,7 +41,7 @@ struct GateUp {
     return (expert * 2 + r / 8 % 2) * N + n;
   }
   static __device__ __forceinline__ float finish(float gate, float up, Activation activation) {
-    return rounded(activated(rounded(gate), activation)) * rounded(up);
+    return round_element(activated(round_element(gate), activation)) * round_element(up);
   }
 };
 

@@ -18,7 +18,7 @@ constexpr int kCombineThreads = 128;
 // One warp per token. PerLane: number of experts of a lane; lane l has experts l, l + 32, ...
 template <int PerLane>
 __global__ void __launch_bounds__(kRouteWarps * 32)
-    route_kernel(const bf16* logits, int count, int experts, int k, bool norm, const int32_t* kv_slots,
+    route_kernel(const Element* logits, int count, int experts, int k, bool norm, const int32_t* kv_slots,
                  int32_t* __restrict__ ids, float* __restrict__ weights, int32_t* __restrict__ slots,
                  RouteRecord record) {
   let_next_kernel_begin();
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kRouteWarps * 32)
 #pragma unroll
   for (int i = 0; i < PerLane; i++) {
     const int e = i * 32 + lane;
-    p[i] = e < experts ? __bfloat162float(logits[token * experts + e]) : -INFINITY;
+    p[i] = e < experts ? to_float(logits[token * experts + e]) : -INFINITY;
     most = fmaxf(most, p[i]);
   }
 #pragma unroll
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kRouteWarps * 32)
   for (int j = 0; j < k; j++) rank += __shfl_sync(kAllLanes, my_id, j) < my_id;
   if (lane < k) {
     ids[token * k + rank] = my_id;
-    weights[token * k + rank] = rounded(my_weight);
+    weights[token * k + rank] = round_element(my_weight);
   }
 }
 
@@ -198,11 +198,11 @@ struct alignas(Width * sizeof(T)) Pack {
   T v[Width];
 };
 
-// Blocks (columns, token). Value: bf16, or float for partial sums. Width: columns of one thread.
+// Blocks (columns, token). Value: Element, or float for partial sums. Width: columns of one thread.
 template <class Value, int Width>
 __global__ void __launch_bounds__(kCombineThreads)
     combine_kernel(const Value* out, const int32_t* slots, const float* weights, int k, int64_t hidden,
-                   bf16* __restrict__ y) {
+                   Element* __restrict__ y) {
   let_next_kernel_begin();
   wait_for_kernel_before();
   constexpr bool kPartial = sizeof(Value) == 4;
@@ -219,18 +219,18 @@ __global__ void __launch_bounds__(kCombineThreads)
       if constexpr (kPartial) {
         sum[i] += weight * from.v[i];
       } else {
-        sum[i] = rounded(sum[i] + rounded(__bfloat162float(from.v[i]) * weight));
+        sum[i] = round_element(sum[i] + round_element(to_float(from.v[i]) * weight));
       }
     }
   }
-  Pack<Width, bf16> to;
+  Pack<Width, Element> to;
 #pragma unroll
-  for (int i = 0; i < Width; i++) to.v[i] = __float2bfloat16_rn(sum[i]);
-  *reinterpret_cast<Pack<Width, bf16>*>(y + token * hidden + column) = to;
+  for (int i = 0; i < Width; i++) to.v[i] = to_element(sum[i]);
+  *reinterpret_cast<Pack<Width, Element>*>(y + token * hidden + column) = to;
 }
 
 template <class Value, int Width>
-void combine(const MoeShape& s, const MoeScratch& scratch, bf16* y, int64_t count, cudaStream_t stream) {
+void combine(const MoeShape& s, const MoeScratch& scratch, Element* y, int64_t count, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>((s.outputs() + kCombineThreads * Width - 1) / (kCombineThreads * Width));
   launch_early(combine_kernel<Value, Width>, true, dim3(blocks, static_cast<unsigned>(count)), kCombineThreads, stream,
                "launch of the experts' sum", static_cast<const Value*>(scratch.out), scratch.slots, scratch.weights,
@@ -254,19 +254,19 @@ void sort_by_expert(const MoeShape& s, const MoeScratch& scratch, int64_t count,
                s.per_token, tile_rows, scratch.slots, scratch.tokens, scratch.tiles, scratch.tile_count);
 }
 
-void combine_experts(const MoeShape& s, const MoeScratch& scratch, bf16* y, int64_t count, bool partial,
+void combine_experts(const MoeShape& s, const MoeScratch& scratch, Element* y, int64_t count, bool partial,
                      cudaStream_t stream) {
   const bool wide = s.outputs() % 8 == 0 && reinterpret_cast<uintptr_t>(y) % 16 == 0;
   if (partial) {
     wide ? combine<float, 8>(s, scratch, y, count, stream) : combine<float, 1>(s, scratch, y, count, stream);
   } else {
-    wide ? combine<bf16, 8>(s, scratch, y, count, stream) : combine<bf16, 1>(s, scratch, y, count, stream);
+    wide ? combine<Element, 8>(s, scratch, y, count, stream) : combine<Element, 1>(s, scratch, y, count, stream);
   }
 }
 
 void prepare_moe_route() {
   load_kernels("loading a kernel of the experts", route_kernel<1>, route_kernel<2>, route_kernel<4>, route_kernel<8>,
-               route_kernel<kMaxExperts / 32>, sort_kernel, combine_kernel<bf16, 1>, combine_kernel<bf16, 8>,
+               route_kernel<kMaxExperts / 32>, sort_kernel, combine_kernel<Element, 1>, combine_kernel<Element, 8>,
                combine_kernel<float, 1>, combine_kernel<float, 8>);
 }
 

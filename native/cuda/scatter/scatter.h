@@ -1,6 +1,7 @@
 // The batched scatter at the end of every update: one launch per rank runs a list of strided copies with conversion to
-// bf16, from this GPU, peers or pinned host memory. The GPU's copy engine takes long runs of bytes on this GPU. Copies
-// from peers have a launch of their own beside the others: the links and this GPU's memory work at the same time.
+// Element, from this GPU, peers or pinned host memory. The GPU's copy engine takes long runs of bytes on this GPU.
+// Copies from peers have a launch of their own beside the others: the links and this GPU's memory work at the same
+// time.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -15,7 +16,7 @@ namespace refit::cuda {
 // dst + (r * dst_cols + c) * 2. The source may have any address and any strides from 0 up.
 struct Copy2d {
   const void* src;
-  bf16* dst;
+  Element* dst;
   int64_t rows, cols;
   int64_t src_row_bytes, src_col_bytes;
   int64_t dst_cols;  // elements from one row of the parameter to the next

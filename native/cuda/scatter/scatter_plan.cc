@@ -47,8 +47,8 @@ ScatterPath path_of(const Copy2d& copy) {
 // Maximum number of slots that a row touches.
 uint64_t slots_of(const Copy2d& copy) {
   uint64_t before = reinterpret_cast<uintptr_t>(copy.dst) % kSlotBytes;
-  if (copy.rows > 1 && copy.dst_cols % kSlotElements != 0) before = kSlotBytes - sizeof(bf16);
-  return (before + static_cast<uint64_t>(copy.cols) * sizeof(bf16) + kSlotBytes - 1) / kSlotBytes;
+  if (copy.rows > 1 && copy.dst_cols % kSlotElements != 0) before = kSlotBytes - sizeof(Element);
+  return (before + static_cast<uint64_t>(copy.cols) * sizeof(Element) + kSlotBytes - 1) / kSlotBytes;
 }
 
 uint64_t divided_up(uint64_t value, uint64_t by) { return (value + by - 1) / by; }
@@ -57,7 +57,7 @@ uint64_t divided_up(uint64_t value, uint64_t by) { return (value + by - 1) / by;
 bool add(const Copy2d& copy, uint32_t tile_bytes, bool may_bulk, ScatterLists& out) {
   const ScatterPath path = path_of(copy);
   const bool bulk = path == ScatterPath::kVector && may_bulk &&
-                    (copy.rows == 1 || static_cast<uint64_t>(copy.cols) * sizeof(bf16) >= kMinBulkRow);
+                    (copy.rows == 1 || static_cast<uint64_t>(copy.cols) * sizeof(Element) >= kMinBulkRow);
   ScatterList& list = bulk ? out.bulk : out.threads;
   ScatterCopy entry = {};
   entry.src = reinterpret_cast<uintptr_t>(copy.src);
@@ -66,7 +66,7 @@ bool add(const Copy2d& copy, uint32_t tile_bytes, bool may_bulk, ScatterLists& o
   entry.src_col = copy.src_col_bytes;
   entry.cols = static_cast<uint64_t>(copy.cols);
   entry.rows = static_cast<uint32_t>(copy.rows);
-  entry.dst_row = copy.rows == 1 ? 0 : static_cast<uint32_t>(copy.dst_cols * static_cast<int64_t>(sizeof(bf16)));
+  entry.dst_row = copy.rows == 1 ? 0 : static_cast<uint32_t>(copy.dst_cols * static_cast<int64_t>(sizeof(Element)));
   entry.path = path;
   entry.dtype = copy.dtype;
   uint64_t rows = 1;

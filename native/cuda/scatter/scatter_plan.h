@@ -13,7 +13,7 @@
 namespace refit::cuda {
 
 enum class ScatterPath : uint8_t {
-  kVector,     // bf16 whose source and target rows begin and end at multiples of 16 bytes: no checks per element
+  kVector,     // Elements whose source and target rows begin and end at multiples of 16 bytes: no checks per element
   kRows,       // adjacent source elements; any alignment, any dtype
   kGather,     // source elements with gaps; rows are at least as far apart as columns
   kTranspose,  // rows of the source are closer together than columns: through shared memory

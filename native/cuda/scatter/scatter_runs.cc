@@ -3,7 +3,7 @@
 namespace refit::cuda {
 namespace {
 
-constexpr int64_t kElement = sizeof(bf16);
+constexpr int64_t kElement = sizeof(Element);
 // Joined runs end at the boundaries of the kernel's vectors.
 constexpr uint64_t kVectorBytes = 16;
 
@@ -22,7 +22,7 @@ uint64_t run_bytes(const Copy2d& copy) {
 Copy2d copy_of(const ByteRun& run) {
   Copy2d copy{};
   copy.src = run.src;
-  copy.dst = reinterpret_cast<bf16*>(run.dst);
+  copy.dst = reinterpret_cast<Element*>(run.dst);
   copy.rows = 1;
   copy.cols = copy.dst_cols = static_cast<int64_t>(run.bytes) / kElement;
   copy.src_col_bytes = kElement;

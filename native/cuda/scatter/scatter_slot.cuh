@@ -1,4 +1,4 @@
-// Device code of the scatter for one slot: loads of any alignment and conversion to bf16.
+// Device code of the scatter for one slot: loads of any alignment and conversion to Element.
 #pragma once
 #include "cuda/scatter/scatter_plan.h"
 

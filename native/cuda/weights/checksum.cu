@@ -194,9 +194,9 @@ std::vector<uint64_t> Checksum::run(const std::vector<SumRect>& rects, cudaStrea
     size_t to = from;
     for (; to < rects.size() && to - from < kScatterCopies; to++) {
       const SumRect& rect = rects[to];
-      const Copy2d copy{rect.data,        reinterpret_cast<bf16*>(rect.first * sizeof(bf16)),
+      const Copy2d copy{rect.data,        reinterpret_cast<Element*>(rect.first * sizeof(Element)),
                         rect.rows,        rect.cols,
-                        rect.pitch * 2,   sizeof(bf16),
+                        rect.pitch * 2,   sizeof(Element),
                         rect.tensor_cols, DType::kBFloat16};
       const uint32_t begun = list.count;
       if (!plan_copy(copy, kTileBytes, false, lists)) break;

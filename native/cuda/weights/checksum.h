@@ -11,7 +11,7 @@ namespace refit::cuda {
 // rows x cols elements of a parameter with `pitch` elements from row to row. Element (r, c) is number
 // first + r * tensor_cols + c of the checkpoint tensor.
 struct SumRect {
-  const bf16* data;
+  const Element* data;
   int64_t rows, cols, pitch;
   uint64_t first;
   int64_t tensor_cols;

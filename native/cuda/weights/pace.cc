@@ -6,7 +6,7 @@
 namespace refit::cuda {
 namespace {
 
-int64_t bytes_of(const Copy2d& copy) { return copy.rows * copy.cols * static_cast<int64_t>(sizeof(bf16)); }
+int64_t bytes_of(const Copy2d& copy) { return copy.rows * copy.cols * static_cast<int64_t>(sizeof(Element)); }
 
 // Rows [first, first + rows) of a copy.
 Copy2d part(const Copy2d& copy, int64_t first, int64_t rows) {

@@ -7,6 +7,6 @@
 namespace refit::cuda {
 
 // Writes noise to `count` elements of one parameter; `address` counts parameters rank by rank.
-void scramble(bf16* out, int64_t count, uint64_t seed, uint64_t address, cudaStream_t stream);
+void scramble(Element* out, int64_t count, uint64_t seed, uint64_t address, cudaStream_t stream);
 
 }  // namespace refit::cuda

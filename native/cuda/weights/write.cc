@@ -141,22 +141,22 @@ void GpuStore::read(int rank, int param, int64_t row, int64_t col, int64_t rows,
   r.run([&] {
      const int64_t halves = params.halves(param), cols = halves * given_cols;
      const int64_t pitch = halves * params.shapes[static_cast<size_t>(param)].cols;
-     const bf16* from = params.at(rank, param) + row * pitch + halves * col;
-     const auto room = static_cast<int64_t>(s.ring->slot_bytes() / sizeof(bf16));
+     const Element* from = params.at(rank, param) + row * pitch + halves * col;
+     const auto room = static_cast<int64_t>(s.ring->slot_bytes() / sizeof(Element));
      const int64_t width = std::min(cols, room);
      const int64_t height = std::clamp<int64_t>(room / width, 1, rows);
      for (int64_t i = 0; i < rows; i += height) {
        for (int64_t k = 0; k < cols; k += width) {
          const int64_t h = std::min(height, rows - i);
-         const auto bytes = static_cast<size_t>(std::min(width, cols - k)) * sizeof(bf16);
+         const auto bytes = static_cast<size_t>(std::min(width, cols - k)) * sizeof(Element);
          r.doing("weights: read");
-         check(
-             cudaMemcpy2DAsync(s.ring->slot(0), bytes, from + i * pitch + k, static_cast<size_t>(pitch) * sizeof(bf16),
-                               bytes, static_cast<size_t>(h), cudaMemcpyDeviceToHost, r.copy),
-             "weights: read");
+         check(cudaMemcpy2DAsync(s.ring->slot(0), bytes, from + i * pitch + k,
+                                 static_cast<size_t>(pitch) * sizeof(Element), bytes, static_cast<size_t>(h),
+                                 cudaMemcpyDeviceToHost, r.copy),
+               "weights: read");
          check(cudaStreamSynchronize(r.copy), "weights: read");
          for (int64_t j = 0; j < h; j++) {
-           std::memcpy(out + ((i + j) * cols + k) * static_cast<int64_t>(sizeof(bf16)),
+           std::memcpy(out + ((i + j) * cols + k) * static_cast<int64_t>(sizeof(Element)),
                        s.ring->slot(0) + static_cast<size_t>(j) * bytes, bytes);
          }
        }
@@ -231,7 +231,7 @@ void GpuStore::copy(const std::vector<Rect>& rects, int from, int to) {
       const int64_t halves = source.halves(rect.param), pitch = halves * source.shapes[rect.param].cols;
       const int64_t at = rect.dst_row * pitch + halves * rect.dst_col;
       copies.push_back({source.at(rect.rank, rect.param) + at, target.at(rect.rank, rect.param) + at, rect.rows,
-                        halves * rect.cols, pitch * static_cast<int64_t>(sizeof(bf16)), sizeof(bf16), pitch,
+                        halves * rect.cols, pitch * static_cast<int64_t>(sizeof(Element)), sizeof(Element), pitch,
                         DType::kBFloat16});
     }
     Scatter& scatter = s.writers[static_cast<size_t>(rank.index)]->scatter;

@@ -21,16 +21,17 @@
 
 namespace refit::cuda {
 
-// The memory of one set of parameters: row-major, `shapes` per rank. It must outlive its users. They are bf16, except
-// for a few small ones in float32 (the table of adapters), which count as rows of twice as many elements of 2 bytes.
+// The memory of one set of parameters: row-major, `shapes` per rank. It must outlive its users. They are Elements,
+// except for a few small ones in float32 (the table of adapters), which count as rows of twice as many elements of 2
+// bytes.
 struct GpuParams {
   std::vector<std::unique_ptr<Rank>>* ranks = nullptr;
   std::vector<Param> shapes;
-  std::vector<bf16*> addresses;  // rank-major: [rank * shapes.size() + param]
+  std::vector<Element*> addresses;  // rank-major: [rank * shapes.size() + param]
 
   // Elements of 2 bytes in one element of the parameter.
-  int64_t halves(int param) const { return static_cast<int64_t>(size_of(shapes[param].dtype) / sizeof(bf16)); }
-  bf16* at(int rank, int param) const { return addresses[static_cast<size_t>(rank) * shapes.size() + param]; }
+  int64_t halves(int param) const { return static_cast<int64_t>(size_of(shapes[param].dtype) / sizeof(Element)); }
+  Element* at(int rank, int param) const { return addresses[static_cast<size_t>(rank) * shapes.size() + param]; }
 };
 
 class GpuStore {

@@ -52,7 +52,7 @@ BatchPlan plan_batches(const WriteJob& job, const std::vector<uint8_t>& read, co
 }
 
 Copy2d chunk_copy(const Tensor& tensor, const Chunk& chunk, const Rect& rect, const Param& shape,
-                  const uint8_t* chunk_data, bf16* param) {
+                  const uint8_t* chunk_data, Element* param) {
   Rect part = rect;
   part.src_row = std::max(chunk.row, rect.src_row);
   part.rows = std::min(chunk.row + chunk.rows, rect.src_row + rect.rows) - part.src_row;
@@ -66,7 +66,7 @@ Copy2d chunk_copy(const Tensor& tensor, const Chunk& chunk, const Rect& rect, co
   return copy;
 }
 
-Copy2d rect_copy(const Tensor& tensor, const Rect& rect, const Param& shape, const uint8_t* data, bf16* param) {
+Copy2d rect_copy(const Tensor& tensor, const Rect& rect, const Param& shape, const uint8_t* data, Element* param) {
   Copy2d copy{};
   copy.src = data + tensor.at(rect.src_row, rect.src_col);
   copy.dst = param + rect.dst_row * shape.cols + rect.dst_col;
@@ -82,7 +82,7 @@ Copy2d rect_copy(const Tensor& tensor, const Rect& rect, const Param& shape, con
   copy.dst = param + 2 * (rect.dst_row * shape.cols + rect.dst_col);
   copy.cols *= 2;
   copy.dst_cols *= 2;
-  copy.src_col_bytes = sizeof(bf16);
+  copy.src_col_bytes = sizeof(Element);
   copy.dtype = DType::kBFloat16;
   return copy;
 }

@@ -31,8 +31,8 @@ BatchPlan plan_batches(const WriteJob& job, const std::vector<uint8_t>& read, co
 // The part of the chunk that the rectangle needs; the chunk's first byte is at `chunk_data`, `param` is the rectangle's
 // parameter.
 Copy2d chunk_copy(const Tensor& tensor, const Chunk& chunk, const Rect& rect, const Param& shape,
-                  const uint8_t* chunk_data, bf16* param);
+                  const uint8_t* chunk_data, Element* param);
 // The whole rectangle from a source at `data`.
-Copy2d rect_copy(const Tensor& tensor, const Rect& rect, const Param& shape, const uint8_t* data, bf16* param);
+Copy2d rect_copy(const Tensor& tensor, const Rect& rect, const Param& shape, const uint8_t* data, Element* param);
 
 }  // namespace refit::cuda

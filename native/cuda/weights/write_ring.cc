@@ -118,7 +118,7 @@ bool WriteRun::enqueue(Rank& rank, size_t batch) {
   }
   for (const int t : tensors) dirty_[t].store(true, std::memory_order_relaxed);
   uint64_t bytes = 0;
-  for (const Copy2d& copy : copies) bytes += static_cast<uint64_t>(copy.rows * copy.cols) * sizeof(bf16);
+  for (const Copy2d& copy : copies) bytes += static_cast<uint64_t>(copy.rows * copy.cols) * sizeof(Element);
   paces_[static_cast<size_t>(rank.index)].wait(bytes);
   const SplitCopies split = split_runs(copies, kEngineBytes);
   for (const ByteRun& run : split.runs) {

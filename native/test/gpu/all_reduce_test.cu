@@ -36,57 +36,57 @@ __host__ __device__ uint32_t mix(uint32_t x) {
 }
 
 // Numbers of different sizes, so the order of the sum shows in its bits.
-__device__ bf16 value(int call, int rank, int64_t i) {
+__device__ Element value(int call, int rank, int64_t i) {
   const uint32_t h = mix(static_cast<uint32_t>(i) * 2654435761u + mix(static_cast<uint32_t>(call * 8 + rank)));
   const float x = (static_cast<float>(h >> 8) * 0x1p-24f - 0.5f) * static_cast<float>(1u << (h & 7));
-  return __float2bfloat16_rn(x);
+  return to_element(x);
 }
 
-__global__ void fill_kernel(bf16* to, int64_t count, int call, int rank) {
+__global__ void fill_kernel(Element* to, int64_t count, int call, int rank) {
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count; i += int64_t{gridDim.x} * blockDim.x)
     to[i] = value(call, rank, i);
 }
 
 // The elements of one rank's part, 512 at a time.
-__global__ void share_kernel(bf16* to, int64_t count, int call, int rank, int ranks) {
+__global__ void share_kernel(Element* to, int64_t count, int call, int rank, int ranks) {
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count; i += int64_t{gridDim.x} * blockDim.x) {
     if (i / 512 % ranks == rank) to[i] = value(call, 0, i);
   }
 }
 
-__global__ void check_kernel(const bf16* got, int64_t count, int64_t guarded, int call, int ranks, Report* report) {
+__global__ void check_kernel(const Element* got, int64_t count, int64_t guarded, int call, int ranks, Report* report) {
   const auto fail = [&](int64_t i, float found, float expected) {
     if (atomicAdd(&report->wrong, 1ull) == 0)
       report->call = call, report->index = i, report->got = found, report->expected = expected;
   };
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < guarded; i += int64_t{gridDim.x} * blockDim.x) {
-    const uint16_t bits = __bfloat16_as_ushort(got[i]);
+    const uint16_t bits = element_bits(got[i]);
     if (i >= count) {
-      if (bits != kPoison) fail(i, __bfloat162float(got[i]), NAN);
+      if (bits != kPoison) fail(i, to_float(got[i]), NAN);
       continue;
     }
-    float sum = __bfloat162float(value(call, 0, i));
-    for (int r = 1; r < ranks; ++r) sum += __bfloat162float(value(call, r, i));
-    const bf16 expected = __float2bfloat16_rn(sum);
-    if (bits != __bfloat16_as_ushort(expected)) fail(i, __bfloat162float(got[i]), __bfloat162float(expected));
+    float sum = to_float(value(call, 0, i));
+    for (int r = 1; r < ranks; ++r) sum += to_float(value(call, r, i));
+    const Element expected = to_element(sum);
+    if (bits != element_bits(expected)) fail(i, to_float(got[i]), to_float(expected));
   }
 }
 
 // After a gather of rows of `columns` elements of each rank.
-__global__ void check_gather_kernel(const bf16* got, int64_t count, int64_t guarded, int call, int ranks,
+__global__ void check_gather_kernel(const Element* got, int64_t count, int64_t guarded, int call, int ranks,
                                     int64_t columns, Report* report) {
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < guarded; i += int64_t{gridDim.x} * blockDim.x) {
     const int64_t row = i / (columns * ranks), rank = i / columns % ranks, at = row * columns + i % columns;
-    const uint16_t expected = i < count ? __bfloat16_as_ushort(value(call, static_cast<int>(rank), at)) : kPoison;
-    if (__bfloat16_as_ushort(got[i]) == expected || atomicAdd(&report->wrong, 1ull) != 0) continue;
-    report->call = call, report->index = i, report->got = __bfloat162float(got[i]);
-    report->expected = __bfloat162float(__ushort_as_bfloat16(expected));
+    const uint16_t expected = i < count ? element_bits(value(call, static_cast<int>(rank), at)) : kPoison;
+    if (element_bits(got[i]) == expected || atomicAdd(&report->wrong, 1ull) != 0) continue;
+    report->call = call, report->index = i, report->got = to_float(got[i]);
+    report->expected = to_float(element_of_bits(expected));
   }
 }
 
-__global__ void poison_kernel(bf16* to, int64_t count) {
+__global__ void poison_kernel(Element* to, int64_t count) {
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count; i += int64_t{gridDim.x} * blockDim.x)
-    to[i] = __ushort_as_bfloat16(kPoison);
+    to[i] = element_of_bits(kPoison);
 }
 
 __global__ void delay_kernel(int microseconds) {
@@ -97,7 +97,7 @@ __global__ void delay_kernel(int microseconds) {
 struct Peer {
   int gpu = 0;
   cudaStream_t stream = nullptr;
-  bf16 *sides[2] = {}, *out = nullptr;
+  Element *sides[2] = {}, *out = nullptr;
   uint64_t* signals = nullptr;
   Report* report = nullptr;
 };
@@ -118,7 +118,7 @@ class Group {
           check(code, "cudaDeviceEnablePeerAccess");
         }
       }
-      for (bf16** b : {&p.sides[0], &p.sides[1], &p.out}) {
+      for (Element** b : {&p.sides[0], &p.sides[1], &p.out}) {
         check(cudaMalloc(b, (kMost + kGuard) * 2), "cudaMalloc");
         poison_kernel<<<256, 256>>>(*b, kMost + kGuard);
       }

@@ -72,7 +72,7 @@ void check_rects(const Memory& memory, const std::vector<SumRect>& rects, const 
 void random_rectangles_sum(uint64_t seed, int count, int64_t most) {
   Random random(seed);
   const Memory memory(random, 4 * most + 1);
-  const auto* gpu = reinterpret_cast<const bf16*>(memory.gpu);
+  const auto* gpu = reinterpret_cast<const Element*>(memory.gpu);
   std::vector<SumRect> rects;
   for (int i = 0; i < count; i++) {
     SumRect rect{};
@@ -100,7 +100,7 @@ void more_rectangles_than_one_launch_takes(uint64_t seed) {
   const Memory memory(random, 100000);
   std::vector<SumRect> rects;
   for (int i = 0; i < 30000; i++) {
-    rects.push_back({reinterpret_cast<const bf16*>(memory.gpu) + random.below(90000), 1 + random.below(3),
+    rects.push_back({reinterpret_cast<const Element*>(memory.gpu) + random.below(90000), 1 + random.below(3),
                      1 + random.below(20), 24, static_cast<uint64_t>(random.below(1 << 20)), 24});
   }
   check_rects(memory, rects, "30000 rectangles");
@@ -110,7 +110,7 @@ void parts_of_a_tensor_add_up(uint64_t seed) {
   Random random(seed);
   const int64_t rows = 1777, cols = 4096;
   const Memory memory(random, rows * cols);
-  const auto* gpu = reinterpret_cast<const bf16*>(memory.gpu);
+  const auto* gpu = reinterpret_cast<const Element*>(memory.gpu);
   Checksum checksum;
   const uint64_t whole = checksum.run({{gpu, 1, rows * cols, rows * cols, 0, rows * cols}}, nullptr)[0];
   CHECKF(whole == checksum_run(memory.host.data(), DType::kBFloat16, 0, rows * cols), "%016lx",
@@ -138,7 +138,7 @@ void noise_is_the_cpus(uint64_t seed) {
       uint16_t* gpu = nullptr;
       check(cudaMalloc(reinterpret_cast<void**>(&gpu), got.size() * 2), "cudaMalloc");
       check(cudaMemcpy(gpu, got.data(), got.size() * 2, cudaMemcpyHostToDevice), "cudaMemcpy");
-      scramble(reinterpret_cast<bf16*>(gpu), count, seed, static_cast<uint64_t>(rank * store.params() + p), nullptr);
+      scramble(reinterpret_cast<Element*>(gpu), count, seed, static_cast<uint64_t>(rank * store.params() + p), nullptr);
       check(cudaMemcpy(got.data(), gpu, got.size() * 2, cudaMemcpyDeviceToHost), "scramble");
       cudaFree(gpu);
       const auto* expected = static_cast<const uint16_t*>(store.param(rank, p));

@@ -156,7 +156,7 @@ void test_sets(const Variant& variant, int ranks, double rate, unsigned seed) {
 void test_slices() {
   std::vector<cuda::Copy2d> copies;
   uint8_t source = 0;
-  cuda::bf16 target;
+  cuda::Element target;
   for (const auto& [rows, cols] : std::vector<std::pair<int64_t, int64_t>>{{1, 7}, {5, 20 << 20}, {4097, 4096}, {3, 1}})
     copies.push_back({&source, &target, rows, cols, 2 * cols + 6, 2, cols + 1, DType::kBFloat16});
   cuda::Pace fast(1e15), none(0);

@@ -9,18 +9,18 @@ inline void bench_elementwise() {
   constexpr int kHidden = 4096, kHeads = 32, kKvHeads = 8, kDim = 128, kInter = 12288, kPage = 16;
   for (int count : {1, 8, 64, 512, 4096}) {
     const int64_t cols = (kHeads + 2 * kKvHeads) * kDim;
-    Buffer<bf16> h(static_cast<size_t>(count) * kHidden), d(h.size()), out(h.size()), weight(kHidden), norm(kDim);
-    Buffer<bf16> qkv(count * cols), wide(static_cast<size_t>(count) * 2 * kInter), act(wide.size() / 2);
-    Buffer<bf16> table(static_cast<size_t>(4096) * kHidden);
+    Buffer<Element> h(static_cast<size_t>(count) * kHidden), d(h.size()), out(h.size()), weight(kHidden), norm(kDim);
+    Buffer<Element> qkv(count * cols), wide(static_cast<size_t>(count) * 2 * kInter), act(wide.size() / 2);
+    Buffer<Element> table(static_cast<size_t>(4096) * kHidden);
     const int pages = (count + kPage - 1) / kPage;
-    Buffer<bf16> k(static_cast<size_t>(pages) * kPage * kKvHeads * kDim), v(k.size());
+    Buffer<Element> k(static_cast<size_t>(pages) * kPage * kKvHeads * kDim), v(k.size());
     Buffer<float> rope(static_cast<size_t>(count) * kDim);
     Buffer<int32_t> ids(count);
     std::vector<int32_t> all(count);
     for (int i = 0; i < count; ++i) all[i] = i;
     ids.put(all);
     rope.put(std::vector<float>(rope.size(), 0.5f));
-    for (Buffer<bf16>* b : {&h, &d, &weight, &norm, &qkv, &wide, &table}) {
+    for (Buffer<Element>* b : {&h, &d, &weight, &norm, &qkv, &wide, &table}) {
       fill(b->data(), 1, static_cast<int64_t>(b->size()), static_cast<int64_t>(b->size()), 1.0f, 1);
     }
     const auto line = [count](const char* name, double us, double bytes) {

@@ -8,27 +8,27 @@
 
 namespace refit::test {
 
-using Values = std::vector<bf16>;
+using Values = std::vector<Element>;
 
 inline std::mt19937_64 rng;
 inline int64_t below(int64_t n) { return static_cast<int64_t>(rng() % n); }
 
-inline uint16_t bits(bf16 x) { return __bfloat16_as_ushort(x); }
+inline uint16_t bits(Element x) { return element_bits(x); }
 
 // Normal numbers over a wide range, with zeros of both signs.
 inline Values random_values(int64_t n, float scale) {
   std::normal_distribution<float> normal(0.0f, scale);
   Values v(static_cast<size_t>(n));
-  for (bf16& x : v) {
+  for (Element& x : v) {
     const int64_t kind = below(50);
-    x = __float2bfloat16_rn(kind == 0 ? 0.0f : kind == 1 ? -0.0f : kind == 2 ? normal(rng) * 100 : normal(rng));
+    x = to_element(kind == 0 ? 0.0f : kind == 1 ? -0.0f : kind == 2 ? normal(rng) * 100 : normal(rng));
   }
   return v;
 }
 
 inline std::vector<float> widened(const Values& v) {
   std::vector<float> out(v.size());
-  for (size_t i = 0; i < v.size(); ++i) out[i] = __bfloat162float(v[i]);
+  for (size_t i = 0; i < v.size(); ++i) out[i] = to_float(v[i]);
   return out;
 }
 
@@ -42,32 +42,32 @@ inline void check_bits(const std::string& what, const Values& got, const std::ve
   int64_t wrong = 0;
   size_t first = 0;
   for (size_t i = 0; i < got.size(); ++i) {
-    if (bits(got[i]) != bits(__float2bfloat16_rn(expected[i])) && wrong++ == 0) first = i;
+    if (bits(got[i]) != bits(to_element(expected[i])) && wrong++ == 0) first = i;
   }
   CHECKF(wrong == 0, "%s: %lld of %zu elements differ; first at row %lld, column %lld: expected %.9g, got %.9g",
          what.c_str(), static_cast<long long>(wrong), got.size(), static_cast<long long>(first / columns),
-         static_cast<long long>(first % columns), expected[first], __bfloat162float(got[first]));
+         static_cast<long long>(first % columns), expected[first], to_float(got[first]));
 }
 
-// Every element is within two steps of bf16 (the two roundings of a norm), and few differ at all.
+// Every element is within two steps of Element (the two roundings of a norm), and few differ at all.
 inline void check_norm(const std::string& what, const Values& got, const std::vector<float>& expected,
                        int64_t columns) {
   int64_t wrong = 0, different = 0;
   size_t first = 0;
   for (size_t i = 0; i < got.size(); ++i) {
-    const float g = __bfloat162float(got[i]);
-    different += bits(got[i]) != bits(__float2bfloat16_rn(expected[i]));
+    const float g = to_float(got[i]);
+    different += bits(got[i]) != bits(to_element(expected[i]));
     if (!(std::abs(g - expected[i]) <= 0x1p-6f * std::abs(expected[i])) && wrong++ == 0) first = i;
   }
   CHECKF(got.size() == expected.size() && wrong == 0,
          "%s: %lld of %zu elements are wrong; first at row %lld, column %lld: expected %.9g, got %.9g", what.c_str(),
          static_cast<long long>(wrong), got.size(), static_cast<long long>(first / columns),
-         static_cast<long long>(first % columns), expected[first], __bfloat162float(got[first]));
+         static_cast<long long>(first % columns), expected[first], to_float(got[first]));
   CHECKF(different <= 4 + static_cast<int64_t>(got.size()) / 200, "%s: %lld of %zu elements are other bits",
          what.c_str(), static_cast<long long>(different), got.size());
 }
 
-// The CPU's functions in bf16, on one thread.
+// The CPU's functions with Elements, on one thread.
 struct Cpu {
   Pool pool{1};
   cpu::Context ctx{cpu::kernels(""), pool, DType::kBFloat16};
@@ -77,15 +77,15 @@ struct Cpu {
 struct Place {
   int64_t offset;
   int64_t size;
-  Buffer<bf16> buffer;
+  Buffer<Element> buffer;
   Place(int64_t size, int64_t offset) : offset(offset), size(size), buffer(size + offset) {}
   Place(const Values& values, int64_t offset) : Place(static_cast<int64_t>(values.size()), offset) {
     buffer.put(values, offset);
   }
-  bf16* data() { return buffer.data() + offset; }
+  Element* data() { return buffer.data() + offset; }
   Values get(const std::string& what) {
     buffer.check_guards("a buffer", what);
-    for (const bf16& x : buffer.get(offset)) CHECKF(bits(x) == 0xffff, "%s: wrote before its rows", what.c_str());
+    for (const Element& x : buffer.get(offset)) CHECKF(bits(x) == 0xffff, "%s: wrote before its rows", what.c_str());
     return buffer.get(size, offset);
   }
 };

@@ -1,4 +1,4 @@
-// The small kernels against native/cpu on the same bf16 inputs: bit for bit for elementwise arithmetic; norms up to the
+// The small kernels against native/cpu on the same inputs: bit for bit for elementwise arithmetic; norms up to the
 // order of their sum.
 #include <algorithm>
 #include <cmath>
@@ -29,8 +29,7 @@ void test_embed(int count, int hidden, int64_t rows, int64_t first_row, int64_t 
   for (int t = 0; t < count; ++t) {
     const int64_t row = tokens[t] - first_row;
     if (row < 0 || row >= rows) continue;
-    for (int i = 0; i < hidden; ++i)
-      expected[static_cast<size_t>(t) * hidden + i] = __bfloat162float(table[row * hidden + i]);
+    for (int i = 0; i < hidden; ++i) expected[static_cast<size_t>(t) * hidden + i] = to_float(table[row * hidden + i]);
   }
   Place table_gpu(table, offset), out(static_cast<int64_t>(count) * hidden, 0);
   Buffer<int32_t> tokens_gpu(count);
@@ -72,7 +71,7 @@ void test_add_norm(Cpu& cpu, const NormCase& c) {
   if (c.weight) {
     check_norm(what, got, out, c.hidden);
   } else {
-    for (const bf16& x : got) CHECKF(bits(x) == 0xffff, "%s: normed was touched", what.c_str());
+    for (const Element& x : got) CHECKF(bits(x) == 0xffff, "%s: normed was touched", what.c_str());
   }
   check_bits(what + ": delta is only read", delta_gpu.get(what), widened(delta), c.hidden);
 
@@ -191,8 +190,8 @@ void test_rope(Cpu& cpu, const RopeCase& c) {
       float size = 0;
       for (int d = 0; d < dim; ++d) size = std::max(size, std::abs(expected[i + d]));
       for (int d = 0; d < dim; ++d) {
-        const float g = __bfloat162float(got[i + d]);
-        different += bits(got[i + d]) != bits(__float2bfloat16_rn(expected[i + d]));
+        const float g = to_float(got[i + d]);
+        different += bits(got[i + d]) != bits(to_element(expected[i + d]));
         CHECKF(std::abs(g - expected[i + d]) <= 0x1p-6f * size,
                "%s: token %lld, head %lld, d %d: expected %.9g, got %.9g", what.c_str(),
                static_cast<long long>(i / cols), static_cast<long long>(i % cols / dim), d, expected[i + d], g);
@@ -204,17 +203,17 @@ void test_rope(Cpu& cpu, const RopeCase& c) {
 
   // The cache contains qkv's current values in its slots, and is unchanged elsewhere.
   const Values k = k_gpu.get(what), v = v_gpu.get(what);
-  Values k_expected(cache, __ushort_as_bfloat16(0xffff)), v_expected = k_expected;
+  Values k_expected(cache, element_of_bits(0xffff)), v_expected = k_expected;
   for (int t = 0; t < c.count; ++t) {
     for (int head = 0; head < c.kv_heads; ++head) {
       const int64_t row =
           (static_cast<int64_t>(slots[t] / c.page_size) * c.kv_heads + head) * c.page_size + slots[t] % c.page_size;
-      const bf16* from = got.data() + static_cast<int64_t>(t) * cols + (c.heads + head) * dim;
+      const Element* from = got.data() + static_cast<int64_t>(t) * cols + (c.heads + head) * dim;
       std::copy_n(from, dim, k_expected.begin() + row * dim);
       std::copy_n(from + c.kv_heads * dim, dim, v_expected.begin() + row * dim);
     }
   }
-  const auto same = [](const bf16& a, const bf16& b) { return bits(a) == bits(b); };
+  const auto same = [](const Element& a, const Element& b) { return bits(a) == bits(b); };
   const auto k_at = std::mismatch(k.begin(), k.end(), k_expected.begin(), same).first - k.begin();
   const auto v_at = std::mismatch(v.begin(), v.end(), v_expected.begin(), same).first - v.begin();
   CHECKF(k_at == cache, "%s: k of the cache differs at element %lld", what.c_str(), static_cast<long long>(k_at));
@@ -226,8 +225,8 @@ void test_activate_mul(Cpu& cpu, Activation activation, int64_t count, int64_t i
                            std::to_string(count) + " x " + std::to_string(inter) + " offset " + std::to_string(offset);
   Values x = random_values(count * 2 * inter, 4.0f);
   if (every_gate) {
-    for (int64_t i = 0; i < inter; ++i) x[i] = __ushort_as_bfloat16(static_cast<uint16_t>(i));
-    for (int64_t i = 0; i < inter; ++i) x[inter + i] = __float2bfloat16_rn(1.0f);
+    for (int64_t i = 0; i < inter; ++i) x[i] = element_of_bits(static_cast<uint16_t>(i));
+    for (int64_t i = 0; i < inter; ++i) x[inter + i] = to_element(1.0f);
   }
   Place x_gpu(x, offset), out(count * inter, offset);
   cuda::activate_mul(activation, x_gpu.data(), out.data(), count, inter, nullptr);
@@ -246,8 +245,8 @@ void test_activate_mul(Cpu& cpu, Activation activation, int64_t count, int64_t i
   Values got = out.get(what);
   // Any NaN is right.
   for (size_t i = 0; i < got.size(); ++i) {
-    if (std::isnan(expected[i]) && CHECK(std::isnan(__bfloat162float(got[i])))) {
-      got[i] = __float2bfloat16_rn(0.0f);
+    if (std::isnan(expected[i]) && CHECK(std::isnan(to_float(got[i])))) {
+      got[i] = to_element(0.0f);
       expected[i] = 0.0f;
     }
   }
@@ -303,11 +302,11 @@ int main(int argc, char** argv) {
   for (const Activation act : {Activation::kSilu, Activation::kGeluTanh}) {
     for (int64_t inter : {1, 5, 8, 100, 768, 1000, 1024}) test_activate_mul(cpu, act, 1 + below(5), inter, 0, false);
     test_activate_mul(cpu, act, 3, 64, 1, false);
-    test_activate_mul(cpu, act, 2, 65536, 0, true);  // every bf16 as a gate
+    test_activate_mul(cpu, act, 2, 65536, 0, true);  // every Element as a gate
     if (!options.quick) test_activate_mul(cpu, act, 65600, 8, 0, false);
   }
 
-  Buffer<bf16> some(64);
+  Buffer<Element> some(64);
   Buffer<float> table(64);
   Buffer<int32_t> ids(1);
   for (int dim : {4, 12, 264}) {

@@ -127,7 +127,7 @@ class Gpus {
   void write(size_t param, const std::vector<float>& values, int set = 0, size_t rank = 0,
              DType dtype = DType::kBFloat16) {
     const std::vector<uint16_t> bits = stored(values, dtype);
-    check(cudaMemcpy(const_cast<cuda::bf16*>(params_[rank][static_cast<size_t>(set)][param]), bits.data(),
+    check(cudaMemcpy(const_cast<cuda::Element*>(params_[rank][static_cast<size_t>(set)][param]), bits.data(),
                      bits.size() * 2, cudaMemcpyHostToDevice),
           "write");
     check(cudaDeviceSynchronize(), "write");
@@ -153,16 +153,16 @@ class Gpus {
     }
     return bits;
   }
-  const cuda::bf16* upload(const std::vector<float>& values, DType dtype) {
+  const cuda::Element* upload(const std::vector<float>& values, DType dtype) {
     const std::vector<uint16_t> bits = stored(values, dtype);
     uint8_t* const to = add(bits.size() * 2)->data();
     check(cudaMemcpy(to, bits.data(), bits.size() * 2, cudaMemcpyHostToDevice), "upload");
-    return reinterpret_cast<const cuda::bf16*>(to);
+    return reinterpret_cast<const cuda::Element*>(to);
   }
 
   std::vector<std::unique_ptr<Region>> regions_;
   std::vector<Region*> scratch_;
-  std::vector<std::vector<std::vector<const cuda::bf16*>>> params_;  // by rank and set
+  std::vector<std::vector<std::vector<const cuda::Element*>>> params_;  // by rank and set
   std::vector<std::unique_ptr<cuda::Rank>> ranks_;
   std::vector<std::unique_ptr<cuda::NcclComm>> comms_;
   std::unique_ptr<cuda::Forward> forward_;

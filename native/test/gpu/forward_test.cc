@@ -1,5 +1,5 @@
-// Steps on GPUs against the CPU: both in bf16, and the distance of each from the CPU in fp32. Several ranks share GPU
-// 0, or are on GPUs of their own if there are enough; then they also exchange through NCCL, as on GPUs that do not
+// Steps on GPUs against the CPU: both in 16 bits, and the distance of each from the CPU in fp32. Several ranks share
+// GPU 0, or are on GPUs of their own if there are enough; then they also exchange through NCCL, as on GPUs that do not
 // reach each other (--no-peers: only that). Arguments: [--quick] [--bench] [--no-peers] [seed].
 #include "cuda/forward/forward.h"
 
@@ -205,7 +205,7 @@ void test_variant(const Variant& v, const std::vector<int>& gpus, unsigned seed,
       CHECKF(c.tokens[t] == b.tokens[t] && c.logprobs[t] == zc[b.tokens[t]],
              "%s, step %d: row %d scores %d (%g), expected %d (%g)", name, round, t, c.tokens[t], c.logprobs[t],
              b.tokens[t], zc[b.tokens[t]]);
-      // Positions whose two best tokens are further apart than the error of bf16.
+      // Positions whose two best tokens are further apart than the error of Element.
       const size_t top = static_cast<size_t>(t) * v.vocab;
       if (e.top_logprobs[top] - e.top_logprobs[top + 1] > 4 * row_host + 0.05) {
         ++greedy;

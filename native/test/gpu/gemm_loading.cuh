@@ -69,7 +69,7 @@ void test_loaded_products_do_not_wait(uint64_t seed) {
   Buffer<uint8_t> workspace(kWorkspace);
   Gemm gemm(workspace.data(), kWorkspace);
   const int64_t n = 1536, k = 512, most = 3000;
-  Buffer<bf16> x(most * k), w(n * k), bias(n), y(most * n);
+  Buffer<Element> x(most * k), w(n * k), bias(n), y(most * n);
   Buffer<float> wide(most * n);
   fill(x.data(), most, k, k, 1.0f, seed);
   fill(w.data(), n, k, k, 1.0f, seed + 1);
@@ -94,10 +94,10 @@ void test_unloaded_products_are_refused(uint64_t seed) {
   Gemm gemm(workspace.data(), kWorkspace);
   gemm.require_loaded();
   const int64_t n = 256, k = 128;
-  Buffer<bf16> x(40 * k), w(n * k), y(40 * n), loaded(40 * n);
+  Buffer<Element> x(40 * k), w(n * k), y(40 * n), loaded(40 * n);
   fill(x.data(), 40, k, k, 1.0f, seed);
   fill(w.data(), n, k, k, 1.0f, seed + 1);
-  const auto product = [&](int64_t m, Buffer<bf16>& to) {
+  const auto product = [&](int64_t m, Buffer<Element>& to) {
     return Product({m, n, k, k, n}, x.data(), w.data(), nullptr, to.data());
   };
   gemm.run(product(16, y), nullptr);  // runs on our own kernel

@@ -18,10 +18,10 @@ void test_sample_shows_the_order() {
   const int64_t m = 8, n = 512, k = 4096;
   Buffer<uint8_t> workspace(kWorkspace);
   Gemm gemm(workspace.data(), kWorkspace);
-  Buffer<bf16> x(m * k), w(n * k), tile(m * n), stream(m * n);
+  Buffer<Element> x(m * k), w(n * k), tile(m * n), stream(m * n);
   cuda::fill_sample(x.data(), m, k, k, 1.0f, false, nullptr);
   cuda::fill_sample(w.data(), n, k, k, 1.0f, true, nullptr);
-  const auto run = [&](cuda::GemmPath path, Buffer<bf16>& y) {
+  const auto run = [&](cuda::GemmPath path, Buffer<Element>& y) {
     gemm.force(path);
     gemm.run({{m, n, k, k, n}, x.data(), w.data(), nullptr, y.data()}, nullptr);
     synchronize("a sample");
@@ -33,8 +33,8 @@ void test_sample_shows_the_order() {
   float most = 0;
   for (size_t i = 0; i < a.size(); i++) {
     differ += std::memcmp(&a[i], &b[i], sizeof a[i]) != 0;
-    zeros += __bfloat162float(a[i]) == 0;
-    most = std::max(most, std::fabs(__bfloat162float(a[i])));
+    zeros += to_float(a[i]) == 0;
+    most = std::max(most, std::fabs(to_float(a[i])));
   }
   CHECKF(differ > a.size() * 9 / 10, "%zu of %zu elements differ", differ, a.size());
   CHECKF(zeros < a.size() / 10, "%zu of %zu sums are 0", zeros, a.size());
@@ -45,9 +45,9 @@ template <class Out>
 void test_rows_alone(Gemm& gemm, int64_t n, int64_t k, bool with_bias, uint64_t seed, long& library, long& all,
                      std::pair<double, long> (&loads)[2]) {
   const int64_t most = 2100, ldx = k + 8, ldy = n + 16;
-  Buffer<bf16> x(most * ldx), w(n * k), bias(n);
+  Buffer<Element> x(most * ldx), w(n * k), bias(n);
   Buffer<Out> y(most * ldy);
-  const bf16* b = with_bias ? bias.data() : nullptr;
+  const Element* b = with_bias ? bias.data() : nullptr;
   const auto product = [&](int64_t m, int64_t first) {
     return Product({m, n, k, ldx, ldy}, x.data() + first * ldx, w.data(), b, y.data());
   };
@@ -96,8 +96,8 @@ void test_order(uint64_t seed) {
                              {896, 4864},
                              {72, 64},
                              {1000, 1032}}) {
-    test_rows_alone<bf16>(gemm, n, k, false, seed, library, all, loads);
-    if (n % 8 == 0 && k < 8192) test_rows_alone<bf16>(gemm, n, k, true, seed + 10, library, all, loads);
+    test_rows_alone<Element>(gemm, n, k, false, seed, library, all, loads);
+    if (n % 8 == 0 && k < 8192) test_rows_alone<Element>(gemm, n, k, true, seed + 10, library, all, loads);
     if (k < 8192) test_rows_alone<float>(gemm, n, k, false, seed + 20, library, all, loads);
   }
   std::printf("ascending sums: %ld of %ld products by the library; %.2f ms a load up to 512 rows, %.2f ms above\n",

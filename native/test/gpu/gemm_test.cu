@@ -50,9 +50,9 @@ struct Case {
   }
 };
 
-float value(bf16 v) { return __bfloat162float(v); }
+float value(Element v) { return to_float(v); }
 float value(float v) { return v; }
-bool is_poison(bf16 v) {
+bool is_poison(Element v) {
   uint16_t bits;
   std::memcpy(&bits, &v, 2);
   return bits == 0xffff;
@@ -73,7 +73,7 @@ void compare(const std::vector<Out>& y, const Reference& want, const Case& c, co
     for (int64_t n = 0; n < c.n; n++) {
       const double expected = want.sum[m * c.n + n], got = value(y[m * ldy + n]);
       const double allowed =
-          want.size[m * c.n + n] * kSumError + (c.wide ? 0 : std::fabs(expected) * kBf16Error) + 1e-30;
+          want.size[m * c.n + n] * kSumError + (c.wide ? 0 : std::fabs(expected) * kElementError) + 1e-30;
       const double error = std::fabs(got - expected) / allowed;
       if (!(error <= 1)) wrong++;
       if (!(error <= worst) && !std::isnan(worst)) {
@@ -95,12 +95,12 @@ void compare(const std::vector<Out>& y, const Reference& want, const Case& c, co
 template <class Out>
 void run_case(Bench& bench, const Case& c, const std::vector<GemmPath>& paths, uint64_t seed) {
   const int64_t ldx = c.k + c.pad_x, ldy = c.n + c.pad_y;
-  Buffer<bf16> x(c.shift_x + (c.m - 1) * ldx + c.k), w(c.shift_w + c.n * c.k), bias(c.n);
+  Buffer<Element> x(c.shift_x + (c.m - 1) * ldx + c.k), w(c.shift_w + c.n * c.k), bias(c.n);
   Buffer<Out> y(c.shift_y + (c.m - 1) * ldy + c.n);
   fill(x.data() + c.shift_x, c.m, c.k, ldx, 1.0f, seed);
   fill(w.data() + c.shift_w, c.n, c.k, c.k, 1.0f, seed + 1);
   fill(bias.data(), 1, c.n, c.n, 8.0f, seed + 2);
-  const bf16* b = c.bias ? bias.data() : nullptr;
+  const Element* b = c.bias ? bias.data() : nullptr;
   const Reference want = reference(c.m, c.n, c.k, x.data() + c.shift_x, ldx, w.data() + c.shift_w, b);
   for (GemmPath path : paths) {
     if (path == GemmPath::kLibrary && !bench.has_library) continue;
@@ -132,14 +132,14 @@ void run_any(Bench& bench, const Case& c, uint64_t seed) {
   if (c.wide) {
     run_case<float>(bench, c, paths, seed);
   } else {
-    run_case<bf16>(bench, c, paths, seed);
+    run_case<Element>(bench, c, paths, seed);
   }
 }
 
 // The device reference itself, against a loop on the host.
 void test_reference(uint64_t seed) {
   const int64_t M = 19, N = 35, K = 41, ldx = 45;
-  Buffer<bf16> x(M * ldx), w(N * K), bias(N);
+  Buffer<Element> x(M * ldx), w(N * K), bias(N);
   fill(x.data(), M, K, ldx, 1.0f, seed);
   fill(w.data(), N, K, K, 1.0f, seed + 1);
   fill(bias.data(), 1, N, N, 1.0f, seed + 2);
@@ -235,7 +235,7 @@ void test_real_shapes(Bench& bench, const Options& options) {
 void test_invariance(Bench& bench, const Options& options) {
   bench.gemm.force(GemmPath::kStream);
   for (const auto& [n, k] : {std::pair<int64_t, int64_t>{200, 72}, {333, 1000}, {1024, 4096}}) {
-    Buffer<bf16> x(16 * k), w(n * k), y(16 * n), one(n);
+    Buffer<Element> x(16 * k), w(n * k), y(16 * n), one(n);
     fill(x.data(), 16, k, k, 1.0f, options.seed);
     fill(w.data(), n, k, k, 1.0f, options.seed + 1);
     bench.gemm.run({{16, n, k, k, n}, x.data(), w.data(), nullptr, y.data()}, nullptr);
@@ -248,9 +248,9 @@ void test_invariance(Bench& bench, const Options& options) {
       bench.gemm.run({{1, n, k, k, n}, x.data() + (m - 1) * k, w.data(), nullptr, one.data()}, nullptr);
       synchronize("some rows");
       const auto some = y.get(m * n), alone = one.get();
-      CHECKF(std::memcmp(some.data(), all.data(), some.size() * sizeof(bf16)) == 0, "m=%lld of 16, n=%lld k=%lld",
+      CHECKF(std::memcmp(some.data(), all.data(), some.size() * sizeof(Element)) == 0, "m=%lld of 16, n=%lld k=%lld",
              static_cast<long long>(m), static_cast<long long>(n), static_cast<long long>(k));
-      CHECKF(std::memcmp(alone.data(), all.data() + (m - 1) * n, alone.size() * sizeof(bf16)) == 0,
+      CHECKF(std::memcmp(alone.data(), all.data() + (m - 1) * n, alone.size() * sizeof(Element)) == 0,
              "row %lld alone, n=%lld k=%lld", static_cast<long long>(m - 1), static_cast<long long>(n),
              static_cast<long long>(k));
     }
@@ -263,12 +263,12 @@ void test_poisoned_inputs(Bench& bench, const Options& options) {
   for (GemmPath path : {GemmPath::kStream, GemmPath::kLibrary, GemmPath::kTile}) {
     if (path == GemmPath::kLibrary && !bench.has_library) continue;
     const int64_t m = 11, n = 72, k = 136;
-    Buffer<bf16> x(m * k), w(n * k);
+    Buffer<Element> x(m * k), w(n * k);
     Buffer<float> y(m * n);
     fill(x.data(), m, k, k, 1.0f, options.seed);
     fill(w.data(), n, k, k, 1.0f, options.seed + 1);
-    x.put({__float2bfloat16(NAN)}, 5 * k + 130);
-    w.put({__float2bfloat16(INFINITY)}, 70 * k + 3);
+    x.put({to_element(NAN)}, 5 * k + 130);
+    w.put({to_element(INFINITY)}, 70 * k + 3);
     bench.gemm.force(path);
     bench.gemm.run({{m, n, k, k, n}, x.data(), w.data(), nullptr, y.data()}, nullptr);
     synchronize("poisoned inputs");
@@ -287,9 +287,9 @@ void test_poisoned_inputs(Bench& bench, const Options& options) {
 void run_bench(Bench& bench) {
   // More weights than the caches hold, used in turn.
   constexpr size_t kPool = size_t{2} << 30;
-  Buffer<bf16> pool(kPool / 2);
+  Buffer<Element> pool(kPool / 2);
   fill(pool.data(), 1, static_cast<int64_t>(pool.size()), static_cast<int64_t>(pool.size()), 0.1f, 1);
-  Buffer<bf16> x(4096 * 12288), y(size_t{4096} * 24576);
+  Buffer<Element> x(4096 * 12288), y(size_t{4096} * 24576);
   Buffer<float> logits(16 * 151936);
   Buffer<uint32_t> to(1);
   fill(x.data(), 4096, 12288, 12288, 1.0f, 2);
@@ -305,7 +305,7 @@ void run_bench(Bench& bench) {
                           {"lm_head", 151936, 4096, true}, {"w 0.6B", 1024, 1024, false}};
   const auto product = [&](const Shape& s, int64_t m, int i) {
     const size_t copies = pool.size() / static_cast<size_t>(s.n * s.k);
-    const bf16* w = pool.data() + i % copies * static_cast<size_t>(s.n * s.k);
+    const Element* w = pool.data() + i % copies * static_cast<size_t>(s.n * s.k);
     const GemmShape shape{m, s.n, s.k, s.k, s.n};
     if (s.wide) {
       bench.gemm.run({shape, x.data(), w, nullptr, logits.data()}, nullptr);

@@ -1,7 +1,6 @@
 // Shared by the tests of matrix products: GPU buffers with guards, numbers by position, a reference in double, and
 // timing.
 #pragma once
-#include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
 #include <cmath>
@@ -18,12 +17,18 @@
 
 namespace refit::test {
 
-using cuda::bf16;
 using cuda::check;
+using cuda::double_to_element;
+using cuda::Element;
+using cuda::element_bits;
+using cuda::element_of_bits;
+using cuda::round_element;
+using cuda::to_element;
+using cuda::to_float;
 
 inline void synchronize(const char* what) { check(cudaDeviceSynchronize(), what); }
 
-// Elements of the GPU between two guards. Poison is 0xff: NaN as bf16 and as float, -1 as an integer.
+// Elements of the GPU between two guards. Poison is 0xff: NaN as Element and as float, -1 as an integer.
 template <class T>
 class Buffer {
  public:
@@ -76,30 +81,29 @@ __host__ __device__ inline float noise(uint64_t at, uint64_t seed) {
   return static_cast<float>(static_cast<int32_t>(z >> 32)) * 0x1p-31f;
 }
 
-static __global__ void fill_kernel(bf16* to, int64_t rows, int64_t columns, int64_t ld, float scale, uint64_t seed) {
+static __global__ void fill_kernel(Element* to, int64_t rows, int64_t columns, int64_t ld, float scale, uint64_t seed) {
   for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < rows * columns;
        i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
-    to[i / columns * ld + i % columns] = __float2bfloat16(noise(i, seed) * scale);
+    to[i / columns * ld + i % columns] = to_element(noise(i, seed) * scale);
   }
 }
 
 // Writes numbers to a matrix and leaves the memory between its rows unchanged.
-inline void fill(bf16* to, int64_t rows, int64_t columns, int64_t ld, float scale, uint64_t seed) {
+inline void fill(Element* to, int64_t rows, int64_t columns, int64_t ld, float scale, uint64_t seed) {
   fill_kernel<<<1024, 256>>>(to, rows, columns, ld, scale, seed);
   cuda::check_launch("fill_kernel");
 }
 
 // sum[m, n] = x[m] w[n] + bias[n] in double, and size[m, n] the same of absolute values: the measure of error.
-static __global__ void reference_kernel(int64_t M, int64_t N, int64_t K, const bf16* x, int64_t ldx, const bf16* w,
-                                        const bf16* bias, double* sum, double* size) {
+static __global__ void reference_kernel(int64_t M, int64_t N, int64_t K, const Element* x, int64_t ldx,
+                                        const Element* w, const Element* bias, double* sum, double* size) {
   __shared__ double xs[16][17], ws[16][17];
   const int64_t m = blockIdx.y * 16ll + threadIdx.y, n0 = blockIdx.x * 16ll, n = n0 + threadIdx.x;
   double s = 0, a = 0;
   for (int64_t k = 0; k < K; k += 16) {
     const int64_t at = k + threadIdx.x;
-    xs[threadIdx.y][threadIdx.x] = m < M && at < K ? __bfloat162float(x[m * ldx + at]) : 0.0;
-    ws[threadIdx.y][threadIdx.x] =
-        n0 + threadIdx.y < N && at < K ? __bfloat162float(w[(n0 + threadIdx.y) * K + at]) : 0.0;
+    xs[threadIdx.y][threadIdx.x] = m < M && at < K ? to_float(x[m * ldx + at]) : 0.0;
+    ws[threadIdx.y][threadIdx.x] = n0 + threadIdx.y < N && at < K ? to_float(w[(n0 + threadIdx.y) * K + at]) : 0.0;
     __syncthreads();
     for (int i = 0; i < 16; i++) {
       const double product = xs[threadIdx.y][i] * ws[threadIdx.x][i];
@@ -109,7 +113,7 @@ static __global__ void reference_kernel(int64_t M, int64_t N, int64_t K, const b
     __syncthreads();
   }
   if (m >= M || n >= N) return;
-  const double b = bias != nullptr ? __bfloat162float(bias[n]) : 0.0;
+  const double b = bias != nullptr ? to_float(bias[n]) : 0.0;
   sum[m * N + n] = s + b;
   size[m * N + n] = a + fabs(b);
 }
@@ -118,8 +122,8 @@ struct Reference {
   std::vector<double> sum, size;  // [M, N]
 };
 
-inline Reference reference(int64_t M, int64_t N, int64_t K, const bf16* x, int64_t ldx, const bf16* w,
-                           const bf16* bias) {
+inline Reference reference(int64_t M, int64_t N, int64_t K, const Element* x, int64_t ldx, const Element* w,
+                           const Element* bias) {
   Buffer<double> sum(M * N), size(M * N);
   const dim3 grid(static_cast<unsigned>((N + 15) / 16), static_cast<unsigned>((M + 15) / 16));
   reference_kernel<<<grid, dim3(16, 16)>>>(M, N, K, x, ldx, w, bias, sum.data(), size.data());
@@ -130,8 +134,8 @@ inline Reference reference(int64_t M, int64_t N, int64_t K, const bf16* x, int64
 // Error that fp32 sums of tensor cores may have, relative to the sum of absolute products; far below the part of one
 // product.
 constexpr double kSumError = 0x1p-18;
-// Rounding error of bf16, relative to the value.
-constexpr double kBf16Error = 0x1.02p-8;
+// Rounding error of Element, relative to the value.
+constexpr double kElementError = 0x1.02p-8;
 
 // Microseconds of one call of work(i), i = 0, 1, ..., in a row of `times` on the default stream.
 template <class Work>

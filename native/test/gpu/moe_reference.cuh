@@ -19,43 +19,42 @@ using cuda::RowTile;
 
 constexpr size_t kWorkspace = 32 << 20;
 
-float value(bf16 v) { return __bfloat162float(v); }
-float round_bf16(float v) { return value(__float2bfloat16(v)); }
+float value(Element v) { return to_float(v); }
 
 // act[p, i] = round(round(activation(g)) * u) with g, u rounded sums of pair p's expert in double.
-__global__ void gate_up_kernel(const bf16* x, const bf16* w13, const int32_t* ids, int k, int64_t hidden, int64_t inter,
-                               bool gelu, bf16* act) {
+__global__ void gate_up_kernel(const Element* x, const Element* w13, const int32_t* ids, int k, int64_t hidden,
+                               int64_t inter, bool gelu, Element* act) {
   const int64_t pair = blockIdx.y, i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
   if (i >= inter) return;
-  const bf16* row = x + pair / k * hidden;
-  const bf16* gate = w13 + (ids[pair] * 2 * inter + i) * hidden;
-  const bf16* up = gate + inter * hidden;
+  const Element* row = x + pair / k * hidden;
+  const Element* gate = w13 + (ids[pair] * 2 * inter + i) * hidden;
+  const Element* up = gate + inter * hidden;
   double g = 0, u = 0;
   for (int64_t h = 0; h < hidden; h++) {
-    g += static_cast<double>(__bfloat162float(row[h])) * __bfloat162float(gate[h]);
-    u += static_cast<double>(__bfloat162float(row[h])) * __bfloat162float(up[h]);
+    g += static_cast<double>(to_float(row[h])) * to_float(gate[h]);
+    u += static_cast<double>(to_float(row[h])) * to_float(up[h]);
   }
-  const float rg = __bfloat162float(__double2bfloat16(g)), ru = __bfloat162float(__double2bfloat16(u));
+  const float rg = to_float(double_to_element(g)), ru = to_float(double_to_element(u));
   const double z = rg;
   const double wide = gelu ? z / 2 * (1.0 + tanh(sqrt(2.0 / M_PI) * (z + 0.044715 * z * z * z))) : z / (1.0 + exp(-z));
-  act[pair * inter + i] = __float2bfloat16(__bfloat162float(__double2bfloat16(wide)) * ru);
+  act[pair * inter + i] = to_element(to_float(double_to_element(wide)) * ru);
 }
 
-__global__ void down_kernel(const bf16* act, const bf16* w2, const int32_t* ids, int64_t hidden, int64_t inter,
+__global__ void down_kernel(const Element* act, const Element* w2, const int32_t* ids, int64_t hidden, int64_t inter,
                             double* out) {
   const int64_t pair = blockIdx.y, h = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
   if (h >= hidden) return;
-  const bf16* row = w2 + (ids[pair] * hidden + h) * inter;
+  const Element* row = w2 + (ids[pair] * hidden + h) * inter;
   double sum = 0;
   for (int64_t i = 0; i < inter; i++) {
-    sum += static_cast<double>(__bfloat162float(act[pair * inter + i])) * __bfloat162float(row[i]);
+    sum += static_cast<double>(to_float(act[pair * inter + i])) * to_float(row[i]);
   }
   out[pair * hidden + h] = sum;
 }
 
 // The part of one of two ranks: columns [rank * inter / 2, ...) of gate and up, the same of w2's rows.
-__global__ void half_kernel(const bf16* w13, const bf16* w2, int rank, int64_t experts, int64_t hidden, int64_t inter,
-                            bf16* half13, bf16* half2) {
+__global__ void half_kernel(const Element* w13, const Element* w2, int rank, int64_t experts, int64_t hidden,
+                            int64_t inter, Element* half13, Element* half2) {
   const int64_t part = inter / 2, stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
   const int64_t first = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
   for (int64_t i = first; i < experts * 2 * part * hidden; i += stride) {
@@ -132,7 +131,7 @@ Routes route(const Case& c, const std::vector<float>& x, const std::vector<float
     for (int e = 0; e < E; e++) {
       float logit = 0;
       for (int64_t h = 0; h < s.hidden; h++) logit += x[t * s.hidden + h] * router[e * s.hidden + h];
-      p[e] = round_bf16(logit);
+      p[e] = round_element(logit);
       most = std::fmax(most, p[e]);
     }
     const std::vector<float> logits = p;
@@ -149,7 +148,7 @@ Routes route(const Case& c, const std::vector<float>& x, const std::vector<float
     std::sort(order.begin(), order.end());
     for (int32_t e : order) {
       r.ids.push_back(e);
-      r.weights.push_back(round_bf16(s.norm_topk_prob ? p[e] / sum / total : p[e] / sum));
+      r.weights.push_back(round_element(s.norm_topk_prob ? p[e] / sum / total : p[e] / sum));
     }
   }
   r.slots.resize(r.ids.size());
@@ -165,9 +164,9 @@ Routes route(const Case& c, const std::vector<float>& x, const std::vector<float
   return r;
 }
 
-std::vector<bf16> to_bf16(const std::vector<float>& values) {
-  std::vector<bf16> out(values.size());
-  for (size_t i = 0; i < values.size(); i++) out[i] = __float2bfloat16(values[i]);
+std::vector<Element> elements_of(const std::vector<float>& values) {
+  std::vector<Element> out(values.size());
+  for (size_t i = 0; i < values.size(); i++) out[i] = to_element(values[i]);
   return out;
 }
 
@@ -250,15 +249,15 @@ struct Problem {
     if (c.router == Router::kEmpty) hr[0] = -64;
     if (c.nan) hx[c.tokens / 2 * s.hidden + s.hidden / 2] = NAN;
     routes = route(c, hx, hr);
-    x.put(to_bf16(hx));
-    router.put(to_bf16(hr));
+    x.put(elements_of(hx));
+    router.put(elements_of(hr));
     fill(w13.data(), s.experts * 2 * s.inter, s.hidden, s.hidden, 3.0f / std::sqrt(static_cast<float>(s.hidden)),
          seed + 2);
     fill(w2.data(), s.experts * s.hidden, s.inter, s.inter, 3.0f / std::sqrt(static_cast<float>(s.inter)), seed + 3);
 
     const auto pairs = static_cast<unsigned>(routes.ids.size());
     Buffer<int32_t> ids(pairs);
-    Buffer<bf16> act(pairs * s.inter);
+    Buffer<Element> act(pairs * s.inter);
     Buffer<double> sums(pairs * s.hidden);
     ids.put(routes.ids);
     gate_up_kernel<<<dim3(static_cast<unsigned>(s.inter + 127) / 128, pairs), 128>>>(
@@ -274,7 +273,7 @@ struct Problem {
     rms = std::sqrt(squares / static_cast<double>(out.size()));
   }
 
-  Buffer<bf16> x, router, w13, w2;
+  Buffer<Element> x, router, w13, w2;
   Routes routes;
   std::vector<double> out;  // [T, k, hidden]: for each expert of a token
   double rms;
@@ -295,7 +294,7 @@ Expected expect(const Case& c, const Problem& problem, int64_t token, int64_t co
     const int64_t pair = token * s.per_token + j;
     const float weight = problem.routes.weights[pair];
     const double out = problem.out[pair * s.hidden + column];
-    rounded = round_bf16(rounded + round_bf16(round_bf16(static_cast<float>(out)) * weight));
+    rounded = round_element(rounded + round_element(round_element(static_cast<float>(out)) * weight));
     largest = std::max(largest, std::fabs(rounded));
     exact += out * weight;
     size += std::fabs(out * weight);
@@ -305,7 +304,7 @@ Expected expect(const Case& c, const Problem& problem, int64_t token, int64_t co
 }
 
 // y may be the sum of several ranks' parts.
-void check_sum(const Case& c, const Problem& problem, const std::vector<std::vector<bf16>>& shares, bool partial,
+void check_sum(const Case& c, const Problem& problem, const std::vector<std::vector<Element>>& shares, bool partial,
                const std::string& what) {
   const int64_t hidden = c.shape.hidden;
   long wrong = 0, equal = 0;
@@ -316,7 +315,7 @@ void check_sum(const Case& c, const Problem& problem, const std::vector<std::vec
     double got = 0;
     for (const auto& share : shares) {
       got += value(share[i]);
-      if (partial) want.allowed += std::fabs(value(share[i])) * kBf16Error;
+      if (partial) want.allowed += std::fabs(value(share[i])) * kElementError;
     }
     if (std::isnan(want.y)) {
       wrong += !std::isnan(got);

@@ -17,10 +17,10 @@ void run_case(Gemm& gemm, const Case& c, uint64_t seed) {
   Problem problem(c, seed);
   const MoeShape& s = c.shape;
   const int64_t turn = c.turn != 0 ? c.turn : c.tokens;
-  Buffer<bf16> y(c.tokens * s.hidden);
+  Buffer<Element> y(c.tokens * s.hidden);
   const int64_t stride = s.per_token + 3;
   Buffer<uint16_t> record(c.tokens * stride);
-  const auto run = [&](const MoeShape& shape, const bf16* w13, const bf16* w2, bool partial, ExpertKernel kernel,
+  const auto run = [&](const MoeShape& shape, const Element* w13, const Element* w2, bool partial, ExpertKernel kernel,
                        const std::string& what) {
     const size_t bytes = Moe::scratch_bytes(shape, turn);
     Buffer<uint8_t> scratch(bytes);
@@ -51,10 +51,10 @@ void run_case(Gemm& gemm, const Case& c, uint64_t seed) {
   if (s.inter % 2 != 0) return;
   MoeShape half = s;
   half.inter = s.inter / 2;
-  std::vector<std::vector<bf16>> shares;
+  std::vector<std::vector<Element>> shares;
   const std::string what = c.text(c.kernels[0], true) + " in two halves";
   for (int rank = 0; rank < 2; rank++) {
-    Buffer<bf16> half13(problem.w13.size() / 2), half2(problem.w2.size() / 2);
+    Buffer<Element> half13(problem.w13.size() / 2), half2(problem.w2.size() / 2);
     half_kernel<<<1024, 256>>>(problem.w13.data(), problem.w2.data(), rank, s.experts, s.hidden, s.inter, half13.data(),
                                half2.data());
     cuda::check_launch("half_kernel");
@@ -130,9 +130,9 @@ void check_padding(Gemm& gemm, const Options& options) {
   c.kernels = every_kernel();
   const int64_t real = 19, k = c.shape.per_token;
   Problem problem(c, options.seed);
-  Buffer<bf16> x(c.tokens * c.shape.hidden), y(c.tokens * c.shape.hidden);
-  std::vector<bf16> values = problem.x.get();
-  std::fill(values.begin() + real * c.shape.hidden, values.end(), __float2bfloat16(NAN));
+  Buffer<Element> x(c.tokens * c.shape.hidden), y(c.tokens * c.shape.hidden);
+  std::vector<Element> values = problem.x.get();
+  std::fill(values.begin() + real * c.shape.hidden, values.end(), to_element(NAN));
   x.put(values);
   std::vector<int32_t> slots(c.tokens, 5);
   std::fill(slots.begin() + real, slots.end(), -1);
@@ -145,7 +145,7 @@ void check_padding(Gemm& gemm, const Options& options) {
     Buffer<uint8_t> memory(bytes);
     Moe moe(c.shape, gemm, memory.data(), bytes);
     moe.force(kernel);
-    const auto run = [&](const bf16* from, const int32_t* marks) {
+    const auto run = [&](const Element* from, const int32_t* marks) {
       y.poison();
       moe.run(from, problem.router.data(), problem.w13.data(), problem.w2.data(), y.data(), c.tokens, false, nullptr,
               {record.data(), k}, {}, marks);
@@ -153,7 +153,7 @@ void check_padding(Gemm& gemm, const Options& options) {
       return y.get(real * c.shape.hidden);
     };
     record.put(std::vector<uint16_t>(record.size(), kUnwritten));
-    const std::vector<bf16> padded = run(x.data(), kv_slots.data());
+    const std::vector<Element> padded = run(x.data(), kv_slots.data());
     const std::vector<uint16_t> chosen = record.get();
     CHECKF(std::all_of(chosen.begin() + real * k, chosen.end(), [](uint16_t e) { return e == kUnwritten; }),
            "%s: padding has a record", what.c_str());
@@ -166,8 +166,9 @@ void check_padding(Gemm& gemm, const Options& options) {
     int64_t rows = 0;
     for (int32_t i = 0; i < count; i++) rows += tiles[i].rows;
     CHECKF(rows == real * k, "%s: tiles of %lld rows", what.c_str(), static_cast<long long>(rows));
-    const std::vector<bf16> whole = run(problem.x.data(), nullptr);
-    CHECKF(std::memcmp(padded.data(), whole.data(), padded.size() * sizeof(bf16)) == 0, "%s: other bits", what.c_str());
+    const std::vector<Element> whole = run(problem.x.data(), nullptr);
+    CHECKF(std::memcmp(padded.data(), whole.data(), padded.size() * sizeof(Element)) == 0, "%s: other bits",
+           what.c_str());
   }
 }
 
@@ -182,9 +183,9 @@ void check_order(const Options& options) {
       Problem problem(c, options.seed);
       const size_t bytes = Moe::scratch_bytes(shape, c.tokens);
       Buffer<uint8_t> memory(bytes);
-      Buffer<bf16> y(c.tokens * shape.hidden), x(c.tokens * shape.hidden);
+      Buffer<Element> y(c.tokens * shape.hidden), x(c.tokens * shape.hidden);
       Moe moe(shape, gemm, memory.data(), bytes);
-      std::vector<bf16> whole;
+      std::vector<Element> whole;
       for (const int64_t tokens :
            {c.tokens, int64_t{700}, int64_t{129}, int64_t{64}, int64_t{9}, int64_t{8}, int64_t{1}}) {
         moe.load(x.data(), problem.router.data(), tokens, nullptr);
@@ -196,9 +197,9 @@ void check_order(const Options& options) {
           moe.run(problem.x.data() + (c.tokens - tokens) * shape.hidden, problem.router.data(), problem.w13.data(),
                   problem.w2.data(), y.data(), tokens, partial, nullptr);
           synchronize("an order");
-          const std::vector<bf16> got = y.get(tokens * shape.hidden);
+          const std::vector<Element> got = y.get(tokens * shape.hidden);
           if (whole.empty()) whole = got;
-          CHECKF(std::memcmp(got.data(), &whole[(c.tokens - tokens) * shape.hidden], got.size() * sizeof(bf16)) == 0,
+          CHECKF(std::memcmp(got.data(), &whole[(c.tokens - tokens) * shape.hidden], got.size() * sizeof(Element)) == 0,
                  "%s partial=%d, the last %lld: other bits", c.text(kernel, partial).c_str(), partial,
                  static_cast<long long>(tokens));
         }
@@ -232,8 +233,8 @@ void check_refusals(Gemm& gemm) {
 void run_bench(Gemm& gemm) {
   const MoeShape s{128, 8, true, 2048, 768};  // a layer of Qwen3-30B-A3B
   const int64_t most = 8192, spare = 64;
-  Buffer<bf16> x((most + spare) * s.hidden), router(s.experts * s.hidden), y(most * s.hidden);
-  Buffer<bf16> w13(s.experts * 2 * s.inter * s.hidden), w2(s.experts * s.hidden * s.inter);
+  Buffer<Element> x((most + spare) * s.hidden), router(s.experts * s.hidden), y(most * s.hidden);
+  Buffer<Element> w13(s.experts * 2 * s.inter * s.hidden), w2(s.experts * s.hidden * s.inter);
   fill(x.data(), most + spare, s.hidden, s.hidden, 1.0f, 1);
   fill(router.data(), s.experts, s.hidden, s.hidden, 0.1f, 2);
   fill(w13.data(), s.experts * 2 * s.inter, s.hidden, s.hidden, 0.05f, 3);

@@ -30,15 +30,15 @@ void test_sum_parts(unsigned seed) {
     for (int round = 0; round < 8; ++round) {
       const int64_t count = round == 0 ? 1 : 1 + static_cast<int64_t>(rng() % (round < 6 ? 5000 : 300000));
       const int64_t room = (count + 7) / 8 * 8;
-      std::vector<std::unique_ptr<Memory<bf16>>> parts;
+      std::vector<std::unique_ptr<Memory<Element>>> parts;
       SumParts given;
       for (int r = 0; r < ranks; ++r) {
-        parts.push_back(std::make_unique<Memory<bf16>>(room));
+        parts.push_back(std::make_unique<Memory<Element>>(room));
         const auto bits = part_of(round, r, count);
         check(cudaMemcpy(parts[r]->data, bits.data(), bits.size() * 2, cudaMemcpyHostToDevice), "upload");
         given.buffers[r] = parts[r]->data;
       }
-      Memory<bf16> out(room + kGuard);
+      Memory<Element> out(room + kGuard);
       sum_parts(given, ranks, out.data, count, nullptr);
       check(cudaDeviceSynchronize(), "sum_parts");
       check_sum(out.read<uint16_t>(out.count), round, ranks, count, "sum_parts of " + std::to_string(ranks));

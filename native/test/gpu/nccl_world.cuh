@@ -22,7 +22,7 @@ using Clock = std::chrono::steady_clock;
 using test::TestModel;
 
 constexpr double kPatience = 60;
-constexpr uint8_t kPoison = 0xff;  // two of them: a NaN in bf16, four in fp32
+constexpr uint8_t kPoison = 0xff;  // two of them: a NaN in Element, four in fp32
 constexpr int64_t kGuard = 512;    // elements
 
 double since(Clock::time_point began) { return std::chrono::duration<double>(Clock::now() - began).count(); }
@@ -128,7 +128,7 @@ struct Side {
       }
     }
   }
-  Memory<bf16> a, b, out;
+  Memory<Element> a, b, out;
   Memory<float> logits;
   std::unique_ptr<Exchange> exchange;
 };

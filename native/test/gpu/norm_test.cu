@@ -20,7 +20,7 @@ Values integers(int64_t rows, int64_t columns, int64_t code) {
   Values v(static_cast<size_t>(rows * columns));
   for (int64_t i = 0; i < rows * columns; ++i) {
     const int64_t row = i / columns, column = i % columns;
-    v[i] = __float2bfloat16_rn(static_cast<float>((row * 5 + column * 7 + column / 17 + code) % 17 - 8));
+    v[i] = to_element(static_cast<float>((row * 5 + column * 7 + column / 17 + code) % 17 - 8));
   }
   return v;
 }
@@ -45,35 +45,36 @@ struct Operands {
   }
 };
 
-// |got - (x + y)| for y = d * rstd * weight in double. Every rounding to bf16 adds at most kBf16Error of its value: one
-// or two of y, one of the sum. The fp32 operations, the sum of squares among them, stay below 2^-18 together.
+// |got - (x + y)| for y = d * rstd * weight in double. Every rounding to Element adds at most kElementError of its
+// value: one or two of y, one of the sum. The fp32 operations, the sum of squares among them, stay below 2^-18
+// together.
 void check_against_double(const std::string& what, const Case& c, const Operands& in, const Values& got) {
-  const double roundings = (c.round_once ? 1 : 2) * kBf16Error + 0x1p-18;
+  const double roundings = (c.round_once ? 1 : 2) * kElementError + 0x1p-18;
   int64_t wrong = 0, first = 0;
   double worst = 0;
   for (int64_t row = 0; row < c.count; ++row) {
     std::vector<double> d(c.hidden);
     double squares = 0;
     for (int i = 0; i < c.hidden; ++i) {
-      const float delta = __bfloat162float(in.delta[row * c.hidden + i]);
+      const float delta = to_float(in.delta[row * c.hidden + i]);
       // The sum with the bias is rounded, and its bits are determined.
-      d[i] = c.bias ? __bfloat162float(__float2bfloat16_rn(delta + __bfloat162float(in.bias[i]))) : delta;
+      d[i] = c.bias ? to_float(to_element(delta + to_float(in.bias[i]))) : delta;
       squares += d[i] * d[i];
     }
     const double rstd = 1 / std::sqrt(squares / c.hidden + static_cast<double>(kEps));
     for (int i = 0; i < c.hidden; ++i) {
       const int64_t at = row * c.hidden + i;
-      const double y = d[i] * rstd * __bfloat162float(in.weight[i]);
-      const double expected = __bfloat162float(in.residual[at]) + y, of_y = std::abs(y) * roundings;
-      const double bound = of_y + kBf16Error * (std::abs(expected) + of_y) + 1e-37;
-      const double error = std::abs(__bfloat162float(got[at]) - expected);
+      const double y = d[i] * rstd * to_float(in.weight[i]);
+      const double expected = to_float(in.residual[at]) + y, of_y = std::abs(y) * roundings;
+      const double bound = of_y + kElementError * (std::abs(expected) + of_y) + 1e-37;
+      const double error = std::abs(to_float(got[at]) - expected);
       worst = std::max(worst, error / bound);
       if (!(error <= bound) && wrong++ == 0) first = at;
     }
   }
   CHECKF(wrong == 0, "%s: %lld elements are wrong, up to %.3g of the bound; first at row %lld, column %lld: got %.9g",
          what.c_str(), static_cast<long long>(wrong), worst, static_cast<long long>(first / c.hidden),
-         static_cast<long long>(first % c.hidden), __bfloat162float(got[first]));
+         static_cast<long long>(first % c.hidden), to_float(got[first]));
 }
 
 void test_norm_add(Cpu& cpu, const Case& c) {
@@ -82,8 +83,8 @@ void test_norm_add(Cpu& cpu, const Case& c) {
   const Operands in(c);
   Place residual(in.residual, c.offset), delta(in.delta, c.offset), bias(in.bias, c.offset);
   Place weight(in.weight, c.offset);
-  bf16* const bias_or_none = c.bias ? bias.data() : nullptr;
-  const auto run = [&](bf16* x, const bf16* d, int count) {
+  Element* const bias_or_none = c.bias ? bias.data() : nullptr;
+  const auto run = [&](Element* x, const Element* d, int count) {
     cuda::norm_add(x, d, bias_or_none, weight.data(), kEps, count, c.hidden, nullptr, c.round_once);
     synchronize(what.c_str());
   };
@@ -139,7 +140,7 @@ struct Projection {
 double squares_of(const Values& x, int64_t begin, int64_t n) {
   double sum = 0;
   for (int64_t i = begin; i < begin + n; ++i) {
-    const double f = __bfloat162float(x[i]);
+    const double f = to_float(x[i]);
     sum += f * f;
   }
   return sum;
@@ -159,11 +160,11 @@ void check_pieces(const std::string& what, const Projection& p, int rank, const 
     const int64_t at = token * p.ld() + int64_t{is_k ? own.heads + head : head} * p.head_dim;
     const double expected = empty ? 0 : squares_of(qkv, at, p.head_dim);
     double got = 0;
-    for (int piece = 0; piece < 3; ++piece) got += __bfloat162float(pieces[i + piece]);
+    for (int piece = 0; piece < 3; ++piece) got += to_float(pieces[i + piece]);
     const double bound = p.exact ? 0 : expected * sum_error(p.head_dim);
     CHECKF(std::abs(got - expected) <= bound, "%s: token %lld, place %d, %s: expected %.17g within %.3g, got %.17g",
            what.c_str(), static_cast<long long>(token), place, is_k ? "k" : "q", expected, bound, got);
-    // The all-reduce carries bf16: the sum of the pieces must be one fp32 number.
+    // The all-reduce carries Elements: the sum of the pieces must be one fp32 number.
     CHECKF(got == static_cast<float>(got), "%s: %.17g is no fp32 number", what.c_str(), got);
   }
 }
@@ -188,7 +189,7 @@ std::vector<float> test_projection(const Projection& p, const Values* all = null
     const Values got = pieces.get(at);
     check_pieces(at, p, rank, qkv, got);
     check_bits(at + ": qkv is only read", qkv_gpu.get(at), widened(qkv), p.ld());
-    for (size_t i = 0; i < got.size(); ++i) sums[i] += __bfloat162float(got[i]);
+    for (size_t i = 0; i < got.size(); ++i) sums[i] += to_float(got[i]);
     const int64_t q_cols = int64_t{p.heads} * p.head_dim, k_cols = int64_t{own.counted_kv_heads} * p.head_dim;
     for (int64_t t = 0; t < p.count; ++t) {
       squares[2 * t] += squares_of(qkv, t * p.ld(), q_cols);
@@ -196,7 +197,7 @@ std::vector<float> test_projection(const Projection& p, const Values* all = null
     }
   }
   Values gathered(sums.size());
-  for (size_t i = 0; i < sums.size(); ++i) gathered[i] = __float2bfloat16_rn(sums[i]);
+  for (size_t i = 0; i < sums.size(); ++i) gathered[i] = to_element(sums[i]);
   check_bits(what + ": the gather is exact", gathered, sums, row);
   Place pieces(gathered, 0);
   Buffer<float> rstd(2 * p.count);
@@ -239,8 +240,8 @@ std::vector<float> test_projection(const Projection& p, const Values* all = null
 // A sum that is no finite number arrives as what it is, in one piece.
 void test_not_finite(float value) {
   const std::string what = "projection_squares of " + std::to_string(value);
-  Values qkv(24, __float2bfloat16_rn(1.0f));
-  qkv[3] = __float2bfloat16_rn(value);
+  Values qkv(24, to_element(1.0f));
+  qkv[3] = to_element(value);
   Place qkv_gpu(qkv, 0), pieces(cuda::kSquarePieces, 0);
   cuda::projection_squares(qkv_gpu.data(), 24, {8, 1, 0, 1, 0, 1}, 1, pieces.data(), nullptr);
   synchronize(what.c_str());

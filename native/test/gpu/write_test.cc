@@ -76,7 +76,7 @@ void batches_carry_the_job(uint64_t seed) {
     CHECK(run == static_cast<uint64_t>(copy.rows * copy.cols) * 2 && std::memcmp(copy.src, copy.dst, run) == 0);
   };
   const auto param_of = [&](const Rect& rect) {
-    return reinterpret_cast<bf16*>(params[static_cast<size_t>(rect.rank * store.params() + rect.param)].data());
+    return reinterpret_cast<Element*>(params[static_cast<size_t>(rect.rank * store.params() + rect.param)].data());
   };
   std::vector<uint8_t> slot(slot_bytes);
   size_t next = 0;

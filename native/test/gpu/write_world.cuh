@@ -179,7 +179,7 @@ struct World {
               const std::vector<uint16_t> poison(count, kPoison);
               check(cudaMemcpy(block, poison.data(), count * 2, cudaMemcpyHostToDevice), "cudaMemcpy");
               blocks.push_back(block);
-              params.addresses.push_back(reinterpret_cast<bf16*>(block + kGuard));
+              params.addresses.push_back(reinterpret_cast<Element*>(block + kGuard));
             }
           })
           .get();

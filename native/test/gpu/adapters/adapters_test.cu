@@ -10,11 +10,11 @@ namespace {
 // Runs both kernels for rows with these slots. y has `ldy` columns.
 template <class Out>
 struct Run {
-  Run(Adapters& adapters, const std::vector<int32_t>& slots, const std::vector<bf16>& x, const std::vector<Out>& y,
+  Run(Adapters& adapters, const std::vector<int32_t>& slots, const std::vector<Element>& x, const std::vector<Out>& y,
       int64_t ldy, const std::string& what)
       : t(slots.size() * static_cast<size_t>(adapters.slices * adapters.rank)) {
     Segments segments(slots);
-    Buffer<bf16> gpu_x(x.size()), gpu_t(t.size());
+    Buffer<Element> gpu_x(x.size()), gpu_t(t.size());
     Buffer<Out> gpu_y(y.size());
     gpu_x.put(x), gpu_y.put(y);
     cuda::adapter_shrink(adapters.weights(), segments.get(), gpu_x.data(), adapters.K, gpu_t.data(), nullptr);
@@ -23,19 +23,19 @@ struct Run {
     gpu_t.check_guards("t", what), gpu_y.check_guards("y", what);
     t = gpu_t.get(), this->y = gpu_y.get();
   }
-  std::vector<bf16> t;
+  std::vector<Element> t;
   std::vector<Out> y;
 };
 
-float host_value(bf16 v) { return value_of(v); }
+float host_value(Element v) { return value_of(v); }
 float host_value(float v) { return v; }
 template <class T>
 bool same_bits(const T& a, const T& b) {
   return std::memcmp(&a, &b, sizeof a) == 0;
 }
 
-void check_shrink(const Adapters& m, const std::vector<int32_t>& slots, const std::vector<bf16>& x,
-                  const std::vector<bf16>& t, const std::string& what) {
+void check_shrink(const Adapters& m, const std::vector<int32_t>& slots, const std::vector<Element>& x,
+                  const std::vector<Element>& t, const std::string& what) {
   const int columns = m.slices * m.rank;
   for (size_t row = 0; row < slots.size(); row++) {
     for (int c = 0; c < columns; c++) {
@@ -48,7 +48,7 @@ void check_shrink(const Adapters& m, const std::vector<int32_t>& slots, const st
       Sum sum;
       for (int64_t k = 0; k < m.K; k++)
         sum.add(value_of(x[row * m.K + k]), value_of(m.a[(int64_t{slot} * columns + c) * m.K + k]));
-      const double most = std::abs(sum.value) * kBf16Error + sum.size * kSumError;
+      const double most = std::abs(sum.value) * kElementError + sum.size * kSumError;
       if (!CHECKF(std::abs(got - sum.value) <= most, "%s: t[%zu][%d] is %g, expected %g", what.c_str(), row, c, got,
                   sum.value))
         return;
@@ -57,7 +57,7 @@ void check_shrink(const Adapters& m, const std::vector<int32_t>& slots, const st
 }
 
 template <class Out>
-void check_expand(const Adapters& m, const std::vector<int32_t>& slots, const std::vector<bf16>& t,
+void check_expand(const Adapters& m, const std::vector<int32_t>& slots, const std::vector<Element>& t,
                   const std::vector<Out>& before, const std::vector<Out>& after, int64_t ldy, const std::string& what) {
   for (size_t row = 0; row < slots.size(); row++) {
     int64_t first = 0;
@@ -78,7 +78,7 @@ void check_expand(const Adapters& m, const std::vector<int32_t>& slots, const st
                 double{scale} * value_of(m.b[(slot * m.all + n) * m.rank + r]));
       }
       const double want = host_value(was) + sum.value, size = std::abs(host_value(was)) + sum.size;
-      const double most = (sizeof(Out) == 2 ? std::abs(want) * kBf16Error : 0.0) + size * kSumError;
+      const double most = (sizeof(Out) == 2 ? std::abs(want) * kElementError : 0.0) + size * kSumError;
       if (!CHECKF(std::abs(host_value(got) - want) <= most, "%s: y[%zu][%ld] is %g, expected %g", what.c_str(), row,
                   static_cast<long>(n), host_value(got), want))
         return;
@@ -86,9 +86,9 @@ void check_expand(const Adapters& m, const std::vector<int32_t>& slots, const st
   }
 }
 
-std::vector<bf16> random_numbers(Random& random, size_t count) {
-  std::vector<bf16> out(count);
-  for (bf16& v : out) v = __float2bfloat16(static_cast<float>(random.below(2001) - 1000) / 500);
+std::vector<Element> random_numbers(Random& random, size_t count) {
+  std::vector<Element> out(count);
+  for (Element& v : out) v = to_element(static_cast<float>(random.below(2001) - 1000) / 500);
   return out;
 }
 
@@ -99,9 +99,9 @@ void run_case(Random& random, int slots, int rank, int64_t K, const std::vector<
   const std::vector<int32_t> of_rows = random_slots(random, rows, slots, longest);
   const int64_t ldy = adapters.all + (columns[0] % 8 == 0 ? 8 : 3);
   const std::string what = adapters.text() + ": " + std::to_string(rows) + " rows" + (sizeof(Out) == 4 ? ", fp32" : "");
-  const std::vector<bf16> x = random_numbers(random, static_cast<size_t>(rows * K));
+  const std::vector<Element> x = random_numbers(random, static_cast<size_t>(rows * K));
   std::vector<Out> y;
-  for (const bf16 v : random_numbers(random, static_cast<size_t>(rows * ldy))) y.push_back(Out(value_of(v)));
+  for (const Element v : random_numbers(random, static_cast<size_t>(rows * ldy))) y.push_back(Out(value_of(v)));
   const Run<Out> run(adapters, of_rows, x, y, ldy, what);
   check_shrink(adapters, of_rows, x, run.t, what);
   check_expand(adapters, of_rows, run.t, y, run.y, ldy, what);
@@ -126,22 +126,22 @@ void run_cases(const Options& options) {
     for (const int64_t count : rows) {
       const int slots = 1 + static_cast<int>(random.below(8));
       const int64_t longest = random.chance(2) ? 3 : 150;
-      run_case<bf16>(random, slots, rank, 136, {64, 16, 16}, count, longest);
-      run_case<bf16>(random, slots, rank, 1032, {96, 96}, count, longest);
+      run_case<Element>(random, slots, rank, 136, {64, 16, 16}, count, longest);
+      run_case<Element>(random, slots, rank, 1032, {96, 96}, count, longest);
       run_case<float>(random, slots, rank, 64, {328}, count, longest);
       // Rows that begin at no multiple of 16 bytes.
-      run_case<bf16>(random, slots, rank, 20, {20, 20}, count, longest);
+      run_case<Element>(random, slots, rank, 20, {20, 20}, count, longest);
       run_case<float>(random, slots, rank, 33, {51}, count, longest);
     }
   }
   // So many segments that a block computes several tiles of columns, of both slices; a row alone has a block for each.
-  run_case<bf16>(random, 5, 48, 64, {2056, 1032}, 150, 2);
+  run_case<Element>(random, 5, 48, 64, {2056, 1032}, 150, 2);
   run_case<float>(random, 3, 16, 64, {2056}, 200, 12);
   if (options.quick) return;
   // Shapes of one rank of two of an 8B model.
-  run_case<bf16>(random, 3, 32, 4096, {2048, 512, 512}, 70, 40);
-  run_case<bf16>(random, 2, 32, 6144, {4096}, 33, 40);
-  run_case<bf16>(random, 2, 8 * 16, 12288, {4096}, 5, 2);
+  run_case<Element>(random, 3, 32, 4096, {2048, 512, 512}, 70, 40);
+  run_case<Element>(random, 2, 32, 6144, {4096}, 33, 40);
+  run_case<Element>(random, 2, 8 * 16, 12288, {4096}, 5, 2);
 }
 
 // The segments of `rows` rows of one slot, so many rows in each, with some that are padding.
@@ -160,26 +160,26 @@ void check_shrink_variants(uint64_t seed, int rank, int64_t K, int slices, int r
   Adapters adapters(random, 3, rank, K, std::vector<int64_t>(static_cast<size_t>(slices), 16));
   const std::string what = adapters.text() + ": " + std::to_string(rows) + " rows of one adapter";
   const AdapterWeights w = adapters.weights();
-  Buffer<bf16> x(rows * K);
-  const std::vector<bf16> x_values = random_numbers(random, x.size());
+  Buffer<Element> x(rows * K);
+  const std::vector<Element> x_values = random_numbers(random, x.size());
   x.put(x_values);
-  std::vector<bf16> first;
+  std::vector<Element> first;
   for (const int each : {64, 24, 16, 8, 3, 1}) {
     const std::vector<cuda::AdapterSegment> list = equal_segments(slot, rows, each);
     Buffer<cuda::AdapterSegment> gpu_list(list.size());
     gpu_list.put(list);
     const AdapterSegments s{gpu_list.data(), nullptr, static_cast<int>(list.size()), 0, rows, std::min(each, rows)};
     for (const bool beside : {false, true}) {
-      Buffer<bf16> t(rows * slices * rank);
+      Buffer<Element> t(rows * slices * rank);
       cuda::adapter_shrink(w, s, x.data(), K, t.data(), nullptr, beside);
       synchronize(what.c_str());
       t.check_guards("t", what);
-      const std::vector<bf16> got = t.get();
+      const std::vector<Element> got = t.get();
       if (first.empty()) {
         first = got;
         check_shrink(adapters, std::vector<int32_t>(static_cast<size_t>(rows), slot), x_values, got, what);
       }
-      CHECKF(std::memcmp(got.data(), first.data(), got.size() * sizeof(bf16)) == 0,
+      CHECKF(std::memcmp(got.data(), first.data(), got.size() * sizeof(Element)) == 0,
              "%s: segments of %d rows give other bits%s", what.c_str(), each, beside ? " beside others" : "");
     }
   }
@@ -193,7 +193,7 @@ void check_activate(uint64_t seed, Activation activation, int64_t rows, int64_t 
   const std::vector<int32_t> slots = random_slots(random, rows, 3, longest);
   Segments segments(slots);
   const AdapterSegments s = segments.get();
-  Buffer<bf16> x(rows * K), t(rows * 2 * 48), y(rows * 2 * inter), together(rows * inter), apart(rows * inter);
+  Buffer<Element> x(rows * K), t(rows * 2 * 48), y(rows * 2 * inter), together(rows * inter), apart(rows * inter);
   x.put(random_numbers(random, x.size())), y.put(random_numbers(random, y.size()));
   const AdapterWeights w = adapters.weights();
   cuda::adapter_shrink(w, s, x.data(), K, t.data(), nullptr);
@@ -202,7 +202,7 @@ void check_activate(uint64_t seed, Activation activation, int64_t rows, int64_t 
   cuda::adapter_expand(w, s, t.data(), y.data(), 2 * inter, nullptr);
   cuda::activate_mul(activation, y.data(), apart.data(), rows, inter, nullptr);
   synchronize("the activation");
-  const std::vector<bf16> got = together.get(), want = apart.get();
+  const std::vector<Element> got = together.get(), want = apart.get();
   size_t wrong = 0;
   for (size_t i = 0; i < got.size(); i++) wrong += !same_bits(got[i], want[i]);
   CHECKF(wrong == 0, "activation of %ld rows: %zu elements differ", static_cast<long>(rows), wrong);
@@ -219,11 +219,11 @@ void check_gather(const Options& options) {
   for (int64_t i = 0; i < rows; i++) tokens.push_back(static_cast<int32_t>(random.below(100)));
   Segments segments(of_rows);
   Buffer<int32_t> gpu_tokens(tokens.size());
-  Buffer<bf16> t(static_cast<size_t>(rows * rank));
+  Buffer<Element> t(static_cast<size_t>(rows * rank));
   gpu_tokens.put(tokens);
   cuda::adapter_gather(adapters.weights(), segments.get(), gpu_tokens.data(), first, vocab, t.data(), nullptr);
   synchronize("gather");
-  const std::vector<bf16> got = t.get();
+  const std::vector<Element> got = t.get();
   for (int64_t i = 0; i < rows * rank; i++) {
     const int64_t slot = of_rows[i / rank], row = tokens[i / rank] - first;
     const float value = value_of(got[i]);
@@ -270,18 +270,18 @@ void check_padded(uint64_t seed, int64_t rows, int64_t longest) {
   exact_list.put(cut.list), padded_list.put(padded.list);
   AdapterSegments lists[] = {cut.at(exact_list.data()), padded.at(padded_list.data())};
   lists[1].host = nullptr;
-  const std::vector<bf16> x_values = random_numbers(random, rows * K), y_values = random_numbers(random, rows * all);
+  const std::vector<Element> x_values = random_numbers(random, rows * K), y_values = random_numbers(random, rows * all);
   std::vector<int32_t> token_values;
   for (int64_t i = 0; i < rows; i++) token_values.push_back(static_cast<int32_t>(random.below(2 * K)));
-  Buffer<bf16> x(rows * K);
+  Buffer<Element> x(rows * K);
   Buffer<int32_t> tokens(rows);
   x.put(x_values), tokens.put(token_values);
   const AdapterWeights w = adapters.weights();
   AdapterWeights embedding = w;
   embedding.slices = 1;
-  std::vector<bf16> got[2][4];
+  std::vector<Element> got[2][4];
   for (const int i : {0, 1}) {
-    Buffer<bf16> t(rows * 2 * rank), y(rows * all), act(rows * inter), gathered(rows * rank);
+    Buffer<Element> t(rows * 2 * rank), y(rows * all), act(rows * inter), gathered(rows * rank);
     y.put(y_values);
     cuda::adapter_shrink(w, lists[i], x.data(), K, t.data(), nullptr);
     cuda::adapter_activate(Activation::kSilu, w, lists[i], t.data(), y.data(), act.data(), nullptr);

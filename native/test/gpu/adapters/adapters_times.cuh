@@ -24,7 +24,7 @@ inline void time_adapters() {
     int64_t all = 0;
     for (const int64_t n : linear.columns) all += n;
     const auto slices = static_cast<int>(linear.columns.size());
-    Buffer<bf16> a(most_slots * slices * rank * linear.K), b(most_slots * all * rank);
+    Buffer<Element> a(most_slots * slices * rank * linear.K), b(most_slots * all * rank);
     fill(a.data(), 1, static_cast<int64_t>(a.size()), 0, 0.1f, 1);
     fill(b.data(), 1, static_cast<int64_t>(b.size()), 0, 0.1f, 2);
     std::vector<float> table;
@@ -34,7 +34,7 @@ inline void time_adapters() {
     AdapterWeights w{a.data(), b.data(), gpu_table.data(), 2 * int64_t{slices}, rank, slices, {}};
     std::copy(linear.columns.begin(), linear.columns.end(), w.columns);
     for (const int64_t rows : {1, 16, 64, 256, 4096}) {
-      Buffer<bf16> x(rows * linear.K), t(rows * slices * rank), y(rows * all);
+      Buffer<Element> x(rows * linear.K), t(rows * slices * rank), y(rows * all);
       fill(x.data(), rows, linear.K, linear.K, 1.0f, 3);
       fill(y.data(), rows, all, all, 1.0f, 4);
       for (const int slots : {1, 8, 32}) {

@@ -14,7 +14,7 @@ namespace refit::test {
 using cuda::AdapterSegments;
 using cuda::AdapterWeights;
 
-inline float value_of(bf16 v) { return __bfloat162float(v); }
+inline float value_of(Element v) { return to_float(v); }
 inline int padded_rank(int rank) { return (rank + 15) / 16 * 16; }
 
 // The adapters of one linear in all slots, on the host and on the GPU.
@@ -43,10 +43,10 @@ struct Adapters {
   }
 
   // A number of row r of A, or of column r of B: zero from the adapter's rank on, and behind the padding anything.
-  static bf16 number(Random& random, int r, int own) {
+  static Element number(Random& random, int r, int own) {
     if (r >= own && r < padded_rank(own)) return {0.0f};
     const float v = static_cast<float>(random.below(2001) - 1000) / 1000;
-    return __float2bfloat16(r < own ? v : v * 1e4f);
+    return to_element(r < own ? v : v * 1e4f);
   }
   const float* entry(int slot, int slice) const {
     return &table[(static_cast<size_t>(slot) * (slices + 2) + 1 + static_cast<size_t>(slice)) * 2];
@@ -67,9 +67,9 @@ struct Adapters {
   int slots, rank, slices;
   int64_t K, all = 0;
   std::vector<int64_t> columns;
-  std::vector<bf16> a, b;
+  std::vector<Element> a, b;
   std::vector<float> table;
-  Buffer<bf16> gpu_a{a_size()}, gpu_b{b_size()};
+  Buffer<Element> gpu_a{a_size()}, gpu_b{b_size()};
   Buffer<float> gpu_table{static_cast<size_t>(slots) * (slices + 2) * 2};
 
  private:

@@ -46,8 +46,8 @@ struct ExpertHalf {
     }
     gpu_a.put(a), gpu_b.put(b);
   }
-  std::vector<bf16> a, b;
-  Buffer<bf16> gpu_a{a.size()}, gpu_b{b.size()};
+  std::vector<Element> a, b;
+  Buffer<Element> gpu_a{a.size()}, gpu_b{b.size()};
 };
 
 template <class T>
@@ -88,23 +88,23 @@ class Test {
     cuda::sort_by_expert(s_, scratch_, c_.tokens, c_.tile_rows, nullptr);
     synchronize("the sort");
     sort();
-    const std::vector<bf16> x = numbers(c_.tokens * s_.hidden), act = numbers(pairs_ * s_.inter);
-    Buffer<bf16> gpu_x(x.size());
+    const std::vector<Element> x = numbers(c_.tokens * s_.hidden), act = numbers(pairs_ * s_.inter);
+    Buffer<Element> gpu_x(x.size());
     gpu_x.put(x);
     cuda::adapt_gate_up(s_, scratch_, adapters, gpu_x.data(), c_.tokens, c_.tile_rows, nullptr);
     synchronize("gate and up");
     check_part<float>(up, 0, 2, s_.hidden, s_.inter, x, true, std::vector<float>(pairs_ * 2 * s_.inter, 0.0f),
                       read(scratch_.delta, pairs_ * 2 * s_.inter));
     write(scratch_.act, act);
-    check_down<bf16>(down, adapters, act, false);
+    check_down<Element>(down, adapters, act, false);
     check_down<float>(down, adapters, act, true);
     memory.check_guards("the scratch", c_.text());
   }
 
  private:
-  std::vector<bf16> numbers(int64_t count) {
-    std::vector<bf16> out(static_cast<size_t>(count));
-    for (bf16& v : out) v = __float2bfloat16(static_cast<float>(random_.below(2001) - 1000) / 500);
+  std::vector<Element> numbers(int64_t count) {
+    std::vector<Element> out(static_cast<size_t>(count));
+    for (Element& v : out) v = to_element(static_cast<float>(random_.below(2001) - 1000) / 500);
     return out;
   }
   // The token and the expert of each slot of the sorted pairs.
@@ -117,9 +117,9 @@ class Test {
     }
   }
   template <class Out>
-  void check_down(ExpertHalf& half, const MoeAdapters& adapters, const std::vector<bf16>& act, bool partial) {
+  void check_down(ExpertHalf& half, const MoeAdapters& adapters, const std::vector<Element>& act, bool partial) {
     std::vector<Out> before;
-    for (const bf16 v : numbers(pairs_ * s_.hidden)) before.push_back(Out(value_of(v)));
+    for (const Element v : numbers(pairs_ * s_.hidden)) before.push_back(Out(value_of(v)));
     write(static_cast<Out*>(scratch_.out), before);
     cuda::adapt_down(s_, scratch_, adapters, c_.tokens, partial, c_.tile_rows, nullptr);
     synchronize("down");
@@ -128,7 +128,7 @@ class Test {
   }
   // x by token (gather) or by slot of the pair. The products with A are taken from the GPU's own, after a check.
   template <class Out>
-  void check_part(const ExpertHalf& half, int first, int slices, int64_t K, int64_t N, const std::vector<bf16>& x,
+  void check_part(const ExpertHalf& half, int first, int slices, int64_t K, int64_t N, const std::vector<Element>& x,
                   bool gather, const std::vector<Out>& before, const std::vector<Out>& after) {
     const int R = s_.adapter_rank;
     const auto t = read(scratch_.shrunk, pairs_ * slices * R);
@@ -144,7 +144,7 @@ class Test {
           for (int64_t k = 0; k < K; k++)
             sum.add(value_of(x[(gather ? token_[p] : p) * K + k]), value_of(half.a[(matrix * R + r) * K + k]));
           const double got = value_of(t[(p * slices + i) * R + r]);
-          const double most = std::abs(sum.value) * kBf16Error + sum.size * kSumError;
+          const double most = std::abs(sum.value) * kElementError + sum.size * kSumError;
           if (!CHECKF(std::abs(got - sum.value) <= most, "%s: t of pair %ld is %g, expected %g", what.c_str(),
                       static_cast<long>(p), got, sum.value))
             return;
@@ -158,7 +158,7 @@ class Test {
           }
           const double got = double{float(after[(p * slices + i) * N + n])}, want = was + sum.value;
           const double most = own == 0 ? 0
-                                       : (sizeof(Out) == 2 ? std::abs(want) * kBf16Error : 0.0) +
+                                       : (sizeof(Out) == 2 ? std::abs(want) * kElementError : 0.0) +
                                              (std::abs(was) + sum.size) * kSumError;
           if (!CHECKF(std::abs(got - want) <= most, "%s: pair %ld has %g, expected %g", what.c_str(),
                       static_cast<long>(p), got, want))

@@ -19,7 +19,7 @@ inline void bench_attention_shape(int count, int start, int fresh, cuda::Attenti
   const size_t layer = static_cast<size_t>(pages) * kv_heads * kPage * kDim;
   // Several layers if one would stay in L2.
   const int layers = static_cast<int>(std::clamp<size_t>((size_t{256} << 20) / (layer * 4), 1, 64));
-  Buffer<bf16> k(layer * layers), v(layer * layers);
+  Buffer<Element> k(layer * layers), v(layer * layers);
   fill(k.data(), pages * layers, layer / pages, layer / pages, 1.0f, 1);
   fill(v.data(), pages * layers, layer / pages, layer / pages, 1.0f, 2);
 
@@ -38,7 +38,7 @@ inline void bench_attention_shape(int count, int start, int fresh, cuda::Attenti
   table_gpu.put(table);
   Buffer<float> parts(static_cast<size_t>(plan.part_rows) * kHeads * (kDim + 2));
   const int64_t tokens = static_cast<int64_t>(count) * fresh, ldq = (kHeads + 2 * kv_heads) * kDim;
-  Buffer<bf16> q(tokens * ldq), out(tokens * kHeads * kDim);
+  Buffer<Element> q(tokens * ldq), out(tokens * kHeads * kDim);
   fill(q.data(), tokens, ldq, ldq, 4.0f, 3);
   const cuda::AttentionInput input{items.data(),     static_cast<int>(plan.items.size()),
                                    merges.data(),    static_cast<int>(plan.merges.size()),

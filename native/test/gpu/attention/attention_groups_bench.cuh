@@ -31,8 +31,8 @@ class GroupsBench {
     const size_t layer = static_cast<size_t>(case_.next_page) * kPage * kKvHeads * kDim;
     layer_ = layer;
     layers_ = static_cast<int>(std::clamp<size_t>((size_t{256} << 20) / (layer * 4), 1, 64));
-    k_ = std::make_unique<Buffer<bf16>>(layer * layers_);
-    v_ = std::make_unique<Buffer<bf16>>(layer * layers_);
+    k_ = std::make_unique<Buffer<Element>>(layer * layers_);
+    v_ = std::make_unique<Buffer<Element>>(layer * layers_);
     fill(k_->data(), case_.next_page * layers_, kPage * kKvHeads * kDim, kPage * kKvHeads * kDim, 1.0f, 1);
     fill(v_->data(), case_.next_page * layers_, kPage * kKvHeads * kDim, kPage * kKvHeads * kDim, 1.0f, 2);
   }
@@ -66,7 +66,7 @@ class GroupsBench {
   double time(bool share, Launches launches = Launches::kAll) const {
     const cuda::AttentionPlan plan = this->plan(share);
     AttentionOnGpu on_gpu(case_.pages, plan, kHeads, kDim);
-    Buffer<bf16> q(static_cast<size_t>(sequences_) * kLdq), out(static_cast<size_t>(sequences_) * kHeads * kDim);
+    Buffer<Element> q(static_cast<size_t>(sequences_) * kLdq), out(static_cast<size_t>(sequences_) * kHeads * kDim);
     fill(q.data(), sequences_, kLdq, kLdq, 4.0f, 3);
     cuda::AttentionInput input = on_gpu.input();
     // There is at least one item: the smallest.
@@ -88,7 +88,7 @@ class GroupsBench {
   size_t layer_;
   int64_t keys_, read_once_;
   SharingCase case_{kPage};
-  std::unique_ptr<Buffer<bf16>> k_, v_;
+  std::unique_ptr<Buffer<Element>> k_, v_;
 };
 
 inline void bench_groups() {

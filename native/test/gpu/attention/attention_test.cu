@@ -25,7 +25,7 @@ constexpr double kTolerance = 5e-3;     // of a whole case
 
 // Error against the references over all tokens of the step.
 void check_values(const Case& c, const AttentionWorld& world, const std::vector<Piece>& pieces,
-                  const std::vector<bf16>& out, double& worst, double& worst_eager) {
+                  const std::vector<Element>& out, double& worst, double& worst_eager) {
   std::vector<std::pair<int, int>> tokens;  // sequence, position
   for (const Piece& piece : pieces) {
     for (int p = piece.start; p < piece.end(); ++p) tokens.push_back({piece.sequence, p});
@@ -62,7 +62,7 @@ void check_values(const Case& c, const AttentionWorld& world, const std::vector<
       eager_error += row_eager;
       size += row_size;
       const int64_t at = static_cast<int64_t>(head) * dim + worst_d;
-      // If values cancel, weights in bf16 make a relatively large error: that of eager is allowed.
+      // If values cancel, weights of 16 bits make a relatively large error: that of eager is allowed.
       // Written so that a NaN fails.
       const double allowed = std::max(kRowTolerance * kRowTolerance * row_size, row_eager);
       CHECKF(row_error <= allowed,
@@ -87,7 +87,7 @@ bool same_bits(const Case& c, const Piece& piece, const Piece& whole) {
 // The tokens of `pieces` in `out` are the same bits as in `all`, the result of `all_pieces`; or, if one is computed by
 // the narrow kernel and the other by WideKernel::kHopper, about the same.
 void check_same(const Case& c, const AttentionWorld& world, const std::vector<Piece>& all_pieces,
-                const std::vector<bf16>& all, const std::vector<Piece>& pieces, const std::vector<bf16>& out,
+                const std::vector<Element>& all, const std::vector<Piece>& pieces, const std::vector<Element>& out,
                 const char* how) {
   int64_t t = 0;
   for (const Piece& piece : pieces) {
@@ -96,8 +96,8 @@ void check_same(const Case& c, const AttentionWorld& world, const std::vector<Pi
     while (all_pieces[i].sequence != piece.sequence) first += all_pieces[i++].count;
     const bool exact = same_bits(c, piece, all_pieces[i]);
     for (int p = piece.start; p < piece.end(); ++p, ++t) {
-      const bf16* want = &all[(first + p - all_pieces[i].start) * world.q_columns()];
-      const bf16* got = &out[t * world.q_columns()];
+      const Element* want = &all[(first + p - all_pieces[i].start) * world.q_columns()];
+      const Element* got = &out[t * world.q_columns()];
       for (int head = 0; head < c.shape.heads; ++head) {
         double error = 0, size = 0;
         int differs = -1;
@@ -131,11 +131,11 @@ void run_case(const Case& c, uint64_t seed, Worst& worst) {
   }
   const std::string name = c.name();
   Way plain{AttentionSplit::kNever};
-  const std::vector<bf16> all = run_attention(world, pieces, plain, c.wide, name);
+  const std::vector<Element> all = run_attention(world, pieces, plain, c.wide, name);
   check_values(c, world, pieces, all, worst.error, worst.eager);
   if (c.wide == cuda::WideKernel::kHopperExact) {
-    const std::vector<bf16> mma = run_attention(world, pieces, plain, cuda::WideKernel::kMma, name);
-    CHECKF(std::memcmp(all.data(), mma.data(), all.size() * sizeof(bf16)) == 0, "%s: other bits than mma",
+    const std::vector<Element> mma = run_attention(world, pieces, plain, cuda::WideKernel::kMma, name);
+    CHECKF(std::memcmp(all.data(), mma.data(), all.size() * sizeof(Element)) == 0, "%s: other bits than mma",
            name.c_str());
   }
 
@@ -216,7 +216,7 @@ int main(int argc, char** argv) {
   std::printf("%zu prefixes were shared\n", worst.prefixes);
   std::printf("largest relative error of a case: %.2e (Hugging Face's eager bf16: %.2e)\n", worst.error, worst.eager);
 
-  Buffer<bf16> some(8);
+  Buffer<Element> some(8);
   cuda::AttentionInput none{};
   CHECK_THROWS(cuda::attention(some.data(), 8, none, {some.data(), some.data(), 1, 1, 1, 12}, 1, some.data(), nullptr),
                std::invalid_argument);

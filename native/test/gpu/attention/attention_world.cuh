@@ -25,7 +25,7 @@ struct Piece {
   int end() const { return start + count; }
 };
 
-inline float value_of(bf16 x) { return __bfloat162float(x); }
+inline float value_of(Element x) { return to_float(x); }
 
 class AttentionWorld {
  public:
@@ -68,10 +68,10 @@ class AttentionWorld {
   int64_t q_columns() const { return static_cast<int64_t>(shape.heads) * shape.head_dim; }
 
   // [head_dim]
-  const bf16* key(int s, int position, int head) const { return &keys_[s][row(position, head)]; }
-  const bf16* value(int s, int position, int head) const { return &values_[s][row(position, head)]; }
-  bf16 query(int s, int position, int head, int d) const {
-    return __float2bfloat16_rn(noise(index(3, s, position, head, d), seed_) * q_scale_);
+  const Element* key(int s, int position, int head) const { return &keys_[s][row(position, head)]; }
+  const Element* value(int s, int position, int head) const { return &values_[s][row(position, head)]; }
+  Element query(int s, int position, int head, int d) const {
+    return to_element(noise(index(3, s, position, head, d), seed_) * q_scale_);
   }
 
   const AttentionHeads shape;
@@ -83,15 +83,15 @@ class AttentionWorld {
   size_t row(int position, int head) const {
     return (static_cast<size_t>(position) * shape.kv_heads + head) * shape.head_dim;
   }
-  std::vector<bf16> content(int what, int s, const std::vector<std::vector<bf16>>& earlier) const {
-    std::vector<bf16> x(row(lengths[s], 0));
+  std::vector<Element> content(int what, int s, const std::vector<std::vector<Element>>& earlier) const {
+    std::vector<Element> x(row(lengths[s], 0));
     // Shared pages contain the parent's keys.
     const int own = s == 0 ? 0 : std::min(lengths[s], shared_[s] * shape.page_size);
     if (own > 0) std::copy_n(earlier[parents_[s]].begin(), row(own, 0), x.begin());
     for (int position = own; position < lengths[s]; ++position) {
       for (int head = 0; head < shape.kv_heads; ++head) {
         for (int d = 0; d < shape.head_dim; ++d) {
-          x[row(position, head) + d] = __float2bfloat16_rn(noise(index(what, s, position, head, d), seed_));
+          x[row(position, head) + d] = to_element(noise(index(what, s, position, head, d), seed_));
         }
       }
     }
@@ -104,7 +104,7 @@ class AttentionWorld {
   float q_scale_;
   uint64_t seed_;
   std::vector<int> shared_, parents_;
-  std::vector<std::vector<bf16>> keys_, values_;  // of each sequence [length, kv_heads, head_dim]
+  std::vector<std::vector<Element>> keys_, values_;  // of each sequence [length, kv_heads, head_dim]
 };
 
 // A step's arrays, kept where StepBatch can point at them.
@@ -180,8 +180,8 @@ struct Way {
 
 // Runs one step of these pieces: out [tokens, heads * head_dim]. Before it, slots of the cache that no piece may see,
 // columns of k and v in qkv, and the output are NaN.
-inline std::vector<bf16> run_attention(const AttentionWorld& world, const std::vector<Piece>& pieces, Way& way,
-                                       cuda::WideKernel wide, const std::string& what) {
+inline std::vector<Element> run_attention(const AttentionWorld& world, const std::vector<Piece>& pieces, Way& way,
+                                          cuda::WideKernel wide, const std::string& what) {
   const AttentionHeads& h = world.shape;
   const StepArrays step(world, pieces);
   const cuda::AttentionPlan plan =
@@ -190,9 +190,9 @@ inline std::vector<bf16> run_attention(const AttentionWorld& world, const std::v
   const int64_t count = static_cast<int64_t>(step.tokens.size());
   const int64_t ldq = world.q_columns() + 2 * h.kv_heads * h.head_dim;
 
-  const bf16 nan = __ushort_as_bfloat16(0xffff);
+  const Element nan = element_of_bits(0xffff);
   const size_t cache_size = static_cast<size_t>(world.page_count) * h.kv_heads * h.page_size * h.head_dim;
-  std::vector<bf16> qkv(static_cast<size_t>(count * ldq), nan), k(cache_size, nan), v(cache_size, nan);
+  std::vector<Element> qkv(static_cast<size_t>(count * ldq), nan), k(cache_size, nan), v(cache_size, nan);
   int64_t t = 0;
   for (const Piece& piece : pieces) {
     for (int p = 0; p < piece.end(); ++p) {
@@ -212,7 +212,7 @@ inline std::vector<bf16> run_attention(const AttentionWorld& world, const std::v
     }
   }
 
-  Buffer<bf16> q_gpu(qkv.size()), k_gpu(cache_size), v_gpu(cache_size), out(count * world.q_columns());
+  Buffer<Element> q_gpu(qkv.size()), k_gpu(cache_size), v_gpu(cache_size), out(count * world.q_columns());
   q_gpu.put(qkv);
   k_gpu.put(k);
   v_gpu.put(v);
@@ -227,17 +227,15 @@ inline std::vector<bf16> run_attention(const AttentionWorld& world, const std::v
   return out.get();
 }
 
-// Exact attention of one token, and the result of Hugging Face's eager bf16: scores, their scaling and the weights
-// rounded to bf16, the softmax in fp32. Both [heads * head_dim].
+// Exact attention of one token, and the result of Hugging Face's eager 16 bits: scores, their scaling and the weights
+// rounded to Element, the softmax in fp32. Both [heads * head_dim].
 struct TokenReference {
   std::vector<double> exact, eager;
 };
 
 inline TokenReference reference_of(const AttentionWorld& world, int s, int position) {
   const AttentionHeads& h = world.shape;
-  const auto rounded = [](double x) {
-    return static_cast<double>(value_of(__float2bfloat16_rn(static_cast<float>(x))));
-  };
+  const auto rounded = [](double x) { return static_cast<double>(value_of(to_element(static_cast<float>(x)))); };
   const double scale = 1 / std::sqrt(static_cast<double>(h.head_dim));
   TokenReference r{std::vector<double>(world.q_columns()), std::vector<double>(world.q_columns())};
   std::vector<double> scores(position + 1), eager(position + 1), values(position + 1);
@@ -248,7 +246,7 @@ inline TokenReference reference_of(const AttentionWorld& world, int s, int posit
     double most = -INFINITY, eager_most = -INFINITY;
     for (int p = 0; p <= position; ++p) {
       double dot = 0;
-      const bf16* key = world.key(s, p, kv_head);
+      const Element* key = world.key(s, p, kv_head);
       for (int d = 0; d < h.head_dim; ++d) dot += q[d] * value_of(key[d]);
       scores[p] = dot * scale;
       eager[p] = rounded(rounded(dot) * scale);
@@ -263,7 +261,7 @@ inline TokenReference reference_of(const AttentionWorld& world, int s, int posit
     for (int p = 0; p <= position; ++p) eager[p] = rounded(eager[p] / eager_sum);
     std::vector<double> exact(h.head_dim), as_eager(h.head_dim);
     for (int p = 0; p <= position; ++p) {
-      const bf16* value = world.value(s, p, kv_head);
+      const Element* value = world.value(s, p, kv_head);
       for (int d = 0; d < h.head_dim; ++d) {
         exact[d] += scores[p] * value_of(value[d]);
         as_eager[d] += eager[p] * value_of(value[d]);

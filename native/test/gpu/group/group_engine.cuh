@@ -46,8 +46,8 @@ struct Engine {
       check(cudaSetDevice(gpus[r]), "cudaSetDevice");
       for (const Param& shape : params.shapes) {
         void* memory = nullptr;
-        check(cudaMalloc(&memory, static_cast<size_t>(shape.rows * shape.cols) * sizeof(bf16)), "cudaMalloc");
-        params.addresses.push_back(static_cast<bf16*>(memory));
+        check(cudaMalloc(&memory, static_cast<size_t>(shape.rows * shape.cols) * sizeof(Element)), "cudaMalloc");
+        params.addresses.push_back(static_cast<Element*>(memory));
       }
     }
     addresses = params.addresses;
@@ -74,7 +74,7 @@ struct Engine {
     host.params = [this](int rank, int /* set */) {
       std::vector<GroupSpan> spans;
       for (size_t id = 0; id < shapes_.size(); id++) {
-        const auto row_bytes = static_cast<uint64_t>(shapes_[id].cols) * sizeof(bf16);
+        const auto row_bytes = static_cast<uint64_t>(shapes_[id].cols) * sizeof(Element);
         spans.push_back(
             {param(static_cast<size_t>(rank), id), static_cast<uint64_t>(shapes_[id].rows) * row_bytes, row_bytes});
       }
@@ -91,7 +91,7 @@ struct Engine {
   const std::vector<int> gpus;
   std::vector<std::unique_ptr<Rank>> ranks;
   std::vector<Param> shapes_;
-  std::vector<bf16*> addresses;
+  std::vector<Element*> addresses;
   std::unique_ptr<GpuStore> store;
 };
 

@@ -55,7 +55,7 @@ struct World {
           ->run([&] { check(cudaMalloc(&blocks[r], each * params.shapes.size()), "cudaMalloc(parameters)"); })
           .get();
       for (size_t p = 0; p < params.shapes.size(); p++) {
-        params.addresses.push_back(reinterpret_cast<bf16*>(static_cast<uint8_t*>(blocks[r]) + p * each));
+        params.addresses.push_back(reinterpret_cast<Element*>(static_cast<uint8_t*>(blocks[r]) + p * each));
       }
     }
     store = std::make_unique<GpuStore>(std::vector{params}, 8);

@@ -134,7 +134,7 @@ struct Fixture {
     }
     target = std::make_unique<Gpu>(static_cast<size_t>(end + 2 * kGuard) * 2);
     for (Case& c : cases) {
-      c.copy.dst = reinterpret_cast<bf16*>(target->data()) + kGuard + c.at;
+      c.copy.dst = reinterpret_cast<Element*>(target->data()) + kGuard + c.at;
       copies.push_back(c.copy);
     }
   }

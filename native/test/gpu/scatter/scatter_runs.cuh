@@ -39,7 +39,7 @@ struct PoolList {
       copy.src_row_bytes = (copy.cols + gap) * 2;
       copy.dst_cols = copy.cols + gap_to;
       copy.src = reinterpret_cast<void*>(source);
-      copy.dst = reinterpret_cast<bf16*>(target * 2);
+      copy.dst = reinterpret_cast<Element*>(target * 2);
       source += copy.rows * copy.src_row_bytes;
       target += copy.rows * copy.dst_cols;
       copies.push_back(copy);
@@ -49,7 +49,7 @@ struct PoolList {
     std::vector<Copy2d> out = copies;
     for (Copy2d& copy : out) {
       copy.src = from + reinterpret_cast<uintptr_t>(copy.src);
-      copy.dst = reinterpret_cast<bf16*>(to + reinterpret_cast<uintptr_t>(copy.dst));
+      copy.dst = reinterpret_cast<Element*>(to + reinterpret_cast<uintptr_t>(copy.dst));
     }
     return out;
   }
@@ -145,7 +145,7 @@ void neighbours_in_memory_arrive() {
     expected.insert(expected.end(), bytes.begin(), bytes.end());
     Copy2d copy{};
     copy.src = sources[i]->data();
-    copy.dst = reinterpret_cast<bf16*>(target.data() + i * kBytes);
+    copy.dst = reinterpret_cast<Element*>(target.data() + i * kBytes);
     copy.rows = 1;
     copy.cols = copy.dst_cols = kBytes / 2;
     copy.src_col_bytes = 2;

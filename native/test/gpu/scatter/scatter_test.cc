@@ -90,7 +90,7 @@ void tiles_cover_every_element_once(uint64_t seed) {
   std::vector<Copy2d> copies;
   for (Case& c : cases) {
     c.copy.src = c.bytes.data() + c.offset;
-    c.copy.dst = reinterpret_cast<bf16*>(base + c.at);
+    c.copy.dst = reinterpret_cast<Element*>(base + c.at);
     copies.push_back(c.copy);
   }
   copies.insert(copies.begin() + random.below(count), Copy2d{nullptr, nullptr, 0, 5, 0, 0, 5, DType::kBFloat16});
@@ -131,7 +131,7 @@ void tiles_cover_every_element_once(uint64_t seed) {
 void long_flat_copies_have_full_tiles() {
   HostLists host(8);
   const Copy2d flat{
-      reinterpret_cast<void*>(4096), reinterpret_cast<bf16*>(8192), 4096, 4096, 8192, 2, 4096, DType::kBFloat16};
+      reinterpret_cast<void*>(4096), reinterpret_cast<Element*>(8192), 4096, 4096, 8192, 2, 4096, DType::kBFloat16};
   Copy2d slice = flat;
   slice.cols = 2048;
   plan_scatter({flat, slice}, 0, 64 << 10, false, host.lists);
@@ -236,7 +236,7 @@ void long_and_many_lists_arrive(uint64_t seed, int count) {
   for (int i = 0; i < count; i++) {
     Copy2d& copy = copies[static_cast<size_t>(i)];
     copy.src = source.data() + from[static_cast<size_t>(i)];
-    copy.dst = reinterpret_cast<bf16*>(target.data()) + to[static_cast<size_t>(i)];
+    copy.dst = reinterpret_cast<Element*>(target.data()) + to[static_cast<size_t>(i)];
     for (int64_t r = 0; r < copy.rows; r++) {
       std::memcpy(&expected[static_cast<size_t>(to[static_cast<size_t>(i)] + r * 64)],
                   &whole.bytes[static_cast<size_t>(from[static_cast<size_t>(i)] + r * 128)],
