@@ -36,6 +36,8 @@ export interface AdapterStoreOptions {
   deadlineMs?: number
   /** Resolves when no step under way has requests that ended before. */
   settle: () => Promise<void>
+  /** Resolves when work of some ms is least likely to delay tokens (default: at once). */
+  lull?: () => Promise<void>
 }
 
 /** A request's hold on a version. */
@@ -54,6 +56,7 @@ export class AdapterStore implements Adapters {
   readonly #pool: SlotPool
   readonly #deadlineMs: number
   readonly #keepWeights: boolean
+  readonly #lull: () => Promise<void>
   /** The weights' memory was released without its bytes. */
   #isLost = false
   /** Loads and unloads, one at a time. */
@@ -61,7 +64,9 @@ export class AdapterStore implements Adapters {
   readonly #byName = new Map<string, AdapterVersion>()
   #versions = 0
 
-  constructor ({ weights, limits, settle, keepWeights = false, deadlineMs = DEADLINE_MS }: AdapterStoreOptions) {
+  constructor (options: AdapterStoreOptions) {
+    const { weights, limits, settle, keepWeights = false, deadlineMs = DEADLINE_MS } = options
+    this.#lull = options.lull ?? (async () => {})
     const { addon, core, table, dtype } = weights
     this.limits = limits
     this.#weights = weights
@@ -110,14 +115,16 @@ export class AdapterStore implements Adapters {
     source: WeightSource,
     options: LoadAdapterOptions = {}
   ): Promise<AdapterReport> {
-    const started = performance.now()
+    const asked = performance.now()
     const deadlineMs = options.deadlineMs ?? this.#deadlineMs
     checkName(name)
+    await this.#lull()
+    const started = performance.now()
     const plan = this.#planner.plan(config, source.tensors)
     const planned = performance.now()
     const leave = await this.#changes.enter(deadlineMs)
     try {
-      return await this.#load(name, plan, source, { ...options, deadlineMs }, { started, planned })
+      return await this.#load(name, plan, source, { ...options, deadlineMs }, { asked, started, planned })
     } finally {
       leave()
     }
@@ -227,7 +234,7 @@ export class AdapterStore implements Adapters {
     plan: AdapterPlan,
     source: WeightSource,
     { pinned = false, existing = 'replace', path, checksums, deadlineMs }: LoadAdapterOptions & { deadlineMs: number },
-    { started, planned }: { started: number, planned: number }
+    { asked, started, planned }: { asked: number, started: number, planned: number }
   ): Promise<AdapterReport> {
     if (this.#weights.ledger.isReleased('weights')) throw asleep('updated')
     const old = this.#byName.get(name)
@@ -287,7 +294,12 @@ export class AdapterStore implements Adapters {
       isZero,
       ...old === undefined ? {} : { replaced: old.version },
       ...closure === undefined ? {} : { closure },
-      ms: { plan: planned - started, wait: waited - planned, write: ended - waited, total: ended - started }
+      ms: {
+        plan: planned - started,
+        wait: started - asked + waited - planned,
+        write: ended - waited,
+        total: ended - asked
+      }
     }
   }
 

@@ -95,12 +95,17 @@ async function start (
       ? await loadFromOther({ ...held, info }, options)
       : await inFolder(modelPath, async () => await load(store, source, options.onProgress))
     store.shadow?.meter.start()
-    const settle = async (): Promise<void> => {
-      await scheduler.settle()
+    const times = {
+      settle: async (): Promise<void> => {
+        await scheduler.settle()
+      },
+      lull: async (): Promise<void> => {
+        await scheduler.lull.next()
+      }
     }
     const loras = adapters === null
       ? null
-      : new AdapterStore({ weights: store, limits: adapters.limits, keepWeights: info.weightsCpuBackup, settle })
+      : new AdapterStore({ weights: store, limits: adapters.limits, keepWeights: info.weightsCpuBackup, ...times })
     return new LocalEngine(info, scheduler, store, { loadReport, held, adapters: loras })
   } catch (error) {
     await scheduler.close()

@@ -4,6 +4,7 @@ import { RefitError } from '../errors.ts'
 import type { ErrorCode } from '../errors.ts'
 import type { Gate, GateKeeper, GateOpening, SwapOptions } from '../contract/gate.ts'
 import { EventUnpacker } from './event-unpacker.ts'
+import { DeliveryLull } from './delivery-lull.ts'
 import { Heartbeat } from './heartbeat.ts'
 import { namedInStep } from './lost-device.ts'
 import { loadOf } from './messages.ts'
@@ -15,7 +16,6 @@ import type { SchedulerStats } from './scheduling/scheduler.ts'
 import { IdleTracker } from './idle-tracker.ts'
 import { initialStats } from './initial-stats.ts'
 import { TokenStream } from './token-stream.ts'
-import { collectYoungGarbage } from './young-garbage.ts'
 import { startWatchdog } from './watchdog.ts'
 
 interface Live {
@@ -43,6 +43,7 @@ export class SchedulerClient implements GateKeeper {
   readonly #calls = new Map<number, { resolve: (done: boolean) => void, reject: (error: RefitError) => void }>()
   readonly #idleTracker = new IdleTracker()
   readonly #rate = new RateMeter()
+  readonly lull = new DeliveryLull()
   readonly #heartbeat: Heartbeat
   readonly #endWatch: () => void
   #stats: SchedulerStats
@@ -322,7 +323,7 @@ export class SchedulerClient implements GateKeeper {
     // After the readers of these events have run.
     setImmediate(() => {
       this.#heartbeat.delivered(loadOf(batch))
-      collectYoungGarbage()
+      this.lull.begin()
     })
     let tokens = 0
     let next = 0
