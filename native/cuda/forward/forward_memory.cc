@@ -63,7 +63,8 @@ size_t kv_bytes(const CoreConfig& config, const Layout& layout) {
 
 }  // namespace
 
-ForwardShape::ForwardShape(const CoreConfig& config, const Layout& layout) : dense_inter(0), sparse_inter(0) {
+ForwardShape::ForwardShape(const CoreConfig& config, const Layout& layout)
+    : dense_inter(0), sparse_inter(0), few_sizes(config.deterministic) {
   const ModelRecipe& recipe = layout.recipe;
   require(config.dtype == DType::kBFloat16, "GPUs compute in bfloat16 only");
   require(layout.ranks <= kMaxRanks, std::to_string(layout.ranks) + " tensor-parallel ranks; at most " +
@@ -114,6 +115,13 @@ int64_t ForwardShape::exchanged(const Layout& layout) const {
   // so must one of the other ranks' parts.
   const int64_t row = std::max({2 * layout.vocab_rows, layout.q_cols(), dense_inter, sparse_inter, layout.outputs});
   return std::max(most + 8 * layout.ranks, (layout.ranks - 1) * row);
+}
+
+int64_t ForwardShape::product_rows(int64_t count) const {
+  if (!few_sizes) return count;
+  if (count <= 512) return std::min<int64_t>(tokens, rounded_tokens(static_cast<int>(count)));
+  const int64_t unit = count <= 2048 ? 64 : 256;
+  return std::min(tokens, (count + unit - 1) / unit * unit);
 }
 
 int64_t ForwardShape::head_rows(int64_t count) const {

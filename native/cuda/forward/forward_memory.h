@@ -25,7 +25,12 @@ struct ForwardShape {
   int64_t exchange;                   // elements of one exchange buffer
   int64_t adapter_columns;            // of the products with A; 0: no adapters
   int64_t dense_inter, sparse_inter;  // the widest of all layers, for one rank; 0 for none
+  bool few_sizes;                     // product_rows rounds
 
+  // Rows that the products of a layer compute for `count` tokens. With CoreConfig::deterministic the kernels of each
+  // number are chosen by trials, so there are few: the rows are rounded up, above 512 by an eighth at most. Nothing
+  // reads the results of the others.
+  int64_t product_rows(int64_t count) const;
   // Rows that the head computes for `count` rows: rounded up, so that few sizes of its product are needed. Nothing
   // reads the results of the others.
   int64_t head_rows(int64_t count) const;

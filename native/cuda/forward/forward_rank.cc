@@ -46,15 +46,16 @@ void RankForward::load_for_tokens(int tokens, int set) {
   set_ = set;
   rank_.doing("load the kernels of a step");
   const cudaStream_t stream = rank_.stream;
+  const auto rows = static_cast<int>(shape_.product_rows(tokens));
   for (int layer = 0; layer < layout_.recipe.layers; ++layer) {
     const LayerParams& p = layout_.layers[layer];
-    gemm_.load(qkv(layer, tokens), stream);
-    gemm_.load(o(layer, tokens), stream);
+    gemm_.load(qkv(layer, rows), stream);
+    gemm_.load(o(layer, rows), stream);
     if (p.sparse()) {
       moe_.at(p.inter).load(linear_input(), param(p.router), tokens, stream);
     } else {
-      gemm_.load(gate_up(layer, tokens), stream);
-      gemm_.load(down(layer, tokens), stream);
+      gemm_.load(gate_up(layer, rows), stream);
+      gemm_.load(down(layer, rows), stream);
     }
   }
   check(cudaStreamSynchronize(stream), "load the kernels of a step");
@@ -255,10 +256,11 @@ void RankForward::add_delta(int bias, int own_norm, int next_norm, int count) {
 void RankForward::attend(const StepView& view, int layer, int count) {
   const LayerParams& p = layout_.layers[layer];
   const KvLayer kv = kv_layer(layer);
+  const auto rows = static_cast<int>(shape_.product_rows(count));
   const cudaStream_t stream = rank_.stream;
   rank_.begin_op("qkv", layer);
   adapters_.start(adapters_.qkv(layer), linear_input());
-  gemm_.run(qkv(layer, count), adapters_.product_stream());
+  gemm_.run(qkv(layer, rows), adapters_.product_stream());
   adapters_.finish(adapters_.qkv(layer), own_.qkv, layout_.qkv_cols());
   const HeadNorms norms = head_norms(layer, count);
   rank_.begin_op("rope", layer);
@@ -269,7 +271,7 @@ void RankForward::attend(const StepView& view, int layer, int count) {
   if (layout_.gathers) gather(layer, count, layout_.q_cols(), own_.attended);
   rank_.begin_op("o", layer);
   adapters_.start(adapters_.o(layer), own_.attended);
-  gemm_.run(o(layer, count), adapters_.product_stream());
+  gemm_.run(o(layer, rows), adapters_.product_stream());
   adapters_.finish(adapters_.o(layer), part(), layout_.outputs);
   finish_delta(layer, count);
   rank_.begin_op("norm after attention", layer);
@@ -296,15 +298,16 @@ void RankForward::mlp(const StepView& view, int layer, const PreparedStep& step)
                          step.room.is_rounded ? view.slots : nullptr, layout_.gathers ? &rows : nullptr);
     if (sums) finish_delta(layer, count);
   } else {
+    const auto rows = static_cast<int>(shape_.product_rows(count));
     rank_.begin_op("gate_up", layer);
     adapters_.start(adapters_.gate_up(layer), linear_input());
-    gemm_.run(gate_up(layer, count), adapters_.product_stream());
+    gemm_.run(gate_up(layer, rows), adapters_.product_stream());
     rank_.begin_op("activation", layer);
     adapters_.finish_activated(adapters_.gate_up(layer), own_.gate_up, input_part(own_.act), count);
     if (layout_.gathers) gather(layer, count, p.inter, own_.act);
     rank_.begin_op("down", layer);
     adapters_.start(adapters_.down(layer), own_.act);
-    gemm_.run(down(layer, count), adapters_.product_stream());
+    gemm_.run(down(layer, rows), adapters_.product_stream());
     adapters_.finish(adapters_.down(layer), part(), layout_.outputs);
     finish_delta(layer, count);
   }
