@@ -58,7 +58,7 @@ export interface CudaMemoryNeeds {
   /** Activations, logits and workspace. */
   scratchBytes: number
   /**
-   * Memory that is never released: exchange between GPUs, step blocks, and an estimate for the driver and its
+   * Memory that is never released: exchange between GPUs, step blocks, and an estimate for graphs, the driver and its
    * libraries.
    */
   fixedBytes: number

@@ -104,7 +104,8 @@ CudaMemoryPlan plan_memory(const CoreConfig& config) {
   plan.spare_bytes = Arena::footprint(params.weights) * static_cast<uint64_t>(config.sets - 1);
   plan.kv_bytes = Arena::footprint(sizes.kv);
   plan.scratch_bytes = Arena::footprint(sizes.scratch);
-  plan.fixed_bytes = Arena::footprint(sizes.peer) + kContextBytes + (exchanges_by_nccl(config) ? kNcclBytes : 0);
+  plan.fixed_bytes =
+      Arena::footprint(sizes.peer) + sizes.graphs + kContextBytes + (exchanges_by_nccl(config) ? kNcclBytes : 0);
   return plan;
 }
 

@@ -25,6 +25,8 @@ struct ForwardSizes {
   size_t scratch = 0;
   // Buffers and flags of collectives, which other ranks read and write, and constant tables: never released.
   size_t peer = 0;
+  // Graphs of steps, at most; the driver allocates them.
+  size_t graphs = 0;
 };
 // Throws std::invalid_argument for sizes that no GPU can hold or that the kernels cannot compute.
 ForwardSizes forward_sizes(const CoreConfig& config);

@@ -10,6 +10,7 @@
 #include "cuda/device/check.h"
 #include "cuda/exchange/all_reduce.h"
 #include "cuda/forward/elementwise.h"
+#include "cuda/forward/step_graphs.h"
 #include "cuda/forward/step_room.h"
 #include "cuda/sampler/sampler.h"
 
@@ -188,6 +189,7 @@ ForwardSizes forward_sizes(const CoreConfig& config) {
   ForwardSizes sizes;
   sizes.kv = kv_bytes(config, layout);
   carve_buffers(layout, shape, nullptr, nullptr, sizes);
+  if (config.graphs) sizes.graphs = StepGraphs::most_bytes(layout, config.sets);
   return sizes;
 }
 

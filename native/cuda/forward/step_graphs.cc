@@ -7,6 +7,10 @@
 namespace refit::cuda {
 namespace {
 
+// Launches of a layer at most, alone, with other ranks and with adapters, and the memory of one in a graph
+// (graph_memory_test).
+constexpr size_t kLayerLaunches = 18, kExchangeLaunches = 6, kAdapterLaunches = 14, kLaunchBytes = 2048;
+
 struct Graph {
   cudaGraph_t graph = nullptr;
   ~Graph() {
@@ -38,6 +42,12 @@ class Capture {
 };
 
 }  // namespace
+
+size_t StepGraphs::most_bytes(const Layout& layout, int sets) {
+  const size_t launches =
+      kLayerLaunches + (layout.ranks > 1 ? kExchangeLaunches : 0) + (layout.adapters.slots > 0 ? kAdapterLaunches : 0);
+  return kMost * static_cast<size_t>(sets) * layout.layers.size() * launches * kLaunchBytes;
+}
 
 StepGraphs::StepGraphs(Rank& rank, bool enabled, int sets)
     : rank_(rank), enabled_(enabled && !rank.progress().launches_each()), sets_(sets) {}

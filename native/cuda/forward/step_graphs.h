@@ -10,6 +10,7 @@
 #include <list>
 #include <vector>
 
+#include "core/layout.h"
 #include "cuda/device/rank.h"
 #include "cuda/forward/step_room.h"
 
@@ -35,6 +36,9 @@ class StepGraphs {
   // Call it when an address changes that graphs hold. No step may be running.
   void clear();
   size_t size() const;
+
+  // Memory of all graphs on one GPU, at most.
+  static size_t most_bytes(const Layout& layout, int sets);
 
   // Rooms that have graphs. There are fewer in steps of up to 512 tokens with short sequences; the room that ran
   // longest ago leaves.
