@@ -156,12 +156,15 @@ void Store::scramble(uint64_t seed, Pool& pool, int set) {
   pool.parallel_for(static_cast<int64_t>(parts.size()), [&](int64_t index, int) {
     const Part& part = parts[index];
     const uint64_t key = scramble_key(seed, part.index);
-    if (shapes_[part.index % shapes_.size()].dtype == DType::kFloat32) {
+    const DType dtype = shapes_[part.index % shapes_.size()].dtype;
+    if (dtype == DType::kFloat32) {
       float* out = reinterpret_cast<float*>(addresses_[first + part.index]) + part.from;
       for (int64_t i = 0; i < part.count; i++) out[i] = scramble_noise(key, part.from + i);
     } else {
       uint16_t* out = reinterpret_cast<uint16_t*>(addresses_[first + part.index]) + part.from;
-      for (int64_t i = 0; i < part.count; i++) out[i] = float_to_bf16(scramble_noise(key, part.from + i));
+      for (int64_t i = 0; i < part.count; i++) {
+        out[i] = static_cast<uint16_t>(from_float(dtype, scramble_noise(key, part.from + i)));
+      }
     }
   });
 }

@@ -1,6 +1,6 @@
 // The formats that weights are stored, sent and held in, and their conversions. A new format is an enumerator, a row of
-// kFormats and a branch of float_bits. src/native/dtypes.ts has the same formats in the same order; a test compares
-// them. Device code includes this file too.
+// kFormats and a branch of float_bits; if engines hold it, one of element_from_float_bits too. src/native/dtypes.ts has
+// the same formats in the same order; a test compares them. Device code includes this file too.
 #pragma once
 #include <array>
 #include <bit>
@@ -26,7 +26,7 @@ struct Format {
 
 constexpr std::array kFormats{
     Format{DType::kBFloat16, "bfloat16", 2, true},
-    Format{DType::kFloat16, "float16", 2, false},
+    Format{DType::kFloat16, "float16", 2, true},
     Format{DType::kFloat32, "float32", 4, true},
 };
 constexpr size_t kDTypes = kFormats.size();
@@ -89,6 +89,32 @@ REFIT_HOST_DEVICE inline uint32_t float_bits_to_bf16(uint32_t u) {
   return (u & 0x7fffffffu) > 0x7f800000u ? (u >> 16) | 0x40u : rounded;
 }
 
+// Round to nearest even, subnormals included; from 65,520 on it is infinity, as in IEEE 754. NaN stays NaN (quieted).
+// It has no branch, so that loops over it vectorise.
+REFIT_HOST_DEVICE inline uint32_t float_bits_to_fp16(uint32_t u) {
+  const uint32_t magnitude = u & 0x7fffffffu;
+  const uint32_t rounded = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+  const uint32_t normal = rounded < 0x7c00u ? rounded : 0x7c00u;
+  // The last bit of a float of [0.5, 1) is that of fp16's subnormals, so the addition rounds to it.
+  const float sum = __builtin_bit_cast(float, magnitude) + 0.5f;
+  uint32_t bits = magnitude < (113u << 23) ? __builtin_bit_cast(uint32_t, sum) - (126u << 23) : normal;
+  bits = magnitude > 0x7f800000u ? 0x7e00u | ((magnitude >> 13) & 0x3ffu) : bits;
+  return bits | ((u >> 16) & 0x8000u);
+}
+
+// The bits of the element of a dtype that is nearest to a float's value.
+template <DType kType>
+REFIT_HOST_DEVICE inline uint32_t element_from_float_bits(uint32_t u) {
+  if constexpr (kType == DType::kBFloat16) {
+    return float_bits_to_bf16(u);
+  } else if constexpr (kType == DType::kFloat16) {
+    return float_bits_to_fp16(u);
+  } else {
+    static_assert(kType == DType::kFloat32);
+    return u;
+  }
+}
+
 inline float bf16_to_float(uint16_t b) { return std::bit_cast<float>(float_bits<DType::kBFloat16>(b)); }
 
 inline uint16_t float_to_bf16(float f) { return static_cast<uint16_t>(float_bits_to_bf16(std::bit_cast<uint32_t>(f))); }
@@ -101,5 +127,20 @@ inline float to_float(DType t, uint32_t element) {
   with_dtype(t, [&]<DType kType>() { bits = float_bits<kType>(element); });
   return std::bit_cast<float>(bits);
 }
+
+// The bits of the element that is nearest to a value.
+inline uint32_t from_float(DType t, float value) {
+  uint32_t bits = 0;
+  with_dtype(t, [&]<DType kType>() { bits = element_from_float_bits<kType>(std::bit_cast<uint32_t>(value)); });
+  return bits;
+}
+
+// The bits of an element in another dtype; the same dtype keeps them.
+inline uint32_t convert_bits(DType from, DType to, uint32_t element) {
+  return from == to ? element : from_float(to, to_float(from, element));
+}
+
+// The value that an element keeps.
+inline float round_to(DType t, float value) { return to_float(t, from_float(t, value)); }
 
 }  // namespace refit

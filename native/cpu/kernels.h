@@ -17,8 +17,7 @@ struct Kernels {
 
   // y[m, n] = sum_k x[m, k] * w[n, k] (+ bias[n]) in fp32, for rows [0, M) and columns [0, N).
   // x: float [M, ldx]; with bf16 weights its values are already rounded to bf16 by the caller. w: row-major [N, K] of
-  // `dtype` (bf16 or fp32). y: float [M, ldy]. bias: null, or [N] of `dtype`. Work is split over N (and M), never over
-  // K.
+  // `dtype`. y: float [M, ldy]. bias: null, or [N] of `dtype`. Work is split over N (and M), never over K.
   void (*gemm)(Pool& pool, const float* x, int64_t ldx, const void* w, DType dtype, const void* bias, float* y,
                int64_t ldy, int64_t M, int64_t N, int64_t K);
 

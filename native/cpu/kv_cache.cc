@@ -22,10 +22,11 @@ void write_token(uint8_t* page, uint64_t half_bytes, int page_size, int slot, in
 
 }  // namespace
 
-KvCache::KvCache(const KvShape& shape, DType dtype) : shape_(shape), dtype_(dtype) {
+KvCache::KvCache(const KvShape& shape, DType dtype)
+    : shape_(shape), dtype_(dtype == DType::kFloat16 ? DType::kFloat32 : dtype) {
   if (shape.pages <= 0 || shape.page_size <= 0)
     throw std::invalid_argument("bad configuration: pages and page_size must be positive");
-  half_bytes_ = static_cast<uint64_t>(shape.page_size) * shape.head_dim * size_of(dtype);
+  half_bytes_ = static_cast<uint64_t>(shape.page_size) * shape.head_dim * size_of(dtype_);
   unsigned __int128 total = static_cast<unsigned __int128>(half_bytes_) * 2 * shape.layers * shape.pages;
   total *= shape.kv_heads;
   if (total > std::numeric_limits<int64_t>::max())

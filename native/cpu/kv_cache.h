@@ -1,4 +1,4 @@
-// The paged KV cache of all ranks, in the engine's dtype.
+// The paged KV cache of all ranks, in the engine's dtype; float32 holds the values of float16.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -29,6 +29,7 @@ class KvCache {
 
   // Reserved bytes of all ranks.
   uint64_t bytes() const { return rank_bytes_ * bases_.size(); }
+  DType dtype() const { return dtype_; }
   int page_size() const { return shape_.page_size; }
   int pages() const { return shape_.pages; }
   uint8_t* k(int rank, int layer, int page, int head) const {
@@ -36,7 +37,8 @@ class KvCache {
     return bases_[rank] + block * 2 * half_bytes_;
   }
   uint8_t* v(int rank, int layer, int page, int head) const { return k(rank, layer, page, head) + half_bytes_; }
-  // Stores one token's K and V [kv_heads * head_dim] in its slot of a page. With bf16 the values are already rounded.
+  // Stores one token's K and V [kv_heads * head_dim] in its slot of a page. With 16 bits the values are already
+  // rounded.
   void write(int rank, int layer, int page, int slot, const float* k_row, const float* v_row) const;
 
  private:

@@ -7,7 +7,7 @@ namespace refit::cpu {
 Rope::Rope(const ModelRecipe& recipe, DType dtype)
     : half_(recipe.head_dim / 2),
       scale_(static_cast<float>(recipe.rope_scale)),
-      rounds_tables_(dtype == DType::kBFloat16 && !recipe.round_once),
+      table_dtype_(recipe.round_once ? DType::kFloat32 : dtype),
       inv_freq_(recipe.rope_inv_freq.begin(), recipe.rope_inv_freq.end()) {}
 
 void Rope::reserve(int64_t positions) {
@@ -22,10 +22,8 @@ void Rope::reserve(int64_t positions) {
       const float angle = static_cast<float>(p) * inv_freq_[i];
       cos[i] = static_cast<float>(std::cos(static_cast<double>(angle))) * scale_;
       sin[i] = static_cast<float>(std::sin(static_cast<double>(angle))) * scale_;
-      if (rounds_tables_) {
-        cos[i] = round_bf16(cos[i]);
-        sin[i] = round_bf16(sin[i]);
-      }
+      cos[i] = round_to(table_dtype_, cos[i]);
+      sin[i] = round_to(table_dtype_, sin[i]);
     }
   }
   positions_ = positions;

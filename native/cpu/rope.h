@@ -21,7 +21,7 @@ class Rope {
  private:
   int half_;
   float scale_;
-  bool rounds_tables_;
+  DType table_dtype_;
   std::vector<float> inv_freq_;
   int64_t positions_ = 0;
   std::vector<float> tables_;  // [position] { cos [half], sin [half] }

@@ -36,8 +36,8 @@ std::unique_ptr<Device> device_of(const TestModel& model, const SlotAdapters& ad
           p < weights ? model.shard(param.name, rank, ranks).x : adapters.values(param.name, rank, ranks);
       void* const to = const_cast<void*>(device->address(rank, static_cast<int>(p)));
       for (size_t i = 0; i < values.size(); ++i) {
-        if (param.dtype == DType::kBFloat16) {
-          static_cast<uint16_t*>(to)[i] = float_to_bf16(values[i]);
+        if (param.dtype != DType::kFloat32) {
+          static_cast<uint16_t*>(to)[i] = static_cast<uint16_t>(from_float(param.dtype, values[i]));
         } else {
           static_cast<float*>(to)[i] = values[i];
         }

@@ -150,6 +150,11 @@ void values_of_other_dtypes_are_rounded() {
   patch.dtype = DType::kFloat16;
   apply_patch(patch, 0, 3, DType::kFloat32, reinterpret_cast<uint8_t*>(wide.data()));
   CHECK(wide[0] == 1.0f && wide[1] == -2.0f && wide[2] == 0x1p-24f);
+  const std::vector<uint8_t> brains = bytes_of(std::vector<uint16_t>{0x3f80, 0x4780, 0x3380});
+  patch.values = brains.data();
+  patch.dtype = DType::kBFloat16;
+  apply_patch(patch, 0, 3, DType::kFloat16, reinterpret_cast<uint8_t*>(held.data()));
+  CHECK(held[0] == 0x3c00 && held[1] == 0x7c00 && held[2] == 0x0001);
 }
 
 // Results of torch 2.13: hash_tensor of bfloat16 [1.5, 2.25, -3, 0, 1e-40, inf], of [1, 2, 255, 7] as uint8, of float32

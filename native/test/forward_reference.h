@@ -48,7 +48,7 @@ struct TestModel {
       Matrix m{rows, cols, std::vector<float>(rows * cols)};
       for (float& f : m.x) {
         f = static_cast<float>(normal(rng));
-        if (dtype == DType::kBFloat16) f = round_bf16(f);
+        f = round_to(dtype, f);
       }
       weights[name] = std::move(m);
     };
@@ -165,8 +165,8 @@ struct TestModel {
         // The weights are written directly into memory: writes have their own tests.
         void* to = const_cast<void*>(device->address(rank, static_cast<int>(p)));
         for (size_t i = 0; i < m.x.size(); ++i) {
-          if (dtype == DType::kBFloat16) {
-            static_cast<uint16_t*>(to)[i] = float_to_bf16(m.x[i]);
+          if (dtype != DType::kFloat32) {
+            static_cast<uint16_t*>(to)[i] = static_cast<uint16_t>(from_float(dtype, m.x[i]));
           } else {
             static_cast<float*>(to)[i] = m.x[i];
           }

@@ -102,7 +102,7 @@ double worst(const Logprobs& got, const std::vector<std::vector<double>>& logits
 
 void test_reference(const Variant& v, const std::string& isa) {
   std::mt19937 rng(7);
-  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
     const TestModel model(v, dtype, 11);
     const Sequence s{random_tokens(rng, 150, v.vocab), {}};
     std::vector<std::vector<int>> routed;
@@ -113,12 +113,13 @@ void test_reference(const Variant& v, const std::string& isa) {
       auto free = page_list(200, &rng);
       const Logprobs got = whole(*device, {s.tokens, some_pages(free, 150, page_size)}, v.vocab);
       const double error = worst(got, expected);
-      // bf16 keeps 8 bits, and there are a few dozen roundings between a token and its logits. A router near a tie may
-      // choose another expert.
-      const double bound = dtype == DType::kFloat32 ? 1e-5 : v.experts > 0 ? 0.3 : 0.06;
+      // bf16 keeps 8 bits and fp16 11, and there are a few dozen roundings between a token and its logits. A router
+      // near a tie may choose another expert.
+      const double of_16_bits = dtype == DType::kBFloat16 ? 0.06 : 0.0075;
+      const double bound = dtype == DType::kFloat32 ? 1e-5 : v.experts > 0 ? 0.3 : of_16_bits;
       CHECKF(error <= bound, "%s, %s, dtype %d, %d ranks: error %g", v.name, isa.c_str(), static_cast<int>(dtype),
              ranks, error);
-      // In bf16 a router near a tie may choose another expert.
+      // In 16 bits a router near a tie may choose another expert.
       for (size_t t = 0; dtype == DType::kFloat32 && t < routed.size(); ++t) {
         const std::vector<int> experts(got[t].begin() + v.vocab, got[t].end());
         if (!CHECKF(experts == routed[t], "%s, %s, %d ranks: other experts at token %zu", v.name, isa.c_str(), ranks,
@@ -224,7 +225,7 @@ void test_expert_ties() {
   for (const char* router : {"layers.0.router", "layers.2.router"}) {
     for (float& weight : model.weights.at(router).x) weight = 0;
   }
-  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
     model.dtype = dtype;
     BatchBuilder b;
     b.sequence({1, 2, 3}, 0, {0});
@@ -365,6 +366,7 @@ int main() {
   }
   for (const Variant& v : kVariants) {
     test_invariants(v, "", DType::kBFloat16, 1, 16);
+    test_invariants(v, "", DType::kFloat16, 1, 16);
     test_invariants(v, "", DType::kFloat32, 4, 128);
   }
   test_recording();

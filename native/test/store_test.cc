@@ -97,7 +97,7 @@ void a_read_gives_the_rectangle_row_by_row() {
 }
 
 void scramble_fills_every_element_with_finite_noise_of_its_own() {
-  for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
     const CoreConfig c = config(dtype, 2, {{"a", 700, 501}, {"b", 700, 501}, {"c", 3, 1}});
     Store one(c), two(c);
     Pool pool(2), serial(1);
@@ -113,8 +113,9 @@ void scramble_fills_every_element_with_finite_noise_of_its_own() {
         int64_t zero = 0;
         bool bounded = true;
         for (int64_t i = 0; i < n; i++) {
-          const float v = dtype == DType::kFloat32 ? static_cast<const float*>(one.param(rank, p))[i]
-                                                   : bf16_to_float(static_cast<const uint16_t*>(one.param(rank, p))[i]);
+          const float v = dtype == DType::kFloat32
+                              ? static_cast<const float*>(one.param(rank, p))[i]
+                              : to_float(dtype, static_cast<const uint16_t*>(one.param(rank, p))[i]);
           bounded = bounded && std::isfinite(v) && std::fabs(v) <= 1;
           zero += v == 0;
           sum += v;

@@ -34,12 +34,6 @@ uint32_t bits_at(const std::vector<uint8_t>& bytes, uint64_t at, DType dtype) {
   return bits;
 }
 
-uint32_t converted(uint32_t bits, DType from, DType to) {
-  if (from == to) return bits;
-  const float value = to_float(from, bits);
-  return to == DType::kFloat32 ? std::bit_cast<uint32_t>(value) : float_to_bf16(value);
-}
-
 // A temporary file, which the destructor closes.
 struct File {
   int fd;
@@ -74,7 +68,7 @@ void check_job(const CoreConfig& config, WriteJob job, const std::vector<uint8_t
         for (int64_t c = 0; c < rect.cols; c++) {
           const uint64_t from = tensor.offset + static_cast<uint64_t>(rect.src_row + r) * tensor.row_bytes +
                                 static_cast<uint64_t>(rect.src_col + c) * tensor.col_bytes;
-          const uint32_t bits = converted(bits_at(bytes, from, tensor.dtype), tensor.dtype, to_dtype);
+          const uint32_t bits = convert_bits(tensor.dtype, to_dtype, bits_at(bytes, from, tensor.dtype));
           const int64_t to = (rect.dst_row + r) * config.params[rect.param].cols + rect.dst_col + c;
           std::memcpy(&param[static_cast<size_t>(to) * size_of(to_dtype)], &bits, size_of(to_dtype));
         }
@@ -123,7 +117,7 @@ void a_transposed_tensor_is_written_and_its_file_is_read_once() {
 }
 
 void a_stepped_tensor_is_written() {
-  for (const DType to : {DType::kBFloat16, DType::kFloat32}) {
+  for (const DType to : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
     for (const DType from : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
       const uint64_t element = size_of(from);
       CoreConfig config;
@@ -160,7 +154,7 @@ void random_views_arrive(uint64_t seed) {
   uint64_t end = 1;
   std::vector<std::vector<Rect>> of_tensor;
   for (int p = 0; p < params; p++) {
-    const DType dtype = random.below(2) == 0 ? DType::kBFloat16 : DType::kFloat32;
+    const DType dtype = dtypes[random.below(3)];
     config.params.push_back({"p", 1 + random.below(90), 1 + random.below(90), dtype});
   }
   for (int t = 0; t < 3; t++) {

@@ -27,13 +27,6 @@ uint32_t coded(int tensor, int64_t index, DType dtype) {
   return static_cast<uint32_t>(size_of(dtype) == 2 ? mixed >> 48 : mixed >> 32);
 }
 
-// Converts one element from dtype to dtype with core/dtype.h.
-uint32_t converted(uint32_t bits, DType from, DType to) {
-  if (from == to) return bits;
-  const float value = to_float(from, bits);
-  return to == DType::kFloat32 ? std::bit_cast<uint32_t>(value) : float_to_bf16(value);
-}
-
 // A job with its sources, in files or in memory.
 struct Fixture {
   CoreConfig config;
@@ -93,7 +86,7 @@ struct Fixture {
         for (int64_t c = 0; c < rect.cols; c++) {
           const int64_t from = (rect.src_row + r) * tensor.cols + rect.src_col + c;
           const int64_t to = (rect.dst_row + r) * param.cols + rect.dst_col + c;
-          const uint32_t bits = converted(coded(rect.tensor, from, tensor.dtype), tensor.dtype, param.dtype);
+          const uint32_t bits = convert_bits(tensor.dtype, param.dtype, coded(rect.tensor, from, tensor.dtype));
           std::memcpy(&out[rect.rank * config.params.size() + rect.param][static_cast<size_t>(to) * element], &bits,
                       element);
         }

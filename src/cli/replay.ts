@@ -5,6 +5,7 @@ import { ClientError } from '../client/client-error.ts'
 import { RefitClient } from '../client/client.ts'
 import { resolveModel } from '../config/resolve-model.ts'
 import { errorMessage, RefitError } from '../errors.ts'
+import type { HeldDType } from '../native/dtypes.ts'
 import { compareReceipts, TOLERANCE } from '../replay/compare-receipts.ts'
 import { generateAgain } from '../replay/generate-again.ts'
 import { readReceipt } from '../replay/read-receipt.ts'
@@ -69,7 +70,7 @@ async function serveAgain (
 ): Promise<{ url: string, close: () => Promise<void> }> {
   const engine = await createEngine(resolveModel(model, 'main', process.env).path, {
     device: kind as 'cpu' | 'cuda',
-    dtype: dtype as 'bfloat16' | 'float32',
+    dtype: dtype as HeldDType,
     tp: ranks,
     // On one rank of a CPU the option changes nothing.
     deterministic: anyRanks

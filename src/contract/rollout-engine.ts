@@ -1,4 +1,5 @@
 import type { MemoryTag } from '../native/addon.ts'
+import type { HeldDType } from '../native/dtypes.ts'
 import type { Adapters } from './adapters.ts'
 import type { DeltaHost } from './delta-host.ts'
 import type { Grammar } from './grammar.ts'
@@ -209,7 +210,7 @@ export interface EngineInfo {
   /** Set by an engine of `refit serve --dp`. */
   dataParallel?: DataParallel
   threads: number
-  dtype: 'bfloat16' | 'float32'
+  dtype: HeldDType
   weightBytes: number
   kvBytes: number
   kvTokens: number

@@ -26,7 +26,7 @@ interface OtherElement extends Common {
  */
 const TABLE = {
   bfloat16: { use: 'weight', bytes: 2, safetensors: 'BF16', storage: 'BFloat16Storage', held: true },
-  float16: { use: 'weight', bytes: 2, safetensors: 'F16', storage: 'HalfStorage', alias: 'half' },
+  float16: { use: 'weight', bytes: 2, safetensors: 'F16', storage: 'HalfStorage', alias: 'half', held: true },
   float32: { use: 'weight', bytes: 4, safetensors: 'F32', storage: 'FloatStorage', alias: 'float', held: true },
   float64: { use: 'data', bytes: 8, safetensors: 'F64', storage: 'DoubleStorage', alias: 'double' },
   uint8: { use: 'data', bytes: 1, safetensors: 'U8', storage: 'ByteStorage' },

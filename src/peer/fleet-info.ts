@@ -1,4 +1,5 @@
 import type { HeldWeights } from '../engine/held-weights.ts'
+import type { HeldDType } from '../native/dtypes.ts'
 import type { RolloutEngine } from '../contract/rollout-engine.ts'
 import { modelDifference, tableDigest } from '../model/describe-model.ts'
 import type { ModelDescription } from '../model/describe-model.ts'
@@ -16,7 +17,7 @@ export interface FleetInfo {
   model: ModelDescription
   /** Digest of names and shapes of all checkpoint tensors, in their order. */
   tensors: string
-  dtype: 'bfloat16' | 'float32'
+  dtype: HeldDType
   device: string
   /** The UUID of each rank's GPU; empty on the CPU. */
   cards: string[]

@@ -9,6 +9,8 @@ import type {
   ReleasedMemory,
   WeightState
 } from '../contract/rollout-engine.ts'
+import { isDType, isHeld } from '../native/dtypes.ts'
+import type { HeldDType } from '../native/dtypes.ts'
 import type { Connection } from './connection.ts'
 import { messageOf, parsed } from './connection.ts'
 import { readFacts } from './engine-kind.ts'
@@ -186,7 +188,7 @@ export function infoOf ({ kind, ranks, modelPath, details }: EngineFacts, url: s
     isa: kind,
     ranks,
     threads: number(details['threads'], 0),
-    dtype: details['dtype'] === 'float32' ? 'float32' : 'bfloat16',
+    dtype: dtypeOfReply(details['dtype']),
     weightBytes: number(model['weight_bytes'], 0),
     kvBytes: 0,
     kvTokens: number(details['max_total_num_tokens'], 0),
@@ -221,4 +223,9 @@ function weightState (weights: unknown): WeightState {
     return { state, tensors: tensors ?? [], reason: reason ?? 'the remote engine reports no reason' }
   }
   return state === 'asleep' ? { state, tags: tags ?? [] } : { state: 'current' }
+}
+
+/** Other servers report no dtype, or one that no engine here holds. */
+function dtypeOfReply (name: unknown): HeldDType {
+  return typeof name === 'string' && isDType(name) && isHeld(name) ? name : 'bfloat16'
 }

@@ -2,6 +2,7 @@ import { existsSync } from 'node:fs'
 import { createRequire } from 'node:module'
 import { join } from 'node:path'
 import type { NativeAddon } from '../../src/native/addon.ts'
+import type { HeldDType } from '../../src/native/dtypes.ts'
 import type { Architecture, ModelTable } from '../../src/model/architecture.ts'
 import { buildModelTable } from '../../src/model/model-table.ts'
 import { packageRoot } from '../../src/root.ts'
@@ -72,7 +73,7 @@ export function storeOf (
   addon: NativeAddon,
   arch: Architecture,
   ranks: number,
-  dtype: 'bfloat16' | 'float32' = 'bfloat16',
+  dtype: HeldDType = 'bfloat16',
   options: Partial<WeightStoreOptions> = {}
 ): { store: WeightStore, gates: CountingGates, table: ModelTable, close: () => void } {
   const table = buildModelTable(arch, ranks, dtype)

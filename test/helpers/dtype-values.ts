@@ -23,6 +23,7 @@ export function toF16 (value: number): number {
   const sign = value < 0 || Object.is(value, -0) ? 0x8000 : 0
   const abs = Math.abs(value)
   if (Number.isNaN(abs)) return sign | 0x7e00
+  if (abs === Infinity) return sign | 0x7c00
   const exponent = Math.max(-14, Math.floor(Math.log2(abs)))
   const ulp = 2 ** (exponent - 10)
   let units = Math.floor(abs / ulp)

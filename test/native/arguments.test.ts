@@ -20,7 +20,7 @@ t.test('a configuration is refused with the field, the expected and the given va
     [{ ranks: 0 }, /^config.ranks: expected an integer from 1 to 1024, got 0$/],
     [{ ranks: '2' }, /^config.ranks: expected an integer, got "2"$/],
     [{ threads: 2.5 }, /^config.threads: .* got 2.5$/],
-    [{ dtype: 'float16' }, /^config.dtype: expected "bfloat16" or "float32", got "float16"$/],
+    [{ dtype: 'int8' }, /^config.dtype: expected "bfloat16" or "float16" or "float32", got "int8"$/],
     [{ isa: 7 }, /^config.isa: expected a string, got 7$/],
     [{ isa: 'sse9' }, /sse9/],
     [{ pages: undefined }, /^config.pages: expected an integer, got undefined$/],

@@ -1,7 +1,7 @@
 import { openSync } from 'node:fs'
 import t from 'tap'
 import { native } from '../../src/native/load-addon.ts'
-import type { DType } from '../../src/native/dtypes.ts'
+import type { DType, HeldDType } from '../../src/native/dtypes.ts'
 import { codedBits, codedJob } from './helpers/coded.ts'
 import { plainModel } from './helpers/plain-core.ts'
 import type { PlainTensor } from './helpers/plain-core.ts'
@@ -10,7 +10,7 @@ const addon = native()
 const MASK = (1n << 64n) - 1n
 
 /** A literal implementation of docs/checksum.md. */
-function checksum (tensor: PlainTensor, dtype: 'bfloat16' | 'float32'): bigint {
+function checksum (tensor: PlainTensor, dtype: HeldDType): bigint {
   let sum = 0n
   for (let i = 0; i < tensor.rows * tensor.cols; i++) {
     let z = (BigInt(i >> 3) + 1n) * 0x9E3779B97F4A7C15n & MASK
@@ -44,7 +44,7 @@ async function ofCore (core: number, tensors: PlainTensor[]): Promise<Map<string
 }
 
 t.test('partial sums of ranks add up to the checksum of the tensor, for any split and dtype', async t => {
-  for (const dtype of ['bfloat16', 'float32'] as const) {
+  for (const dtype of ['bfloat16', 'float16', 'float32'] as const) {
     for (const ranks of [1, 2, 4]) {
       const { config, tensors } = plainModel({ ranks, dtype, hidden: 64 })
       const core = addon.createCore(config)

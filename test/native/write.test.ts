@@ -2,7 +2,7 @@ import { closeSync, existsSync, openSync, truncateSync } from 'node:fs'
 import t from 'tap'
 import { native } from '../../src/native/load-addon.ts'
 import { TENSOR_PARTIAL, TENSOR_UNTOUCHED, TENSOR_WRITTEN } from '../../src/native/write-layout.ts'
-import type { DType } from '../../src/native/dtypes.ts'
+import type { DType, HeldDType } from '../../src/native/dtypes.ts'
 import type { WriteJob } from '../../src/native/write-job.ts'
 import { codedJob, expectedParams } from './helpers/coded.ts'
 import { plainModel, readAll } from './helpers/plain-core.ts'
@@ -11,7 +11,7 @@ const addon = native()
 
 t.test('every dtype, split and offset arrives bit for bit on every rank, from a file and from memory', async t => {
   const folder = t.testdir()
-  for (const stored of ['bfloat16', 'float32'] as const) {
+  for (const stored of ['bfloat16', 'float16', 'float32'] as const) {
     for (const ranks of [1, 2, 4]) {
       const model = plainModel({ ranks, dtype: stored })
       const core = addon.createCore(model.config)
@@ -57,6 +57,8 @@ t.test('NaN, infinities, subnormals and ties convert as defined', async t => {
   }
   const wanted: Record<string, number[]> = {
     'float32 to bfloat16': [0x3f80, 0x3f82, 0x3f81, 0x7f80, 0x7fc0, 0xff80, 0x0000, 0x8000, 0x0000, 0x7fc0],
+    'float32 to float16': [0x3c04, 0x3c0c, 0x3c04, 0x7c00, 0x7e00, 0xfc00, 0x0000, 0x8000, 0x0000, 0x7e00],
+    'bfloat16 to float16': [0x7c00, 0xfc00, 0x7e00, 0x0000, 0x8000, 0x7c00, 0x7e08, 0x3c00, 0x0000, 0x0000],
     'float16 to float32': [
       0x33800000,
       0x387fc000,
@@ -84,7 +86,7 @@ t.test('NaN, infinities, subnormals and ties convert as defined', async t => {
     ]
   }
   for (const [what, values] of Object.entries(wanted)) {
-    const [from, to] = what.split(' to ') as [DType, 'bfloat16' | 'float32']
+    const [from, to] = what.split(' to ') as [DType, HeldDType]
     const model = plainModel({ dtype: to })
     const core = addon.createCore(model.config)
     const norm = model.tensors.filter(tensor => tensor.name === 'norm')

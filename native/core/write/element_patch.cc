@@ -82,10 +82,8 @@ uint64_t apply(const ElementPatch& patch, uint64_t first, uint64_t count, DType 
       after = static_cast<T>(before ^ load<T>(patch.values, i));
     } else if (patch.dtype == dtype) {
       after = load<T>(patch.values, i);
-    } else if constexpr (sizeof(T) == 4) {
-      after = std::bit_cast<uint32_t>(as_float(patch.values, i, patch.dtype));
     } else {
-      after = float_to_bf16(as_float(patch.values, i, patch.dtype));
+      after = static_cast<T>(from_float(dtype, as_float(patch.values, i, patch.dtype)));
     }
     changed += after != before;
     std::memcpy(block + at * sizeof(T), &after, sizeof(T));

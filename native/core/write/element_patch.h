@@ -33,9 +33,9 @@ struct ElementPatch {
 // std::invalid_argument, std::bad_alloc.
 void check_patches(const std::vector<ElementPatch>& patches, uint64_t elements, DType dtype);
 
-// Changes the elements of [first, first + count) that a checked patch contains. `block` holds them in `dtype` (bf16 or
-// fp32). Values of the same dtype are stored bit by bit, others are rounded to nearest even. Returns how many elements
-// have changed their bits.
+// Changes the elements of [first, first + count) that a checked patch contains. `block` holds them in `dtype`. Values
+// of the same dtype are stored bit by bit, others are rounded to nearest even. Returns how many elements have changed
+// their bits.
 uint64_t apply_patch(const ElementPatch& patch, uint64_t first, uint64_t count, DType dtype, uint8_t* block);
 
 // The result of torch.hash_tensor (mode 0): the XOR of all elements, each as a float64.

@@ -24,23 +24,17 @@ inline __attribute__((always_inline)) T load(const uint8_t* src, int64_t i) {
 }
 
 // The loops, which are compiled once per instruction set below.
-template <DType kFrom>
-struct ToFloat {
+template <DType kFrom, DType kTo>
+struct Conversion {
   static inline __attribute__((always_inline)) void run(const uint8_t* src, uint8_t* dst, int64_t n) {
-    uint32_t* out = reinterpret_cast<uint32_t*>(dst);
-    for (int64_t i = 0; i < n; i++) out[i] = float_bits<kFrom>(load<Bits<kFrom>>(src, i));
-  }
-};
-
-template <DType kFrom>
-struct ToBf16 {
-  static inline __attribute__((always_inline)) void run(const uint8_t* src, uint8_t* dst, int64_t n) {
-    uint16_t* out = reinterpret_cast<uint16_t*>(dst);
+    auto* const out = reinterpret_cast<Bits<kTo>*>(dst);
     for (int64_t i = 0; i < n; i++) {
-      out[i] = static_cast<uint16_t>(float_bits_to_bf16(float_bits<kFrom>(load<Bits<kFrom>>(src, i))));
+      const uint32_t bits = float_bits<kFrom>(load<Bits<kFrom>>(src, i));
+      out[i] = static_cast<Bits<kTo>>(element_from_float_bits<kTo>(bits));
     }
   }
 };
+using Fp16ToBf16 = Conversion<DType::kFloat16, DType::kBFloat16>;
 
 template <typename Body>
 void run_base(const uint8_t* src, uint8_t* dst, int64_t n) {
@@ -77,7 +71,7 @@ __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))) void fp16_to_bf16_
     const __m512i out = _mm512_mask_or_epi32(rounded, nan, high, quiet);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(dst + 2 * i), _mm512_cvtepi32_epi16(out));
   }
-  ToBf16<DType::kFloat16>::run(src + 2 * i, dst + 2 * i, n - i);
+  Fp16ToBf16::run(src + 2 * i, dst + 2 * i, n - i);
 }
 #endif
 
@@ -86,7 +80,7 @@ Convert pick() {
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl")) {
-    if constexpr (std::is_same_v<Body, ToBf16<DType::kFloat16>>) return fp16_to_bf16_avx512;
+    if constexpr (std::is_same_v<Body, Fp16ToBf16>) return fp16_to_bf16_avx512;
     return run_avx512<Body>;
   }
   if (__builtin_cpu_supports("avx2")) return run_avx2<Body>;
@@ -109,11 +103,13 @@ void gather(const uint8_t* src, uint64_t stride, uint8_t* dst, int64_t n) {
 Convert converter(DType from, DType to) {
   Convert found = nullptr;
   with_dtype(from, [&]<DType kFrom>() {
-    if (from == to) {
-      found = copy<kFrom>;
-    } else {
-      found = to == DType::kFloat32 ? pick<ToFloat<kFrom>>() : pick<ToBf16<kFrom>>();
-    }
+    with_dtype(to, [&]<DType kTo>() {
+      if constexpr (kFrom == kTo) {
+        found = copy<kFrom>;
+      } else {
+        found = pick<Conversion<kFrom, kTo>>();
+      }
+    });
   });
   return found;
 }

@@ -6,11 +6,11 @@
 
 namespace refit {
 
-// Copies n elements from src (any alignment) to dst (aligned to its element). The same dtype keeps the bits. bf16 is
-// rounded to nearest even, with NaN quieted. Every instruction set gives the bits of core/dtype.h.
+// Copies n elements from src (any alignment) to dst (aligned to its element). The same dtype keeps the bits. Others are
+// rounded to nearest even, with NaN quieted if they are rounded. Every instruction set gives the bits of core/dtype.h.
 using Convert = void (*)(const uint8_t* src, uint8_t* dst, int64_t n);
 
-// The copy function for this CPU. `to` is bf16 or fp32. Every call returns the same pointer.
+// The copy function for this CPU. Every call returns the same pointer.
 Convert converter(DType from, DType to);
 
 // The same for elements `stride` bytes apart.

@@ -60,7 +60,7 @@ void Attention::run_item(const Context& ctx, int layer, const StepBatch& batch, 
   const Span& span = spans_[item.span];
   const int dim = model_.recipe.head_dim, group = model_.group, page_size = cache_.page_size();
   const int rows = (span.end - span.begin) * group;
-  const bool bf16 = ctx.dtype == DType::kBFloat16;
+  const bool bf16 = cache_.dtype() == DType::kBFloat16;
   const int32_t* pages = batch.pages.data() + batch.page_offsets[span.sequence];
 
   float* kt = scratch.get(static_cast<int64_t>(kKeyBlock) * (dim + padded_dim_) +
@@ -87,8 +87,9 @@ void Attention::run_item(const Context& ctx, int layer, const StepBatch& batch, 
       const int page = pages[(block + j) / page_size], slot = (block + j) % page_size;
       const int n = std::min(count - j, page_size - slot);
       tile_.load_k(cache_.k(item.rank, layer, page, item.head), bf16, page_size, slot, n, dim, kt, j);
-      tile_.load_v(cache_.v(item.rank, layer, page, item.head) + static_cast<int64_t>(slot) * dim * size_of(ctx.dtype),
-                   bf16, n, dim, v + static_cast<int64_t>(j) * padded_dim_, padded_dim_);
+      tile_.load_v(
+          cache_.v(item.rank, layer, page, item.head) + static_cast<int64_t>(slot) * dim * size_of(cache_.dtype()),
+          bf16, n, dim, v + static_cast<int64_t>(j) * padded_dim_, padded_dim_);
       j += n;
     }
     alignas(64) float s[kTileRows * kKeyBlock];

@@ -18,9 +18,10 @@ struct Context {
   bool round_once = false;  // ModelRecipe::round_once
   Activation activation = Activation::kSilu;
 
-  // With bf16 parameters, activations are rounded where Hugging Face's bf16 modules hold bf16 tensors.
+  // With parameters of 16 bits, activations are rounded where Hugging Face's modules of that dtype hold tensors.
   void round(float* x, int64_t n) const {
     if (dtype == DType::kBFloat16) k.round_bf16(x, n);
+    if (dtype == DType::kFloat16) std::transform(x, x + n, x, [](float f) { return round_to(DType::kFloat16, f); });
   }
   // Rounds between two operations of one norm or of RoPE.
   void round_between(float* x, int64_t n) const {
@@ -30,6 +31,9 @@ struct Context {
   void widen(const void* x, float* y, int64_t n) const {
     if (dtype == DType::kBFloat16) {
       k.from_bf16(static_cast<const uint16_t*>(x), y, n);
+    } else if (dtype == DType::kFloat16) {
+      const auto* const from = static_cast<const uint16_t*>(x);
+      std::transform(from, from + n, y, [](uint16_t bits) { return to_float(DType::kFloat16, bits); });
     } else {
       std::copy_n(static_cast<const float*>(x), n, y);
     }

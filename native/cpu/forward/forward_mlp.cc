@@ -7,8 +7,8 @@ namespace {
 // it.
 constexpr int64_t kMlpRows = 1024;
 
-// act(gate) * up of rows of [gate, up], each of `inter` columns, into rows of `ld`. In bf16 the activation is rounded
-// before it is multiplied by `up`; alone it is the product with ones.
+// act(gate) * up of rows of [gate, up], each of `inter` columns, into rows of `ld`. In 16 bits the activation is
+// rounded before it is multiplied by `up`; alone it is the product with ones.
 void activate(const Context& ctx, float* gate_up, const float* ones, float* act, int64_t ld, int64_t rows,
               int64_t inter) {
   const auto activate_mul = ctx.activation == Activation::kSilu ? ctx.k.silu_mul : ctx.k.gelu_tanh_mul;
@@ -18,7 +18,7 @@ void activate(const Context& ctx, float* gate_up, const float* ones, float* act,
       float* up = gate + inter;
       float* out = act + row * ld;
       ctx.round(gate, 2 * inter);
-      if (ctx.dtype != DType::kBFloat16) {
+      if (ctx.dtype == DType::kFloat32) {
         activate_mul(gate, up, out, inter);
         continue;
       }

@@ -7,7 +7,7 @@ namespace refit::cpu {
 
 class Model : public Layout {
  public:
-  // Throws std::invalid_argument, also for a dtype that the CPU does not compute in.
+  // Throws std::invalid_argument.
   Model(const CoreConfig& config, const Store& store);
 
   // The set of weights that `at` returns addresses of from now on.

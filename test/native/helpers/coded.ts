@@ -1,6 +1,7 @@
 import { openSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { DTYPES, bytesOf } from '../../../src/native/dtypes.ts'
+import { toF16 } from '../../helpers/dtype-values.ts'
 import { TENSOR, TENSOR_FIELDS } from '../../../src/native/write-layout.ts'
 import type { DType } from '../../../src/native/dtypes.ts'
 import type { NativeSource, WriteJob } from '../../../src/native/write-job.ts'
@@ -20,8 +21,8 @@ export function codedBits (tensor: string, index: number, dtype: DType): number 
 }
 
 /**
- * The bits of an element after a write: exact to a wider dtype, rounded to nearest even to bfloat16, where a NaN
- * becomes quiet.
+ * The bits of an element after a write: exact to a wider dtype, rounded to nearest even to one of 16 bits, where
+ * a NaN becomes quiet.
  */
 export function convertBits (bits: number, from: DType, to: DType): number {
   if (from === to) return bits
@@ -35,6 +36,10 @@ export function convertBits (bits: number, from: DType, to: DType): number {
   }
   const wide = words[0]!
   if (to === 'float32') return wide
+  if (to === 'float16') {
+    const isNan = (wide & 0x7fffffff) > 0x7f800000
+    return isNan ? wide >>> 16 & 0x8000 | 0x7e00 | wide >>> 13 & 0x3ff : toF16(floats[0]!)
+  }
   if ((wide & 0x7fffffff) > 0x7f800000) return wide >>> 16 | 0x40
   return Math.floor((wide + 0x7fff + (wide >>> 16 & 1)) / 65536) & 0xffff
 }
