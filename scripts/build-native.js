@@ -15,7 +15,8 @@ import { findTools } from './native/tools.js'
 //                 (also --sanitize)
 //   --program=X   instead builds one of those test programs, build/native-tests/X
 //   --tsan        instead builds and runs the test programs that have threads under the thread sanitizer
-//   --cuda        instead builds the CUDA library, prebuilds/<platform>-<arch>/librefit_cuda.so
+//   --cuda        instead builds the CUDA libraries, prebuilds/<platform>-<arch>/librefit_cuda.so and, for float16,
+//                 librefit_cuda_fp16.so
 //   --cuda-tests  instead builds the GPU test and bench programs into build/cuda/programs
 //   --verbose     shows the commands and their output
 //

@@ -30,6 +30,8 @@ const ALONE = new Set([
   'arena_test',
   'device_sets_test',
   'device_test',
+  'fp16_all_reduce_test',
+  'fp16_device_test',
   'group_test',
   'ipc_test',
   'nccl_test'

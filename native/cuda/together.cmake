@@ -2,8 +2,9 @@
 # which nvcc reads four times for each source. UNITY_BUILD of CMake 3.25 leaves .cu out.
 
 # Sets `result` to sources that include the given ones: one for the sources of a folder in one language, and one for
-# those that are alone in theirs. Names in their anonymous namespaces must differ. A few sources stay by themselves.
-function(compile_together result)
+# those that are alone in theirs. Names in their anonymous namespaces must differ. A few sources stay by themselves. The
+# names of the sources that are made begin with `prefix`.
+function(compile_together result prefix)
   set(apart)
   set(units)
   foreach(source IN LISTS ARGN)
@@ -34,8 +35,8 @@ function(compile_together result)
   endforeach()
   list(REMOVE_DUPLICATES written)
   foreach(name IN LISTS written)
-    file(GENERATE OUTPUT ${CMAKE_BINARY_DIR}/together/${name} CONTENT "${text_${name}}")
-    list(APPEND apart ${CMAKE_BINARY_DIR}/together/${name})
+    file(GENERATE OUTPUT ${CMAKE_BINARY_DIR}/together/${prefix}${name} CONTENT "${text_${name}}")
+    list(APPEND apart ${CMAKE_BINARY_DIR}/together/${prefix}${name})
   endforeach()
   set(${result} ${apart} PARENT_SCOPE)
 endfunction()

@@ -4,10 +4,12 @@ import { PREBUILDS } from './build.js'
 import { findNvcc, output } from './tools.js'
 
 const SOURCES = join('native', 'cuda')
+/** Targets of CMake: the kernels for bfloat16 and for float16. */
+const LIBRARIES = ['refit_cuda', 'refit_cuda_fp16']
 /** The compute capabilities that a published build serves, and PTX of the newest for those to come. */
 const RELEASE_ARCHS = ['80', '90', '100', '120']
 
-/** Builds the CUDA library with the addon. A machine that cannot build it keeps its CPU engine, unless REFIT_CUDA=1. */
+/** Builds the CUDA libraries with the addon. A machine that cannot keeps its CPU engine, unless REFIT_CUDA=1. */
 export async function buildCudaIfWanted (build) {
   const wanted = process.env.REFIT_CUDA ?? ''
   if (!existsSync(join(SOURCES, 'CMakeLists.txt'))) return
@@ -27,7 +29,7 @@ export async function buildCudaIfWanted (build) {
   }
 }
 
-/** Builds the CUDA library, the GPU test and bench programs, or both. */
+/** Builds the CUDA libraries, the GPU test and bench programs, or both. */
 export async function buildCuda (build, { library = false, programs = false }) {
   const nvcc = findNvcc()
   if (nvcc === undefined) {
@@ -45,11 +47,13 @@ export async function buildCuda (build, { library = false, programs = false }) {
       `-DCMAKE_CUDA_ARCHITECTURES=${archs}`,
       `-DREFIT_UNOPTIMIZED=${process.env.REFIT_CUDA_UNOPTIMIZED === '1' ? 'ON' : 'OFF'}`
     ],
-    [...library ? ['refit_cuda'] : [], ...programs ? ['cuda_tests'] : []],
+    [...library ? LIBRARIES : [], ...programs ? ['cuda_tests'] : []],
     SOURCES
   )
   if (programs) build.report(`${join(folder, 'programs')} built for ${archs} in ${build.seconds()} s`)
-  if (library) build.publish(join(folder, 'librefit_cuda.so'), join(PREBUILDS, 'librefit_cuda.so'))
+  for (const file of library ? LIBRARIES.map(name => `lib${name}.so`) : []) {
+    build.publish(join(folder, file), join(PREBUILDS, file))
+  }
 }
 
 /** In CMake's names: "90-real" has code for one compute capability, "120" has PTX as well. */

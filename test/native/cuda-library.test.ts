@@ -111,6 +111,21 @@ t.test('the library lies next to the addon unless another is named', t => {
   t.end()
 })
 
+t.test('float16 opens a library of its own beside the other', t => {
+  const half: CoreConfig = { ...config, dtype: 'float16', params: config.params.map(p => ({ ...p, dtype: 'float16' })) }
+  process.env.REFIT_CUDA_LIBRARY = '/nowhere/librefit_cuda.so'
+  const missing = `CUDA: /nowhere/librefit_cuda_fp16.so does not exist or cannot be read: ${cure}`
+  t.throws(() => addon.createCore(half), { message: missing })
+  t.throws(() => addon.cudaMemoryNeeds(half), { message: missing })
+  process.env.REFIT_CUDA_LIBRARY = join(folder, 'half.so')
+  compile('half_fp16.so')
+  t.ok(addon.cudaMemoryNeeds(half).weightBytes > 0)
+  const core = addon.createCore(half)
+  t.throws(() => addon.createCore(config), { message: /half\.so does not exist/ })
+  addon.closeCore(core)
+  t.end()
+})
+
 t.test('all data crosses the boundary unchanged', async t => {
   process.env.REFIT_CUDA_LIBRARY = compile('echo.so')
   t.strictSame(addon.cudaGpus(), {
@@ -343,7 +358,7 @@ t.test('the real library opens without CUDA libraries, and reports the missing o
   for (const call of ['cudaMemoryNeeds', 'createCore']) {
     t.match(
       alone(`addon.${call}({ ...config, dtype: 'float32' })`),
-      /^bad configuration: the CUDA engine computes in bfloat16 only, got float32/
+      /^bad configuration: this CUDA library computes in bfloat16 only, got float32/
     )
     t.match(alone(`addon.${call}({ ...config, ranks: 3 })`), 'bad configuration: heads 4 do not divide among 3 ranks')
   }

@@ -18,10 +18,13 @@ constexpr const char* kBuildIt =
     "build it with \"node scripts/build-native.js --cuda\" (it needs nvcc of CUDA 12.8 or newer and CMake), or "
     "name one in REFIT_CUDA_LIBRARY";
 
+// One library for each dtype. A process computes in one dtype, but finds its GPUs by the library for bf16.
 struct Opened {
   std::mutex mutex;
-  void* handle = nullptr;
-  const DeviceLibrary* table = nullptr;
+  struct {
+    void* handle = nullptr;
+    const DeviceLibrary* table = nullptr;
+  } libraries[kDTypes];
 };
 Opened& opened() {
   static Opened instance;
@@ -50,16 +53,28 @@ const DeviceLibrary* open_table(const std::string& path, void*& handle) {
   return table;
 }
 
-const DeviceLibrary& table() {
+const DeviceLibrary& table(DType dtype = DType::kBFloat16) {
+  if (dtype != DType::kFloat16) dtype = DType::kBFloat16;  // which refuses all others
   Opened& o = opened();
   const std::lock_guard lock(o.mutex);
-  if (o.table == nullptr) o.table = open_table(cuda_library_path(), o.handle);  // tried again after a failure
-  return *o.table;
+  auto& library = o.libraries[static_cast<size_t>(dtype)];
+  // tried again after a failure
+  if (library.table == nullptr) library.table = open_table(cuda_library_path(dtype), library.handle);
+  return *library.table;
+}
+
+std::string folder_of_addon() {
+  Dl_info here;
+  std::string path;
+  if (dladdr(reinterpret_cast<void*>(&cuda_library_path), &here) != 0 && here.dli_fname != nullptr)
+    path = here.dli_fname;
+  const size_t slash = path.rfind('/');
+  return slash == std::string::npos ? "." : path.substr(0, slash);
 }
 
 class LibraryDevice : public Device {
  public:
-  explicit LibraryDevice(const CoreConfig& config) : table_(table()) {
+  explicit LibraryDevice(const CoreConfig& config) : table_(table(config.dtype)) {
     Failure failure;
     device_ = table_.open(config, failure);
     raise(failure);
@@ -174,14 +189,16 @@ class LibraryDevice : public Device {
 
 }  // namespace
 
-std::string cuda_library_path() {
-  if (const char* named = std::getenv("REFIT_CUDA_LIBRARY"); named != nullptr && *named != 0) return named;
-  Dl_info here;
+std::string cuda_library_path(DType dtype) {
   std::string path;
-  if (dladdr(reinterpret_cast<void*>(&cuda_library_path), &here) != 0 && here.dli_fname != nullptr)
-    path = here.dli_fname;
-  const size_t slash = path.rfind('/');
-  return (slash == std::string::npos ? std::string(".") : path.substr(0, slash)) + "/librefit_cuda.so";
+  if (const char* named = std::getenv("REFIT_CUDA_LIBRARY"); named != nullptr && *named != 0) {
+    path = named;
+  } else {
+    path = folder_of_addon() + "/librefit_cuda.so";
+  }
+  if (dtype != DType::kFloat16) return path;
+  const size_t end = path.ends_with(".so") ? path.size() - 3 : path.size();
+  return path.insert(end, "_fp16");
 }
 
 std::unique_ptr<Device> make_cuda_device(const CoreConfig& config) { return std::make_unique<LibraryDevice>(config); }
@@ -197,7 +214,7 @@ std::vector<uint8_t> nccl_unique_id(const std::string& library) {
 CudaMemoryPlan cuda_memory_plan(const CoreConfig& config) {
   CudaMemoryPlan plan;
   Failure failure;
-  table().memory_plan(config, plan, failure);
+  table(config.dtype).memory_plan(config, plan, failure);
   raise(failure);
   return plan;
 }
@@ -206,9 +223,11 @@ CudaMemoryPlan cuda_memory_plan(const CoreConfig& config) {
 void arm_cuda_library(fault::Point point, int64_t at, fault::Action action, int stall_ms) {
   Opened& o = opened();
   const std::lock_guard lock(o.mutex);
-  if (o.table == nullptr) return;
-  const auto arm = reinterpret_cast<decltype(&fault::arm)>(dlsym(o.handle, "refit_arm_fault"));
-  if (arm != nullptr) arm(point, at, action, stall_ms);
+  for (const auto& library : o.libraries) {
+    if (library.table == nullptr) continue;
+    const auto arm = reinterpret_cast<decltype(&fault::arm)>(dlsym(library.handle, "refit_arm_fault"));
+    if (arm != nullptr) arm(point, at, action, stall_ms);
+  }
 }
 #endif
 

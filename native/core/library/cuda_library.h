@@ -1,5 +1,5 @@
-// The addon's side of librefit_cuda.so. The library is opened on the first request for a GPU and stays open for the
-// life of the process.
+// The addon's side of librefit_cuda.so and librefit_cuda_fp16.so. A library is opened on the first request for a GPU
+// and stays open for the life of the process.
 #pragma once
 #include <memory>
 #include <string>
@@ -11,8 +11,9 @@
 
 namespace refit {
 
-// $REFIT_CUDA_LIBRARY, else librefit_cuda.so beside the file that this code is in.
-std::string cuda_library_path();
+// $REFIT_CUDA_LIBRARY, else librefit_cuda.so beside the file that this code is in; for float16 the file beside it whose
+// name ends in "_fp16.so".
+std::string cuda_library_path(DType dtype = DType::kBFloat16);
 
 // All throw std::runtime_error if the library is missing, cannot be opened or is of another build. The message has the
 // path and advice. Any thread may call them.

@@ -44,8 +44,8 @@ CUtensorMap map_of(const Element* cache, int64_t rows, int head_dim, int box_row
   const auto halves = static_cast<cuuint64_t>(head_dim / 64);
   const cuuint64_t sizes[] = {64, halves, static_cast<cuuint64_t>(rows)}, strides[] = {128, 128 * halves};
   const cuuint32_t box[] = {64, 1, static_cast<cuuint32_t>(box_rows)}, steps[] = {1, 1, 1};
-  check(driver().encode_tiled(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<Element*>(cache), sizes, strides,
-                              box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+  check(driver().encode_tiled(&map, kMapElement, 3, const_cast<Element*>(cache), sizes, strides, box, steps,
+                              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
         "attention: the map of the KV cache");
   return map;

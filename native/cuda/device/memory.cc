@@ -75,15 +75,15 @@ ParamBytes param_bytes(const CoreConfig& config) {
 }
 
 CudaMemoryPlan plan_memory(const CoreConfig& config) {
-  if (config.dtype != DType::kBFloat16) {
-    throw std::invalid_argument(
-        "bad configuration: the CUDA engine computes in bfloat16 only, got float32: use bfloat16, or the CPU");
+  if (config.dtype != kElementType) {
+    throw std::invalid_argument(std::string("bad configuration: this CUDA library computes in ") +
+                                name_of(kElementType) + " only, got " + name_of(config.dtype));
   }
   for (const Param& param : config.params) {
     // float32: the table of adapters (core/adapters.h); the forward pass refuses it elsewhere.
-    if (param.dtype == DType::kBFloat16 || param.dtype == DType::kFloat32) continue;
+    if (param.dtype == kElementType || param.dtype == DType::kFloat32) continue;
     throw std::invalid_argument("bad configuration: parameter " + param.name + " is " + name_of(param.dtype) +
-                                ", and the CUDA engine holds bfloat16 and float32");
+                                ", and this CUDA library holds " + name_of(kElementType) + " and float32");
   }
   if (config.ranks < 1 || config.ranks > kMaxRanks) {
     throw std::invalid_argument("bad configuration: " + std::to_string(config.ranks) + " ranks, expected 1 to " +

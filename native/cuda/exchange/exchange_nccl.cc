@@ -15,6 +15,8 @@ namespace {
 // Elements of one 16-byte vector: the smallest unit of a sum.
 constexpr int64_t kVector = 8;
 
+constexpr NcclType kNcclElement = of_element(kNcclBfloat16, kNcclFloat16);
+
 // Returns when the stream has passed all its work. NCCL's kernels wait for their peers on the GPU, so only NCCL knows
 // when a peer will never come.
 void await_stream(NcclComm& comm, cudaStream_t stream, const char* what, const NcclWait& wait) {
@@ -162,8 +164,8 @@ class NcclExchange : public Exchange {
   Element* slot(int r, int64_t vectors) const { return received_ + (r < me_ ? r : r - 1) * vectors * kVector; }
 
   void swap(int peer, const Element* mine, int64_t sent, Element* theirs, int64_t taken) {
-    if (sent > 0) comm_.send(mine, static_cast<size_t>(sent * kVector), kNcclBfloat16, peer, rank_.stream);
-    if (taken > 0) comm_.recv(theirs, static_cast<size_t>(taken * kVector), kNcclBfloat16, peer, rank_.stream);
+    if (sent > 0) comm_.send(mine, static_cast<size_t>(sent * kVector), kNcclElement, peer, rank_.stream);
+    if (taken > 0) comm_.recv(theirs, static_cast<size_t>(taken * kVector), kNcclElement, peer, rank_.stream);
   }
 
   // lds in elements.

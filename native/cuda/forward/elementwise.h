@@ -47,9 +47,9 @@ void rope_and_cache(Element* qkv, const HeadNorms& norms, const float* rope, con
 
 // Norms of whole projections (QkNorm::kProjection) need the sums of squares of q and k over all ranks.
 //
-// Ranks exchange them with the all-reduce of bf16 sums: every head has a place of its own (kSquarePieces elements) in
+// Ranks exchange them with the all-reduce of Elements: every head has a place of its own (kSquarePieces elements) in
 // each token's row, a KV head that of the head with its number, and a rank writes zeros to the places of other ranks'
-// heads, so that the sum over ranks is a gather. A fp32 value goes as three bf16 pieces that add up to it exactly; the
+// heads, so that the sum over ranks is a gather. A fp32 value goes as three Elements that hold it exactly; the
 // all-reduce changes no bit of them.
 constexpr int kSquarePieces = 6;  // 3 of q, 3 of k
 

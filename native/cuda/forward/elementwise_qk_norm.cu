@@ -20,14 +20,30 @@ __device__ __forceinline__ float warp_sum(float x) {
   return x;
 }
 
-// Pieces that add up to x exactly: 8 bits of its mantissa each.
+// Three elements that hold x exactly, and zeros for zero. bf16: they add up to x, with 8 bits of its mantissa each.
+// fp16 lacks the range of a float: each is an integer, 11 of the bits of x.
 __device__ void split(float x, Element* pieces) {
   for (int i = 0; i < kPieces; ++i) {
-    pieces[i] = to_element(x);
-    x = __fsub_rn(x, to_float(pieces[i]));
-    // Infinity minus infinity is NaN; the first piece alone holds the value.
-    if (!isfinite(x)) x = 0.0f;
+    if constexpr (kElementType == DType::kFloat16) {
+      pieces[i] = to_element(static_cast<float>(__float_as_uint(x) >> 11 * i & 0x7ffu));
+    } else {
+      pieces[i] = to_element(x);
+      x = __fsub_rn(x, to_float(pieces[i]));
+      // Infinity minus infinity is NaN; the first piece alone holds the value.
+      if (!isfinite(x)) x = 0.0f;
+    }
   }
+}
+
+__device__ float join(const Element* pieces) {
+  if constexpr (kElementType == DType::kFloat16) {
+    uint32_t bits = 0;
+    for (int i = 0; i < kPieces; ++i) bits |= static_cast<uint32_t>(to_float(pieces[i])) << 11 * i;
+    return __uint_as_float(bits);
+  }
+  // The smallest first: each sum is exact.
+  const float low = __fadd_rn(to_float(pieces[2]), to_float(pieces[1]));
+  return __fadd_rn(low, to_float(pieces[0]));
 }
 
 // The sum of squares of one head, in all lanes of the warp.
@@ -72,10 +88,8 @@ __global__ void __launch_bounds__(kThreads) rstd_kernel(const Element* pieces, i
   const int token = i / 2, part = i % 2;
   float sum = 0.0f;
   for (int head = static_cast<int>(threadIdx.x) % 32; head < heads; head += 32) {
-    const Element* place = pieces + (static_cast<int64_t>(token) * heads + head) * kSquarePieces + kPieces * part;
-    // The smallest first: each sum of pieces is exact.
-    const float low = __fadd_rn(to_float(place[2]), to_float(place[1]));
-    sum = __fadd_rn(sum, __fadd_rn(low, to_float(place[0])));
+    const int64_t place = (static_cast<int64_t>(token) * heads + head) * kSquarePieces + kPieces * part;
+    sum = __fadd_rn(sum, join(pieces + place));
   }
   sum = warp_sum(sum);
   if (threadIdx.x % 32 == 0) rstd[i] = rstd_of(sum, part == 0 ? q_elements : k_elements, eps);

@@ -67,7 +67,8 @@ size_t kv_bytes(const CoreConfig& config, const Layout& layout) {
 ForwardShape::ForwardShape(const CoreConfig& config, const Layout& layout)
     : dense_inter(0), sparse_inter(0), few_sizes(config.deterministic) {
   const ModelRecipe& recipe = layout.recipe;
-  require(config.dtype == DType::kBFloat16, "GPUs compute in bfloat16 only");
+  require(config.dtype == kElementType,
+          std::string("this CUDA library computes in ") + name_of(kElementType) + " only");
   require(layout.ranks <= kMaxRanks, std::to_string(layout.ranks) + " tensor-parallel ranks; at most " +
                                          std::to_string(kMaxRanks) + " GPUs are used");
   require(recipe.head_dim % 8 == 0 && recipe.head_dim <= 256,

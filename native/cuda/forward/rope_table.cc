@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "core/dtype.h"
+#include "cuda/device/element.h"
 
 namespace refit::cuda {
 
@@ -19,7 +19,7 @@ std::vector<float> rope_table(const ModelRecipe& recipe, int64_t begin, int64_t 
       const float angle = static_cast<float>(p) * inv_freq[i];
       cos[i] = static_cast<float>(std::cos(static_cast<double>(angle))) * scale;
       sin[i] = static_cast<float>(std::sin(static_cast<double>(angle))) * scale;
-      if (!recipe.round_once) cos[i] = round_bf16(cos[i]), sin[i] = round_bf16(sin[i]);
+      if (!recipe.round_once) cos[i] = round_to(kElementType, cos[i]), sin[i] = round_to(kElementType, sin[i]);
     }
   }
   return table;

@@ -14,7 +14,7 @@ namespace {
 constexpr const char* kSwitch = "REFIT_CUBLASLT";
 
 // cudaDataType_t, cublasComputeType_t, cublasOperation_t
-constexpr int kFloat = 0, kBf16 = 14, kCompute32F = 68;
+constexpr int kFloat = 0, kHalf = of_element(14, 2), kCompute32F = 68;
 constexpr int32_t kTranspose = 1, kPlain = 0;
 // cublasLtMatmulDescAttributes_t
 constexpr int kDescTransA = 3, kDescTransB = 4, kDescEpilogue = 7, kDescBiasPointer = 8;
@@ -23,7 +23,7 @@ constexpr int32_t kEpilogueBias = 4;
 // cublasLtMatmulPreferenceAttributes_t
 constexpr int kPreferWorkspace = 1, kPreferReductions = 3, kPreferAlignment = 5;  // of A; of B, C and D follow
 // cublasLtReductionScheme_t
-constexpr uint32_t kNoReduction = 0;
+constexpr uint32_t kNoReduction = 0, kFloatReduction = 2;
 // cublasStatus_t
 constexpr int kSuccess = 0, kInvalidValue = 7, kArchMismatch = 8, kNotSupported = 15;
 
@@ -172,9 +172,9 @@ void CublasLt::describe(Plan& plan, const Key& key, const Element* bias) const {
     check(api_->desc_set(plan.desc, kDescEpilogue, &kEpilogueBias, sizeof kEpilogueBias), "setting the epilogue");
     check(api_->desc_set(plan.desc, kDescBiasPointer, &bias, sizeof bias), "setting the bias");
   }
-  check(api_->layout_create(&plan.a, kBf16, depth, rows, k), "cublasLtMatrixLayoutCreate");
-  check(api_->layout_create(&plan.b, kBf16, depth, columns, ldx), "cublasLtMatrixLayoutCreate");
-  check(api_->layout_create(&plan.d, wide ? kFloat : kBf16, rows, columns, ldy), "cublasLtMatrixLayoutCreate");
+  check(api_->layout_create(&plan.a, kHalf, depth, rows, k), "cublasLtMatrixLayoutCreate");
+  check(api_->layout_create(&plan.b, kHalf, depth, columns, ldx), "cublasLtMatrixLayoutCreate");
+  check(api_->layout_create(&plan.d, wide ? kFloat : kHalf, rows, columns, ldy), "cublasLtMatrixLayoutCreate");
 }
 
 void CublasLt::find_algorithms(Plan& plan, int align) const {
@@ -188,8 +188,10 @@ void CublasLt::find_algorithms(Plan& plan, int align) const {
     status = api_->preference_set(preference, kPreferAlignment + operand, &bytes, sizeof bytes);
   }
   const bool any = order_ == SumOrder::kAny;
-  if (!any && status == kSuccess) {
-    status = api_->preference_set(preference, kPreferReductions, &kNoReduction, sizeof kNoReduction);
+  // Parts of a sum in fp16 could exceed its largest number although the sum does not.
+  const uint32_t reductions = any ? kFloatReduction : kNoReduction;
+  if ((!any || kElementType == DType::kFloat16) && status == kSuccess) {
+    status = api_->preference_set(preference, kPreferReductions, &reductions, sizeof reductions);
   }
   Heuristic best[kMostCandidates] = {};
   int found = 0;

@@ -60,7 +60,8 @@ void fill_sample(Element* to, int64_t rows, int64_t k, int64_t ld, float scale, 
 OrderSample::OrderSample(const Product& p, void* memory, size_t bytes, cudaStream_t stream)
     : product_(sample_of(p, 0, nullptr, nullptr)), stream_(stream) {
   constexpr int64_t kHeader = 256, kUnit = 128, kMostColumns = 1024;
-  constexpr float kBias = 0x1p-14f;  // as large as the rounding errors
+  // The rounding errors must be far from fp16's subnormal numbers; a bias is as large as they are.
+  constexpr float kScale = of_element(1.0f, 32.0f), kBias = 0x1p-14f * kScale * kScale;
   const int64_t k = p.shape.k, room = static_cast<int64_t>(bytes) - kHeader;
   int64_t columns = std::min({p.shape.n, kMostColumns, std::max<int64_t>(0, room / (2 * k + 2))});
   if (columns > kUnit) columns = columns / kUnit * kUnit;
@@ -70,8 +71,8 @@ OrderSample::OrderSample(const Product& p, void* memory, size_t bytes, cudaStrea
   Element* const bias = p.bias == nullptr ? nullptr : w + columns * k;
   digest_ = static_cast<uint64_t*>(memory);
   product_ = sample_of(p, columns, w, bias);
-  fill_sample(const_cast<Element*>(p.x), p.shape.m, k, p.shape.ldx, 1.0f, false, stream);
-  fill_sample(w, columns, k, k, 1.0f, true, stream);
+  fill_sample(const_cast<Element*>(p.x), p.shape.m, k, p.shape.ldx, kScale, false, stream);
+  fill_sample(w, columns, k, k, kScale, true, stream);
   if (bias != nullptr) fill_sample(bias, 1, columns, columns, kBias, false, stream);
 }
 

@@ -10,6 +10,9 @@
 
 namespace refit::cuda {
 
+constexpr CUtensorMapDataType kMapElement =
+    of_element(CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, CU_TENSOR_MAP_DATA_TYPE_FLOAT16);
+
 // --- mbarrier: a phase ends when all arrivals and all expected bytes have come; waiters name the phase's parity.
 
 __device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals) {

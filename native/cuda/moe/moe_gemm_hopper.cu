@@ -292,8 +292,8 @@ CUtensorMap make_map(const Experts& e, int experts) {
   const uint64_t strides[4] = {K * 2, N * K * 2, K * 16, N * K * 4};  // bytes; not of k
   const uint32_t box[5] = {kStageK, kTwo ? 8 : kWRows, kTwo ? 2 : 1, kWRows / 16, 1};
   const uint32_t steps[5] = {1, 1, 1, 1, 1};
-  check(driver().encode_tiled(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, kTwo ? 5 : 3, const_cast<Element*>(e.w), sizes,
-                              strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+  check(driver().encode_tiled(&map, kMapElement, kTwo ? 5 : 3, const_cast<Element*>(e.w), sizes, strides, box, steps,
+                              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
         "describing the experts' weights");
   return map;

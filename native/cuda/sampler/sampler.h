@@ -1,10 +1,11 @@
 // From logits to tokens and logprobs on the GPU, in fp32. The rules, their order and the noise equal those of
 // native/cpu/sampler/sampler.h. A row's result depends on its logits and its own fields only.
 #pragma once
+#include <cuda_runtime_api.h>
+
 #include <cstddef>
 
 #include "core/step.h"
-#include "cuda/device/types.h"
 
 namespace refit::cuda {
 

@@ -39,7 +39,7 @@ ScatterPath path_of(const Copy2d& copy) {
   }
   const bool whole_slots = reinterpret_cast<uintptr_t>(copy.dst) % kSlotBytes == 0 && copy.cols % kSlotElements == 0 &&
                            (copy.rows == 1 || copy.dst_cols % kSlotElements == 0);
-  const bool same = copy.dtype == DType::kBFloat16 && reinterpret_cast<uintptr_t>(copy.src) % kSlotBytes == 0 &&
+  const bool same = copy.dtype == kElementType && reinterpret_cast<uintptr_t>(copy.src) % kSlotBytes == 0 &&
                     (copy.rows == 1 || aligned(copy.src_row_bytes));
   return whole_slots && same ? ScatterPath::kVector : ScatterPath::kRows;
 }

@@ -14,7 +14,7 @@ ByteRun run_of(const Copy2d& copy) {
 }  // namespace
 
 uint64_t run_bytes(const Copy2d& copy) {
-  if (copy.dtype != DType::kBFloat16 || (copy.cols > 1 && copy.src_col_bytes != kElement)) return 0;
+  if (copy.dtype != kElementType || (copy.cols > 1 && copy.src_col_bytes != kElement)) return 0;
   if (copy.rows > 1 && (copy.src_row_bytes != copy.cols * kElement || copy.dst_cols != copy.cols)) return 0;
   return static_cast<uint64_t>(copy.rows * copy.cols * kElement);
 }
@@ -26,7 +26,7 @@ Copy2d copy_of(const ByteRun& run) {
   copy.rows = 1;
   copy.cols = copy.dst_cols = static_cast<int64_t>(run.bytes) / kElement;
   copy.src_col_bytes = kElement;
-  copy.dtype = DType::kBFloat16;
+  copy.dtype = kElementType;
   return copy;
 }
 

@@ -53,25 +53,25 @@ __device__ __forceinline__ uint32_t load_u32(uint64_t address) {
 }
 
 template <DType kType>
-__device__ __forceinline__ uint32_t to_bf16(uint32_t bits) {
-  if constexpr (kType == DType::kBFloat16) return bits;
-  return float_bits_to_bf16(float_bits<kType>(bits));
+__device__ __forceinline__ uint32_t converted(uint32_t bits) {
+  if constexpr (kType == kElementType) return bits;
+  return element_from_float_bits<kElementType>(float_bits<kType>(bits));
 }
 
 template <DType kType>
 __device__ __forceinline__ uint32_t load_element(uint64_t address) {
-  if constexpr (kSizeOf<kType> == 4) return to_bf16<kType>(load_u32(address));
-  return to_bf16<kType>(load_u16(address));
+  if constexpr (kSizeOf<kType> == 4) return converted<kType>(load_u32(address));
+  return converted<kType>(load_u16(address));
 }
 
 template <DType kType>
 __device__ __forceinline__ uint32_t pair(uint32_t low, uint32_t high) {
-  return to_bf16<kType>(low) | to_bf16<kType>(high) << 16;
+  return converted<kType>(low) | converted<kType>(high) << 16;
 }
 
 template <DType kType>
 __device__ __forceinline__ uint32_t pair_of_word(uint32_t word) {
-  if constexpr (kType == DType::kBFloat16) return word;
+  if constexpr (kType == kElementType) return word;
   return pair<kType>(word & 0xffffu, word >> 16);
 }
 

@@ -106,9 +106,8 @@ __device__ __noinline__ uint64_t sum_slots(const ScatterJob& job, uint32_t threa
     const uint64_t group = dst / 16 + slot;
     if (to - from == 8) {
       const uint64_t address = src + static_cast<uint64_t>(first * copy.src_col);
-      const uint4 v = copy.path == ScatterPath::kGather
-                          ? gather_slot<DType::kBFloat16>(address, copy.src_col)
-                          : load_slot<DType::kBFloat16>(address, src, src + copy.cols * 2);
+      const uint4 v = copy.path == ScatterPath::kGather ? gather_slot<kElementType>(address, copy.src_col)
+                                                        : load_slot<kElementType>(address, src, src + copy.cols * 2);
       sum += sum_group(v, group);
       continue;
     }
@@ -197,7 +196,7 @@ std::vector<uint64_t> Checksum::run(const std::vector<SumRect>& rects, cudaStrea
       const Copy2d copy{rect.data,        reinterpret_cast<Element*>(rect.first * sizeof(Element)),
                         rect.rows,        rect.cols,
                         rect.pitch * 2,   sizeof(Element),
-                        rect.tensor_cols, DType::kBFloat16};
+                        rect.tensor_cols, kElementType};
       const uint32_t begun = list.count;
       if (!plan_copy(copy, kTileBytes, false, lists)) break;
       for (uint32_t i = begun; i < list.count; i++) {

@@ -232,7 +232,7 @@ void GpuStore::copy(const std::vector<Rect>& rects, int from, int to) {
       const int64_t at = rect.dst_row * pitch + halves * rect.dst_col;
       copies.push_back({source.at(rect.rank, rect.param) + at, target.at(rect.rank, rect.param) + at, rect.rows,
                         halves * rect.cols, pitch * static_cast<int64_t>(sizeof(Element)), sizeof(Element), pitch,
-                        DType::kBFloat16});
+                        kElementType});
     }
     Scatter& scatter = s.writers[static_cast<size_t>(rank.index)]->scatter;
     paced(copies, s.paces[static_cast<size_t>(rank.index)], [&](const std::vector<Copy2d>& slice) {

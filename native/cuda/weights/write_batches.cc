@@ -83,7 +83,7 @@ Copy2d rect_copy(const Tensor& tensor, const Rect& rect, const Param& shape, con
   copy.cols *= 2;
   copy.dst_cols *= 2;
   copy.src_col_bytes = sizeof(Element);
-  copy.dtype = DType::kBFloat16;
+  copy.dtype = kElementType;
   return copy;
 }
 

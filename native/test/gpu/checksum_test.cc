@@ -113,7 +113,7 @@ void parts_of_a_tensor_add_up(uint64_t seed) {
   const auto* gpu = reinterpret_cast<const Element*>(memory.gpu);
   Checksum checksum;
   const uint64_t whole = checksum.run({{gpu, 1, rows * cols, rows * cols, 0, rows * cols}}, nullptr)[0];
-  CHECKF(whole == checksum_run(memory.host.data(), DType::kBFloat16, 0, rows * cols), "%016lx",
+  CHECKF(whole == checksum_run(memory.host.data(), cuda::kElementType, 0, rows * cols), "%016lx",
          static_cast<unsigned long>(whole));
   for (const int64_t split : {2048, 1, 1001}) {
     const auto parts = checksum.run({{gpu, rows, split, cols, 0, cols},
@@ -128,6 +128,7 @@ void noise_is_the_cpus(uint64_t seed) {
   CoreConfig config;
   config.ranks = 2;
   config.params = {{"a", 37, 91}, {"b", 3000, 1}, {"c", 1024, 1024}, {"d", 1, 1}};
+  for (Param& param : config.params) param.dtype = kElementType;
   Store store(config);
   Pool pool(1);
   store.scramble(seed, pool);

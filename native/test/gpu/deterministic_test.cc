@@ -82,7 +82,7 @@ class Test {
   static constexpr int kShared = 128;  // whole pages
 
   static TestModel deterministic(const Variant& v, unsigned seed) {
-    TestModel model(v, DType::kBFloat16, seed);
+    TestModel model(v, cuda::kElementType, seed);
     model.deterministic = true;
     return model;
   }

@@ -33,9 +33,9 @@ struct Shards {
       for (size_t p = 0; p < config.params.size(); p++) {
         const Matrix m = model.shard(config.params[p].name, rank, config.ranks);
         bits.emplace_back();
-        for (const float x : m.x) bits.back().push_back(float_to_bf16(x));
+        for (const float x : m.x) bits.back().push_back(static_cast<uint16_t>(from_float(model.dtype, x)));
         const int index = static_cast<int>(job.tensors.size());
-        job.tensors.push_back({index, 0, DType::kBFloat16, m.rows, m.cols, static_cast<uint64_t>(m.cols) * 2, 2});
+        job.tensors.push_back({index, 0, cuda::kElementType, m.rows, m.cols, static_cast<uint64_t>(m.cols) * 2, 2});
         job.rects.push_back({index, rank, static_cast<int>(p), 0, 0, m.rows, m.cols, 0, 0});
         cols.push_back(m.cols);
       }

@@ -58,7 +58,7 @@ struct Expected {
 void test_sets(const Variant& variant, int ranks, double rate, unsigned seed) {
   const std::string name = std::string(variant.name) + ", " + std::to_string(ranks) + " ranks, rate " +
                            std::to_string(static_cast<int>(rate));
-  const TestModel a(variant, DType::kBFloat16, seed), b(variant, DType::kBFloat16, seed + 1);
+  const TestModel a(variant, cuda::kElementType, seed), b(variant, cuda::kElementType, seed + 1);
   CoreConfig config = config_of(a, ranks, 2);
   config.shadow_rate = rate;
   const BatchBuilder batch = prompt(a, seed);
@@ -158,7 +158,7 @@ void test_slices() {
   uint8_t source = 0;
   cuda::Element target;
   for (const auto& [rows, cols] : std::vector<std::pair<int64_t, int64_t>>{{1, 7}, {5, 20 << 20}, {4097, 4096}, {3, 1}})
-    copies.push_back({&source, &target, rows, cols, 2 * cols + 6, 2, cols + 1, DType::kBFloat16});
+    copies.push_back({&source, &target, rows, cols, 2 * cols + 6, 2, cols + 1, cuda::kElementType});
   cuda::Pace fast(1e15), none(0);
   std::vector<cuda::Copy2d> got;
   size_t slices = 0;

@@ -68,7 +68,10 @@ void test_refused(const TestModel& model) {
     change(config);
     return message_of<std::invalid_argument>([&] { CudaDevice device(config); });
   };
-  expect(refuse([](CoreConfig& c) { c.dtype = DType::kFloat32; }), {"float32", "bfloat16 only"});
+  const std::string only = name_of(cuda::kElementType) + std::string(" only");
+  expect(refuse([](CoreConfig& c) { c.dtype = DType::kFloat32; }), {"float32", only.c_str()});
+  const auto other = [](CoreConfig& c) { c.dtype = cuda::of_element(DType::kFloat16, DType::kBFloat16); };
+  expect(refuse(other), {name_of(cuda::of_element(DType::kFloat16, DType::kBFloat16)), only.c_str()});
   expect(refuse([](CoreConfig& c) { c.gpus = {99}; }), {"there is no GPU 99"});
   expect(refuse([](CoreConfig& c) { c.gpus = {0, 0}; }), {"one GPU for each of 1 ranks, got 2"});
   expect(refuse([](CoreConfig& c) { c.pages = 0; }), {"KV pages"});
@@ -87,7 +90,7 @@ void test_refused(const TestModel& model) {
 }
 
 void test_memory(const Variant& variant, int ranks, unsigned seed) {
-  const TestModel model(variant, DType::kBFloat16, seed);
+  const TestModel model(variant, cuda::kElementType, seed);
   const CoreConfig config = config_of(model, ranks);
   CudaDevice device(config);
   const auto info = device.info();
@@ -166,7 +169,7 @@ void test_memory(const Variant& variant, int ranks, unsigned seed) {
 }
 
 void test_steps_under_way(const Variant& variant, int ranks) {
-  const TestModel model(variant, DType::kBFloat16, 1);
+  const TestModel model(variant, cuda::kElementType, 1);
   for (const bool graphs : {true, false}) {
     CoreConfig config = config_of(model, ranks);
     config.graphs = graphs;
@@ -196,7 +199,7 @@ void test_nothing_is_left(const TestModel& model) {
 // A GPU is lost in the third step. In a process of its own, which ends without destructors.
 void lose(const char* fault, int ranks, double watchdog, const char* expected, double least, double most) {
   setenv("REFIT_CUDA_FAULT", fault, 1);
-  const TestModel model(kDense, DType::kBFloat16, 1);
+  const TestModel model(kDense, cuda::kElementType, 1);
   CoreConfig config = config_of(model, ranks);
   config.watchdog_seconds = watchdog;
   auto* const device = new CudaDevice(config);
@@ -254,7 +257,7 @@ int main(int argc, char** argv) {
     in_child("illegal", [] { lose("illegal:3", 1, 100, "cudaErrorIllegalAddress", 0, 1); });
     in_child("hang", [] { lose("hang:3:1", 2, 2, "has been stuck in", 2, 6); });
   }
-  const TestModel model(kDense, DType::kBFloat16, seed);
+  const TestModel model(kDense, cuda::kElementType, seed);
   test_refused(model);
   test_memory(kDense, 1, seed);
   test_steps_under_way(kDense, 1);

@@ -57,7 +57,8 @@ inline void check_norm(const std::string& what, const Values& got, const std::ve
   for (size_t i = 0; i < got.size(); ++i) {
     const float g = to_float(got[i]);
     different += bits(got[i]) != bits(to_element(expected[i]));
-    if (!(std::abs(g - expected[i]) <= 0x1p-6f * std::abs(expected[i])) && wrong++ == 0) first = i;
+    if (!(std::abs(g - expected[i]) <= 0x1p-6f * std::abs(expected[i]) + 2 * kElementQuantum) && wrong++ == 0)
+      first = i;
   }
   CHECKF(got.size() == expected.size() && wrong == 0,
          "%s: %lld of %zu elements are wrong; first at row %lld, column %lld: expected %.9g, got %.9g", what.c_str(),
@@ -70,7 +71,7 @@ inline void check_norm(const std::string& what, const Values& got, const std::ve
 // The CPU's functions with Elements, on one thread.
 struct Cpu {
   Pool pool{1};
-  cpu::Context ctx{cpu::kernels(""), pool, DType::kBFloat16};
+  cpu::Context ctx{cpu::kernels(""), pool, cuda::kElementType};
 };
 
 // `offset` elements in front move a row's begin off the multiples of 16 bytes.

@@ -139,7 +139,7 @@ void test_rope(Cpu& cpu, const RopeCase& c) {
   recipe.head_dim = dim;
   recipe.round_once = c.round_once;
   for (int i = 0; i < dim / 2; ++i) recipe.rope_inv_freq.push_back(std::pow(1e4, -2.0 * i / dim));
-  cpu::Rope rope(recipe, DType::kBFloat16);
+  cpu::Rope rope(recipe, cuda::kElementType);
   rope.reserve(positions);
   const std::vector<float> table = cuda::rope_table(recipe, 0, positions);
   std::vector<float> tmp(2 * static_cast<size_t>(units) * dim);

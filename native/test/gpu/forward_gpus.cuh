@@ -125,7 +125,7 @@ class Gpus {
   }
   // Writes a parameter of one rank in place.
   void write(size_t param, const std::vector<float>& values, int set = 0, size_t rank = 0,
-             DType dtype = DType::kBFloat16) {
+             DType dtype = cuda::kElementType) {
     const std::vector<uint16_t> bits = stored(values, dtype);
     check(cudaMemcpy(const_cast<cuda::Element*>(params_[rank][static_cast<size_t>(set)][param]), bits.data(),
                      bits.size() * 2, cudaMemcpyHostToDevice),
@@ -149,7 +149,7 @@ class Gpus {
     if (dtype == DType::kFloat32) {
       std::memcpy(bits.data(), values.data(), values.size() * sizeof(float));
     } else {
-      for (size_t i = 0; i < bits.size(); ++i) bits[i] = float_to_bf16(values[i]);
+      for (size_t i = 0; i < bits.size(); ++i) bits[i] = static_cast<uint16_t>(from_float(dtype, values[i]));
     }
     return bits;
   }

@@ -21,7 +21,7 @@ int prompt_of(int sample) { return sample % 6 == 5 ? kBeginning : kPrompt; }
 class Test {
  public:
   Test(const Variant& v, unsigned seed)
-      : v_(v), rng_(seed), model_(v, DType::kBFloat16, seed), gpu_(model_, {0}, nullptr, nullptr, kAllPages) {
+      : v_(v), rng_(seed), model_(v, cuda::kElementType, seed), gpu_(model_, {0}, nullptr, nullptr, kAllPages) {
     std::vector<int32_t> free(kAllPages);
     std::iota(free.begin(), free.end(), 0);
     std::shuffle(free.begin(), free.end(), rng_);

@@ -45,7 +45,7 @@ struct Case {
                   name(path), static_cast<long long>(m), static_cast<long long>(n), static_cast<long long>(k),
                   static_cast<long long>(pad_x), static_cast<long long>(pad_y), static_cast<long long>(shift_x),
                   static_cast<long long>(shift_w), static_cast<long long>(shift_y), bias ? " bias" : "",
-                  wide ? "float" : "bf16");
+                  wide ? "float" : name_of(cuda::kElementType));
     return s;
   }
 };
@@ -72,8 +72,8 @@ void compare(const std::vector<Out>& y, const Reference& want, const Case& c, co
   for (int64_t m = 0; m < c.m; m++) {
     for (int64_t n = 0; n < c.n; n++) {
       const double expected = want.sum[m * c.n + n], got = value(y[m * ldy + n]);
-      const double allowed =
-          want.size[m * c.n + n] * kSumError + (c.wide ? 0 : std::fabs(expected) * kElementError) + 1e-30;
+      const double allowed = want.size[m * c.n + n] * kSumError +
+                             (c.wide ? 0 : std::fabs(expected) * kElementError + kElementQuantum) + 1e-30;
       const double error = std::fabs(got - expected) / allowed;
       if (!(error <= 1)) wrong++;
       if (!(error <= worst) && !std::isnan(worst)) {

@@ -134,8 +134,9 @@ inline Reference reference(int64_t M, int64_t N, int64_t K, const Element* x, in
 // Error that fp32 sums of tensor cores may have, relative to the sum of absolute products; far below the part of one
 // product.
 constexpr double kSumError = 0x1p-18;
-// Rounding error of Element, relative to the value.
-constexpr double kElementError = 0x1.02p-8;
+// Rounding error of Element, relative to the value; and that of the smallest ones, which only fp16 comes near.
+constexpr double kElementError = cuda::of_element(0x1.02p-8, 0x1.02p-11);
+constexpr double kElementQuantum = cuda::of_element(0.0, 0x1p-24);
 
 // Microseconds of one call of work(i), i = 0, 1, ..., in a row of `times` on the default stream.
 template <class Work>

@@ -200,9 +200,9 @@ void check_routes(const Case& c, const MoeScratch& scratch, const Routes& want, 
   for (size_t i = 0; i < pairs; i++) {
     CHECKF(ids[i] == want.ids[i], "%s: token %zu, expert %zu of it: expected %d got %d", what.c_str(), i / k, i % k,
            want.ids[i], ids[i]);
-    const bool same = std::isnan(want.weights[i])
-                          ? std::isnan(weights[i])
-                          : std::fabs(weights[i] - want.weights[i]) <= want.weights[i] * 0x1p-7f;
+    const bool same = std::isnan(want.weights[i]) ? std::isnan(weights[i])
+                                                  : std::fabs(weights[i] - want.weights[i]) <=
+                                                        want.weights[i] * 2 * kElementError + kElementQuantum;
     CHECKF(same, "%s: token %zu, weight %zu of it: expected %g got %g", what.c_str(), i / k, i % k, want.weights[i],
            weights[i]);
     CHECKF(slots[i] == want.slots[i], "%s: pair %zu: expected slot %d got %d", what.c_str(), i, want.slots[i],
@@ -300,7 +300,8 @@ Expected expect(const Case& c, const Problem& problem, int64_t token, int64_t co
     size += std::fabs(out * weight);
     weights += weight;
   }
-  return {partial ? exact : rounded, (size + largest) * 0x1p-7 + problem.rms * weights * 0x1p-7 + 1e-30};
+  return {partial ? exact : rounded,
+          (size + largest + problem.rms * weights) * 2 * kElementError + kElementQuantum + 1e-30};
 }
 
 // y may be the sum of several ranks' parts.

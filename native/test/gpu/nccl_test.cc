@@ -48,7 +48,7 @@ void test_sum_parts(unsigned seed) {
 
 void test_exchange(const NcclApi& api, int count, int64_t tokens, int64_t hidden, int vocab, unsigned seed) {
   const TestModel model({"llama", static_cast<int>(hidden), 1, 8, 8, 8, 64, vocab, false, false, false, false},
-                        DType::kBFloat16, seed);
+                        cuda::kElementType, seed);
   CoreConfig config = model.config(count, 1, "", 64, 16);
   config.max_step_tokens = static_cast<int32_t>(tokens);
   const Layout layout(config);

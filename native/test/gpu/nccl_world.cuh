@@ -36,12 +36,12 @@ uint32_t mix(uint32_t x) {
 // Depends on all indices of an element; values have different sizes, so the order of a sum shows in its bits.
 float value(int call, int rank, int64_t i) {
   const uint32_t h = mix(static_cast<uint32_t>(i) * 2654435761u + mix(static_cast<uint32_t>(call * 16 + rank)));
-  return round_bf16((static_cast<float>(h >> 8) * 0x1p-24f - 0.5f) * static_cast<float>(1u << (h & 7)));
+  return round_element((static_cast<float>(h >> 8) * 0x1p-24f - 0.5f) * static_cast<float>(1u << (h & 7)));
 }
 
 std::vector<uint16_t> part_of(int call, int rank, int64_t count) {
   std::vector<uint16_t> bits(static_cast<size_t>(count));
-  for (int64_t i = 0; i < count; ++i) bits[i] = float_to_bf16(value(call, rank, i));
+  for (int64_t i = 0; i < count; ++i) bits[i] = element_bits(to_element(value(call, rank, i)));
   return bits;
 }
 
@@ -62,13 +62,13 @@ void check_sum(const std::vector<uint16_t>& got, int call, int ranks, int64_t co
       const float x = value(call, r, i);
       sum += x, exact += x, size += std::abs(x);
     }
-    const float found = bf16_to_float(got[i]);
+    const float found = to_float(element_of_bits(got[i]));
     if (!CHECKF(std::abs(found - exact) <= 0.004 * std::abs(exact) + 1e-6 * size,
                 "%s: element %lld of %lld is %.9g, expected %.9g", what.c_str(), static_cast<long long>(i),
                 static_cast<long long>(count), found, exact))
       return;
-    if (!CHECKF(got[i] == float_to_bf16(sum), "%s: element %lld of %lld is %.9g, in rank order it is %.9g",
-                what.c_str(), static_cast<long long>(i), static_cast<long long>(count), found, round_bf16(sum)))
+    if (!CHECKF(got[i] == element_bits(to_element(sum)), "%s: element %lld of %lld is %.9g, in rank order it is %.9g",
+                what.c_str(), static_cast<long long>(i), static_cast<long long>(count), found, round_element(sum)))
       return;
   }
 }

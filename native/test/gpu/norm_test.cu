@@ -2,6 +2,7 @@
 // small integers, whose sums of squares are exact in any order, so the CPU's bits are required; and random numbers,
 // compared with double precision within the roundings of the formula.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "cpu/norm.h"
@@ -46,8 +47,8 @@ struct Operands {
 };
 
 // |got - (x + y)| for y = d * rstd * weight in double. Every rounding to Element adds at most kElementError of its
-// value: one or two of y, one of the sum. The fp32 operations, the sum of squares among them, stay below 2^-18
-// together.
+// value, or half a quantum: one or two of y (the first before the product with the weight), one of the sum. The fp32
+// operations, the sum of squares among them, stay below 2^-18 together.
 void check_against_double(const std::string& what, const Case& c, const Operands& in, const Values& got) {
   const double roundings = (c.round_once ? 1 : 2) * kElementError + 0x1p-18;
   int64_t wrong = 0, first = 0;
@@ -65,8 +66,9 @@ void check_against_double(const std::string& what, const Case& c, const Operands
     for (int i = 0; i < c.hidden; ++i) {
       const int64_t at = row * c.hidden + i;
       const double y = d[i] * rstd * to_float(in.weight[i]);
-      const double expected = to_float(in.residual[at]) + y, of_y = std::abs(y) * roundings;
-      const double bound = of_y + kElementError * (std::abs(expected) + of_y) + 1e-37;
+      const double of_first = c.round_once ? 0 : kElementQuantum * std::abs(to_float(in.weight[i]));
+      const double expected = to_float(in.residual[at]) + y, of_y = std::abs(y) * roundings + of_first;
+      const double bound = of_y + kElementError * (std::abs(expected) + of_y) + 2 * kElementQuantum + 1e-37;
       const double error = std::abs(to_float(got[at]) - expected);
       worst = std::max(worst, error / bound);
       if (!(error <= bound) && wrong++ == 0) first = at;
@@ -149,6 +151,14 @@ double squares_of(const Values& x, int64_t begin, int64_t n) {
 // The error of a fp32 sum of `n` positive terms: each passes at most n / 32 + 16 additions.
 double sum_error(int64_t n) { return (static_cast<double>(n) / 32 + 16) * 0x1p-24; }
 
+// The float that three pieces hold: in bf16 their sum; in fp16 they are integers, 11 of its bits each.
+double held_by(const Element* pieces) {
+  const float low = to_float(pieces[0]), middle = to_float(pieces[1]), high = to_float(pieces[2]);
+  if (cuda::kElementType != DType::kFloat16) return static_cast<double>(low) + middle + high;
+  const auto part = [](float piece) { return static_cast<uint32_t>(piece); };
+  return std::bit_cast<float>(part(low) | part(middle) << 11 | part(high) << 22);
+}
+
 void check_pieces(const std::string& what, const Projection& p, int rank, const Values& qkv, const Values& pieces) {
   const cuda::HeadSquares own = p.of_rank(rank);
   for (int64_t i = 0; i < static_cast<int64_t>(pieces.size()); i += 3) {
@@ -159,8 +169,7 @@ void check_pieces(const std::string& what, const Projection& p, int rank, const 
     const bool empty = head < 0 || head >= (is_k ? own.counted_kv_heads : own.heads);
     const int64_t at = token * p.ld() + int64_t{is_k ? own.heads + head : head} * p.head_dim;
     const double expected = empty ? 0 : squares_of(qkv, at, p.head_dim);
-    double got = 0;
-    for (int piece = 0; piece < 3; ++piece) got += to_float(pieces[i + piece]);
+    const double got = held_by(&pieces[i]);
     const double bound = p.exact ? 0 : expected * sum_error(p.head_dim);
     CHECKF(std::abs(got - expected) <= bound, "%s: token %lld, place %d, %s: expected %.17g within %.3g, got %.17g",
            what.c_str(), static_cast<long long>(token), place, is_k ? "k" : "q", expected, bound, got);
@@ -237,7 +246,7 @@ std::vector<float> test_projection(const Projection& p, const Values* all = null
   return got;
 }
 
-// A sum that is no finite number arrives as what it is, in one piece.
+// A sum that is no finite number arrives as what it is.
 void test_not_finite(float value) {
   const std::string what = "projection_squares of " + std::to_string(value);
   Values qkv(24, to_element(1.0f));
@@ -245,10 +254,11 @@ void test_not_finite(float value) {
   Place qkv_gpu(qkv, 0), pieces(cuda::kSquarePieces, 0);
   cuda::projection_squares(qkv_gpu.data(), 24, {8, 1, 0, 1, 0, 1}, 1, pieces.data(), nullptr);
   synchronize(what.c_str());
-  const std::vector<float> got = widened(pieces.get(what));
-  const float square = value * value;
-  CHECK(std::isnan(square) ? std::isnan(got[0]) : got[0] == square);
-  CHECK(got[1] == 0.0f && got[2] == 0.0f && got[3] == 8.0f && got[4] == 0.0f && got[5] == 0.0f);
+  const Values got = pieces.get(what);
+  const float held = to_float(qkv[3]), square = held * held;
+  const double of_q = held_by(got.data()), of_k = held_by(&got[3]);
+  CHECKF(std::isnan(square) ? std::isnan(of_q) : of_q == square, "%s: got %g", what.c_str(), of_q);
+  CHECKF(of_k == 8, "%s: got %g for k", what.c_str(), of_k);
 }
 
 }  // namespace

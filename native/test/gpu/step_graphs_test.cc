@@ -39,7 +39,7 @@ class Pair {
     CHECKF(plain_->forward().graphs() == 0, "%s: a graph although they are off", where.c_str());
     return got;
   }
-  void write(size_t param, const std::vector<float>& values, DType dtype = DType::kBFloat16) {
+  void write(size_t param, const std::vector<float>& values, DType dtype = cuda::kElementType) {
     plain_->write(param, values, 0, 0, dtype), graphs_->write(param, values, 0, 0, dtype);
   }
   void check_guards(const char* name) const { plain_->check_guards(name), graphs_->check_guards(name); }
@@ -51,7 +51,7 @@ class Pair {
 
 void test_variant(const Variant& v, const std::vector<int>& gpus, unsigned seed) {
   std::mt19937 rng(seed);
-  const TestModel model(v, DType::kBFloat16, seed);
+  const TestModel model(v, cuda::kElementType, seed);
   const auto ranks = static_cast<int>(gpus.size());
   const CoreConfig config = model.config(ranks, 1, "", kPages, kPageSize);
   Pair pair(model, gpus);
@@ -127,7 +127,7 @@ void test_variant(const Variant& v, const std::vector<int>& gpus, unsigned seed)
 // (gemm_stream.cuh).
 void test_guesses(const Variant& v, size_t count, size_t guessed, unsigned seed) {
   std::mt19937 rng(seed);
-  const TestModel model(v, DType::kBFloat16, seed);
+  const TestModel model(v, cuda::kElementType, seed);
   Gpus gpu(model, {0});
   std::vector<Chat> chats(count);
   std::vector<size_t> all(count);
@@ -174,7 +174,7 @@ void test_guesses(const Variant& v, size_t count, size_t guessed, unsigned seed)
 void test_sets(const Variant& v, const std::vector<int>& gpus, unsigned seed) {
   std::mt19937 rng(seed);
   const auto ranks = static_cast<int>(gpus.size());
-  const TestModel models[] = {{v, DType::kBFloat16, seed}, {v, DType::kBFloat16, seed + 1}};
+  const TestModel models[] = {{v, cuda::kElementType, seed}, {v, cuda::kElementType, seed + 1}};
   const CoreConfig config = models[0].config(ranks, 1, "", kPages, kPageSize);
   Gpus plain(models[0], gpus, nullptr, nullptr, kPages, false),
       both(models[0], gpus, nullptr, nullptr, kPages, true, 2);
@@ -231,7 +231,7 @@ void replace_slot(Pair& pair, const CoreConfig& config, const SlotAdapters& now,
 void test_adapters(const Variant& v, const std::vector<int>& gpus, unsigned seed) {
   constexpr int kSlots = 5;
   std::mt19937 rng(seed);
-  const TestModel model(v, DType::kBFloat16, seed);
+  const TestModel model(v, cuda::kElementType, seed);
   const SlotAdapters adapters(model, kSlots, 32, seed + 1), others(model, kSlots, 32, seed + 2);
   CoreConfig config = model.config(static_cast<int>(gpus.size()), 1, "", kPages, kPageSize);
   adapters.extend(config);

@@ -15,7 +15,7 @@ void float32_parameters_arrive(uint64_t seed) {
     f.places = {place};
     f.bytes.resize(1);
     f.config.ranks = 2;
-    f.config.params = {{"adapters.table", 37, 2, DType::kFloat32}, {"other", 8, 24}};
+    f.config.params = {{"adapters.table", 37, 2, DType::kFloat32}, {"other", 8, 24, kElementType}};
     f.bytes[0].resize(20 * 12 + 37 * 12);
     for (uint8_t& byte : f.bytes[0]) byte = static_cast<uint8_t>(random.below(256));
     // Rows of 2 with a gap behind each, in two tensors.

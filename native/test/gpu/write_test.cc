@@ -60,15 +60,10 @@ void batches_carry_the_job(uint64_t seed) {
     for (int64_t r = 0; r < copy.rows; r++) {
       for (int64_t c = 0; c < copy.cols; c++) {
         const uint8_t* from = static_cast<const uint8_t*>(copy.src) + r * copy.src_row_bytes + c * copy.src_col_bytes;
-        uint32_t wide;
-        uint16_t bits;
-        std::memcpy(&bits, from, 2);
-        if (copy.dtype == DType::kFloat16) bits = float_to_bf16(to_float(DType::kFloat16, bits));
-        if (copy.dtype == DType::kFloat32) {
-          std::memcpy(&wide, from, 4);
-          bits = float_to_bf16(std::bit_cast<float>(wide));
-        }
-        reinterpret_cast<uint16_t*>(copy.dst)[r * copy.dst_cols + c] = bits;
+        uint32_t bits = 0;
+        std::memcpy(&bits, from, size_of(copy.dtype));
+        reinterpret_cast<uint16_t*>(copy.dst)[r * copy.dst_cols + c] =
+            static_cast<uint16_t>(convert_bits(copy.dtype, kElementType, bits));
       }
     }
     const uint64_t run = run_bytes(copy);
@@ -173,8 +168,9 @@ void a_job_larger_than_the_ring_arrives(int gpus, uint64_t megabytes) {
   f.config.ranks = 2;
   const auto rows = static_cast<int64_t>(megabytes << 20) / (3 * 4096 * 2);
   f.config.params = {{"rows", rows / 2, 4096}, {"cols", rows, 2048}, {"copy", rows, 4096}};
+  for (Param& param : f.config.params) param.dtype = kElementType;
   for (int t = 0; t < 3; t++) {
-    f.job.tensors.push_back({0, 8 + static_cast<uint64_t>(t * rows) * 8192, DType::kBFloat16, rows, 4096, 8192, 2});
+    f.job.tensors.push_back({0, 8 + static_cast<uint64_t>(t * rows) * 8192, cuda::kElementType, rows, 4096, 8192, 2});
   }
   for (int r = 0; r < 2; r++) f.job.rects.push_back({0, r, 0, r * (rows / 2), 0, rows / 2, 4096, 0, 0});
   for (int r = 0; r < 2; r++) f.job.rects.push_back({1, r, 1, 0, r * 2048, rows, 2048, 0, 0});
@@ -240,7 +236,7 @@ void fill_plain(Fixture& f, Place place, DType dtype) {
     const int64_t rows = 300 + 40 * t, cols = 512;
     const uint64_t element = size_of(dtype);
     const bool split = t % 2 == 1;
-    f.config.params.push_back({"t" + std::to_string(t), rows, split ? cols / 2 : cols});
+    f.config.params.push_back({"t" + std::to_string(t), rows, split ? cols / 2 : cols, kElementType});
     f.job.tensors.push_back({0, end, dtype, rows, cols, cols * element, element});
     end += static_cast<uint64_t>(rows * cols) * element;
     for (int r = 0; r < 2; r++) {
@@ -302,7 +298,7 @@ void states_are_exact_at_every_fault(fault::Point point, Place place) {
 
 void refusals_leave_all_untouched() {
   Fixture f;
-  fill_plain(f, Place::kFile, DType::kBFloat16);
+  fill_plain(f, Place::kFile, cuda::kElementType);
   f.place();
   World world(f.config, 1);
   world.scramble(3);

@@ -84,14 +84,14 @@ struct Fixture {
 
 // Grids over all parameters from random places of random tensors, some of them strided.
 void fill(Fixture& f, Random& random, int ranks, const std::vector<Place>& places, int64_t rows, int64_t cols) {
-  const DType dtypes[] = {DType::kBFloat16, DType::kBFloat16, DType::kFloat16, DType::kFloat32};
+  const DType dtypes[] = {cuda::kElementType, DType::kBFloat16, DType::kFloat16, DType::kFloat32};
   f.config.ranks = ranks;
   f.places = places;
   f.bytes.resize(places.size());
   const int params = static_cast<int>(1 + random.below(4));
   for (int p = 0; p < params; p++) {
     f.config.params.push_back(
-        {"p" + std::to_string(p), 1 + random.below(rows), random.chance(4) ? 1 : 1 + random.below(cols)});
+        {"p" + std::to_string(p), 1 + random.below(rows), random.chance(4) ? 1 : 1 + random.below(cols), kElementType});
     if (random.chance(2)) f.config.params.back().cols = (f.config.params.back().cols + 7) / 8 * 8;
   }
   const int tensors = static_cast<int>(2 + random.below(5));

@@ -49,10 +49,13 @@ class SlotAdapters {
     for (const AdaptedLinearShape& linear : linears_) {
       for (const char* half : {"_a", "_b"}) {
         const Matrix m = shard(linear, half, 0, config.ranks);
-        config.params.push_back({"adapters." + linear.adapter + half, m.rows, m.cols});
+        config.params.push_back({"adapters." + linear.adapter + half, m.rows, m.cols, dtype()});
       }
     }
   }
+
+  // A model in float32 has adapters in bf16.
+  DType dtype() const { return model_.dtype == DType::kFloat16 ? DType::kFloat16 : DType::kBFloat16; }
 
   // The values of a parameter on a rank.
   std::vector<float> values(const std::string& name, int rank, int ranks) const {
@@ -121,7 +124,7 @@ class SlotAdapters {
     };
     const auto number = [&](int r, int rank, float sd) {
       if (r >= rank && r < (rank + 15) / 16 * 16) return 0.0f;
-      return round_bf16(normal(rng) * (r < rank ? sd : 1e4f));
+      return round_to(dtype(), normal(rng) * (r < rank ? sd : 1e4f));
     };
     const float a_sd = 1.0f / std::sqrt(static_cast<float>(linear.cols));
     for (int64_t e = 0; e < linear.experts; ++e) {

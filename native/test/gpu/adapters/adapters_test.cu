@@ -48,7 +48,7 @@ void check_shrink(const Adapters& m, const std::vector<int32_t>& slots, const st
       Sum sum;
       for (int64_t k = 0; k < m.K; k++)
         sum.add(value_of(x[row * m.K + k]), value_of(m.a[(int64_t{slot} * columns + c) * m.K + k]));
-      const double most = std::abs(sum.value) * kElementError + sum.size * kSumError;
+      const double most = std::abs(sum.value) * kElementError + kElementQuantum + sum.size * kSumError;
       if (!CHECKF(std::abs(got - sum.value) <= most, "%s: t[%zu][%d] is %g, expected %g", what.c_str(), row, c, got,
                   sum.value))
         return;
@@ -78,7 +78,8 @@ void check_expand(const Adapters& m, const std::vector<int32_t>& slots, const st
                 double{scale} * value_of(m.b[(slot * m.all + n) * m.rank + r]));
       }
       const double want = host_value(was) + sum.value, size = std::abs(host_value(was)) + sum.size;
-      const double most = (sizeof(Out) == 2 ? std::abs(want) * kElementError : 0.0) + size * kSumError;
+      const double most =
+          (sizeof(Out) == 2 ? std::abs(want) * kElementError + kElementQuantum : 0.0) + size * kSumError;
       if (!CHECKF(std::abs(host_value(got) - want) <= most, "%s: y[%zu][%ld] is %g, expected %g", what.c_str(), row,
                   static_cast<long>(n), host_value(got), want))
         return;

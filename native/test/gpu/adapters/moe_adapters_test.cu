@@ -144,7 +144,7 @@ class Test {
           for (int64_t k = 0; k < K; k++)
             sum.add(value_of(x[(gather ? token_[p] : p) * K + k]), value_of(half.a[(matrix * R + r) * K + k]));
           const double got = value_of(t[(p * slices + i) * R + r]);
-          const double most = std::abs(sum.value) * kElementError + sum.size * kSumError;
+          const double most = std::abs(sum.value) * kElementError + kElementQuantum + sum.size * kSumError;
           if (!CHECKF(std::abs(got - sum.value) <= most, "%s: t of pair %ld is %g, expected %g", what.c_str(),
                       static_cast<long>(p), got, sum.value))
             return;
@@ -158,7 +158,7 @@ class Test {
           }
           const double got = double{float(after[(p * slices + i) * N + n])}, want = was + sum.value;
           const double most = own == 0 ? 0
-                                       : (sizeof(Out) == 2 ? std::abs(want) * kElementError : 0.0) +
+                                       : (sizeof(Out) == 2 ? std::abs(want) * kElementError + kElementQuantum : 0.0) +
                                              (std::abs(was) + sum.size) * kSumError;
           if (!CHECKF(std::abs(got - want) <= most, "%s: pair %ld has %g, expected %g", what.c_str(),
                       static_cast<long>(p), got, want))

@@ -30,14 +30,9 @@ struct Case {
 
 uint16_t expected_bits(const Case& c, int64_t r, int64_t k) {
   const uint8_t* from = c.bytes.data() + c.offset + r * c.copy.src_row_bytes + k * c.copy.src_col_bytes;
-  if (c.copy.dtype == DType::kFloat32) {
-    uint32_t bits;
-    std::memcpy(&bits, from, 4);
-    return float_to_bf16(std::bit_cast<float>(bits));
-  }
-  uint16_t bits;
-  std::memcpy(&bits, from, 2);
-  return c.copy.dtype == DType::kFloat16 ? float_to_bf16(to_float(DType::kFloat16, bits)) : bits;
+  uint32_t bits = 0;
+  std::memcpy(&bits, from, size_of(c.copy.dtype));
+  return static_cast<uint16_t>(convert_bits(c.copy.dtype, kElementType, bits));
 }
 
 std::string describe(const Case& c) {
@@ -51,7 +46,7 @@ std::string describe(const Case& c) {
 // Any shape, stride and alignment; targets follow each other with gaps.
 Case random_case(Random& random, int64_t most, int64_t& end) {
   Case c;
-  const DType dtypes[] = {DType::kBFloat16, DType::kBFloat16, DType::kFloat16, DType::kFloat32};
+  const DType dtypes[] = {cuda::kElementType, DType::kBFloat16, DType::kFloat16, DType::kFloat32};
   c.copy.dtype = dtypes[random.below(4)];
   const auto element = static_cast<int64_t>(size_of(c.copy.dtype));
   c.copy.rows = random.chance(4) ? 1 : 1 + random.below(random.chance(3) ? 200 : 12);

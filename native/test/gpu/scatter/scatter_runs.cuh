@@ -25,7 +25,7 @@ struct PoolList {
     int memory = 0;
     for (int64_t i = 0, count = 1 + random.below(60); i < count; i++) {
       Copy2d copy{};
-      copy.dtype = random.chance(12) ? DType::kFloat16 : DType::kBFloat16;
+      copy.dtype = random.chance(12) ? of_element(DType::kFloat16, DType::kBFloat16) : kElementType;
       copy.rows = random.below(6);
       copy.cols = 1 + random.below(random.chance(4) ? 3000 : 50);
       if (!random.chance(5)) copy.cols = (copy.cols + 7) / 8 * 8;
@@ -60,7 +60,7 @@ void copy_plainly(const Copy2d& copy) {
     for (int64_t k = 0; k < copy.cols; k++) {
       uint16_t bits;
       std::memcpy(&bits, static_cast<const uint8_t*>(copy.src) + r * copy.src_row_bytes + k * copy.src_col_bytes, 2);
-      if (copy.dtype == DType::kFloat16) bits = float_to_bf16(to_float(DType::kFloat16, bits));
+      bits = static_cast<uint16_t>(convert_bits(copy.dtype, kElementType, bits));
       std::memcpy(copy.dst + r * copy.dst_cols + k, &bits, 2);
     }
   }
@@ -149,7 +149,7 @@ void neighbours_in_memory_arrive() {
     copy.rows = 1;
     copy.cols = copy.dst_cols = kBytes / 2;
     copy.src_col_bytes = 2;
-    copy.dtype = DType::kBFloat16;
+    copy.dtype = cuda::kElementType;
     copy.memory = static_cast<int>(i);
     copies.push_back(copy);
   }

@@ -59,17 +59,10 @@ void run_tiles(const ScatterList& list, uint64_t base, std::vector<uint16_t>& ta
         for (int64_t i = slot.from; i < slot.to; i++) {
           const uint8_t* from = reinterpret_cast<const uint8_t*>(c.src) + r * c.src_row + i * c.src_col;
           if (c.path == ScatterPath::kVector && i == slot.from) CHECK(reinterpret_cast<uintptr_t>(from) % 16 == 0);
-          uint16_t bits;
-          if (c.dtype == DType::kFloat32) {
-            uint32_t wide;
-            std::memcpy(&wide, from, 4);
-            bits = float_to_bf16(std::bit_cast<float>(wide));
-          } else {
-            std::memcpy(&bits, from, 2);
-            if (c.dtype == DType::kFloat16) bits = float_to_bf16(to_float(DType::kFloat16, bits));
-          }
+          uint32_t bits = 0;
+          std::memcpy(&bits, from, size_of(c.dtype));
           const size_t at = (dst + static_cast<uint64_t>(i) * 2 - base) / 2;
-          target[at] = bits;
+          target[at] = static_cast<uint16_t>(convert_bits(c.dtype, kElementType, bits));
           writes[at]++;
         }
       }
@@ -93,7 +86,7 @@ void tiles_cover_every_element_once(uint64_t seed) {
     c.copy.dst = reinterpret_cast<Element*>(base + c.at);
     copies.push_back(c.copy);
   }
-  copies.insert(copies.begin() + random.below(count), Copy2d{nullptr, nullptr, 0, 5, 0, 0, 5, DType::kBFloat16});
+  copies.insert(copies.begin() + random.below(count), Copy2d{nullptr, nullptr, 0, 5, 0, 0, 5, cuda::kElementType});
   const uint32_t tile = 1024u << random.below(7);
   const bool bulk = random.chance(2);
   std::vector<int> writes(target.size());
@@ -131,7 +124,7 @@ void tiles_cover_every_element_once(uint64_t seed) {
 void long_flat_copies_have_full_tiles() {
   HostLists host(8);
   const Copy2d flat{
-      reinterpret_cast<void*>(4096), reinterpret_cast<Element*>(8192), 4096, 4096, 8192, 2, 4096, DType::kBFloat16};
+      reinterpret_cast<void*>(4096), reinterpret_cast<Element*>(8192), 4096, 4096, 8192, 2, 4096, cuda::kElementType};
   Copy2d slice = flat;
   slice.cols = 2048;
   plan_scatter({flat, slice}, 0, 64 << 10, false, host.lists);
@@ -220,7 +213,7 @@ void long_and_many_lists_arrive(uint64_t seed, int count) {
   int64_t end = 0;
   for (int i = 0; i < count; i++) {
     Copy2d copy{};
-    copy.dtype = DType::kBFloat16;
+    copy.dtype = cuda::kElementType;
     copy.rows = random.below(4);
     copy.cols = 1 + random.below(60);
     copy.src_col_bytes = 2;
@@ -274,7 +267,7 @@ void a_large_list_arrives(uint64_t seed) {
   Fixture f;
   for (int i = 0; i < 6; i++) {
     Case c;
-    c.copy.dtype = i == 5 ? DType::kFloat32 : DType::kBFloat16;
+    c.copy.dtype = i == 5 ? DType::kFloat32 : cuda::kElementType;
     const auto element = static_cast<int64_t>(size_of(c.copy.dtype));
     c.copy.rows = 1000 + random.below(500);
     c.copy.cols = i < 2 ? 4096 : 2048 + random.below(2048);
