@@ -69,7 +69,7 @@ use. [cuda.md](cuda.md) explains how ranks exchange data, where libraries are lo
 | variable | meaning |
 |---|---|
 | \`REFIT_NATIVE\` | path of the native addon, instead of the one that was built for this platform |
-| \`REFIT_CUDA_LIBRARY\` | path of refit's CUDA library, instead of the one next to the addon |
+| \`REFIT_CUDA_LIBRARY\` | path of refit's CUDA library, if not next to the addon ([cuda.md](cuda.md)) |
 | \`CUDA_VISIBLE_DEVICES\` | which GPUs are used, and in which order |
 | \`HF_HUB_CACHE\`, \`HF_HOME\`, \`XDG_CACHE_HOME\` | where the Hugging Face cache is |
 `

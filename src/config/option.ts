@@ -25,8 +25,6 @@ export interface Option {
   choices?: readonly string[]
   /** Other spellings of values. */
   spellings?: Readonly<Record<string, string>>
-  /** Known values that are refused, with the reason and the alternative. */
-  refused?: Readonly<Record<string, string>>
   min?: number
   max?: number
   /** Printed as *** wherever the configuration is shown. */

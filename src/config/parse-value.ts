@@ -99,14 +99,6 @@ function checkChoice (option: Option, value: string, where: string): string {
   const word = value.toLowerCase()
   const meant = option.spellings?.[word] ?? word
   if (option.choices!.includes(meant)) return meant
-  const reason = option.refused?.[word]
-  if (reason !== undefined) {
-    throw new RefitError(
-      'CONFIG',
-      `${where}: ${JSON.stringify(value)} is not supported: ${reason}`,
-      { param: where }
-    )
-  }
   const near = suggest(word, option.choices!)
   throw wrong(option, value, where, near === undefined ? '' : `; did you mean ${near}?`)
 }

@@ -1,6 +1,7 @@
 import type { DataParallel } from '../contract/rollout-engine.ts'
 import type { Speculative } from '../contract/speculation.ts'
 import type { RefitError } from '../errors.ts'
+import type { HeldDType } from '../native/dtypes.ts'
 import type { Vocabulary } from '../text/vocabulary.ts'
 
 /**
@@ -16,8 +17,8 @@ export interface EngineOptions {
   device?: string
   /** GPU of rank 0, as with `cuda:N`; the other ranks follow. */
   baseGpuId?: number
-  /** `auto` (default): bfloat16, or float32 if the checkpoint is float32. */
-  dtype?: 'auto' | 'bfloat16' | 'float32'
+  /** `auto` (default): bfloat16, or float32 on a CPU if the checkpoint is float32. float16: on GPUs only. */
+  dtype?: 'auto' | HeldDType
   /** Tensor-parallel ranks; default 1. */
   tp?: number
   /** The place of this engine among those behind one address; default none. */

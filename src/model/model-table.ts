@@ -12,9 +12,9 @@ const HEAD = 'lm_head.weight'
 
 /**
  * The parameters of a rank, and the rectangles of every checkpoint name for all ranks. Every parameter has the dtype
- * `dtype`; the default is the checkpoint's own, or bfloat16 for float16. `slots`: of LoRA adapters, default none.
- * `deterministic`: a forward pass has the same bits on any number of ranks, which then gather activations instead of
- * adding partial sums. Throws CONFIG if the ranks do not fit the model.
+ * `dtype`; the default is that of heldDType. `slots`: of LoRA adapters, default none. `deterministic`: a forward pass
+ * has the same bits on any number of ranks, which then gather activations instead of adding partial sums. Throws CONFIG
+ * if the ranks do not fit the model.
  */
 export function buildModelTable (
   arch: Architecture,
@@ -40,7 +40,7 @@ export function buildModelTable (
   }
 }
 
-/** The dtype that an engine holds a checkpoint in by default. */
+/** The dtype that an engine on a CPU holds a checkpoint in by default. */
 export function heldDType ({ dtype }: Pick<Architecture, 'dtype'>): HeldDType {
   return dtype === 'float32' ? 'float32' : 'bfloat16'
 }

@@ -44,8 +44,8 @@ export interface CoreConfig {
   /** Threads that compute, including the caller of `step`. */
   threads: number
   /**
-   * Dtype of activations and of the KV cache; CUDA supports only bfloat16. A parameter has a dtype of its own
-   * (`NativeParam.dtype`).
+   * Dtype of activations and of the KV cache. CUDA supports bfloat16 and float16, each by a library of its own; of a
+   * CPU, float16 is the reference for tests alone. A parameter has a dtype of its own (`NativeParam.dtype`).
    */
   dtype: HeldDType
   /** Forces a kernel set (`scalar`, `avx2`, `avx512`, `avx512bf16`); default the best that this CPU has. */

@@ -193,8 +193,11 @@ t.test('errors for wrong types and ranges name the expected and the given value'
     [['--tp', '1e999'], '--tp', /expected an integer from 1 to 64/],
     [['--mem-fraction', 'NaN'], '--mem-fraction', /a number from 0.01 to 0.95, got "NaN"/],
     [['--host', ''], '--host', /a string that is not empty, got ""/],
-    [['--dtype', 'float16'], '--dtype', /"float16" is not supported: .*use bfloat16 or float32/],
-    [['--dtype', 'bfloat61'], '--dtype', /one of auto, bfloat16, float32, got "bfloat61"; did you mean bfloat16\?/],
+    [
+      ['--dtype', 'bfloat61'],
+      '--dtype',
+      /one of auto, bfloat16, float16, float32, got "bfloat61"; did you mean bfloat16\?/
+    ],
     [['--device', 'tpu'], '--device', /expected cpu, cuda or cuda:N, got "tpu"/],
     [['--device', 'cuda:'], '--device', /expected cpu, cuda or cuda:N, got "cuda:"/],
     [['--device', 'cuda:-1'], '--device', /got "cuda:-1"/],

@@ -42,7 +42,7 @@ t.test('the real child and an engine without usable GPUs report the same message
   })
   await t.rejects(createEngine(MODEL, { device: 'cuda', dtype: 'float32' }), {
     code: 'CONFIG',
-    message: /^--dtype float32: GPUs compute in bfloat16/
+    message: /^--dtype float32: GPUs compute in bfloat16 or float16/
   })
   await t.rejects(createEngine(MODEL, { device: 'cuda', tp: 3 }), {
     code: 'CONFIG',

@@ -212,6 +212,29 @@ t.test('a checkpoint in float32 computes in bfloat16 on GPUs and in float32 on a
   })
 })
 
+t.test('--dtype float16 is for GPUs, in the bytes of bfloat16', async (t) => {
+  const arch = tinyArchitecture('Qwen3ForCausalLM', { dtype: 'float16' })
+  const table = buildModelTable(arch, 1, 'float16')
+  const seen: string[] = []
+  const counting = addon()
+  const core = (dtype?: 'float16'): ReturnType<typeof sizeCore> =>
+    sizeCore(arch, table, { device: 'cuda', ...dtype === undefined ? {} : { dtype } }, {
+      cudaMemoryNeeds: config => {
+        seen.push(config.dtype)
+        return counting.cudaMemoryNeeds(config)
+      }
+    }, found(1e9))
+  const [half, auto] = [await core('float16'), await core()]
+  t.equal(half.core.dtype, 'float16')
+  t.equal(auto.core.dtype, 'bfloat16', 'also if the checkpoint is float16')
+  t.equal(half.core.pages, auto.core.pages)
+  t.same(new Set(seen), new Set(['float16', 'bfloat16']), 'each library counts for itself')
+  await t.rejects(sizeCore(arch, table, { dtype: 'float16' }, addon(), () => t.fail('no GPU is looked for') as never), {
+    code: 'CONFIG',
+    message: /^--dtype float16: CPUs compute in bfloat16 or float32; leave --dtype out .*or use --device cuda/
+  })
+})
+
 t.test('the page cache of a limited group counts as available, as far as the machine has the memory', async (t) => {
   const stat = 'anon 5\ninactive_file 300\nactive_file 40\nfile 900\n'
   t.equal(availableMemory(100, 1000, stat), 440)

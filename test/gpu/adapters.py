@@ -38,7 +38,7 @@ def score(server, sequences, name, ids):
     ]
 
 
-def numerics(name):
+def numerics(name, dtype="bfloat16"):
     def run(options):
         source, device = GOLDENS / name, torch_device(options)
         vocabulary = json.loads((source / "config.json").read_text())["vocab_size"]
@@ -54,7 +54,7 @@ def numerics(name):
             for adapter, (tensors, _) in made.items():
                 with (
                     Reference(source, torch.float32, device) as exact,
-                    Reference(source, torch.bfloat16, device) as half,
+                    Reference(source, getattr(torch, dtype), device) as half,
                 ):
                     for reference in (exact, half):
                         adapter_files.merge(reference.model, tensors, 2)
@@ -63,7 +63,7 @@ def numerics(name):
             for ranks in (1, 2):
                 flags, env = device_flags(options, ranks)
                 roots = ["--model-root", source, "--model-root", place]
-                with Server(source, *flags, *FLAGS, *roots, "--dtype", "bfloat16", env=env) as server:
+                with Server(source, *flags, *FLAGS, *roots, "--dtype", dtype, env=env) as server:
                     plain = score(server, sequences, None, ids)
                     for adapter, (_, folder) in made.items():
                         load(server, adapter, folder)
@@ -75,20 +75,22 @@ def numerics(name):
                     for what, mine, other in zip(("mean", "median", "largest"), ours, theirs[adapter]):
                         check(
                             mine <= allowed(ranks) * other,
-                            f"tp {ranks}, {adapter}: {what} error {mine:.5f}, transformers in bfloat16 with merged "
+                            f"tp {ranks}, {adapter}: {what} error {mine:.5f}, transformers in {dtype} with merged "
                             f"weights {other:.5f}",
                         )
                     apart = errors_of(alone[adapter], plain)[0]
                     check(apart > 5 * ours[0], f"{adapter} changes little: {apart:.4f} from the base")
                 for got, right in zip(mixed, plain + [one for adapter in made for one in alone[adapter]], strict=True):
                     check(bool((got - right).abs().max() < 0.05), "a mixed batch differs from the same requests alone")
-        return f"mean / largest error {', '.join(notes)}; transformers in bfloat16 {theirs['a0'][0]:.4f}"
+        return f"mean / largest error {', '.join(notes)}; transformers in {dtype} {theirs['a0'][0]:.4f}"
 
     return run
 
 
 for architecture in ("llama", "qwen2", "qwen3", "qwen3-moe", "olmo2"):
     test(f"adapters/numerics-{architecture}")(numerics(architecture))
+for architecture in ("qwen3", "qwen3-moe"):
+    test(f"fp16/adapters/{architecture}", gpu=True)(numerics(architecture, dtype="float16"))
 
 
 @test("adapters/under-load")

@@ -1,7 +1,7 @@
 """The engine against transformers: logprobs of given sequences, greedy continuations; one rank against several.
 
-Both are compared with transformers in float32. The engine's error may be twice that of transformers in bfloat16, and
-three times for several ranks, whose partial sums are rounded once more.
+Both are compared with transformers in float32. The engine's error may be twice that of transformers in the same dtype,
+and three times for several ranks, whose partial sums are rounded once more.
 """
 
 import json
@@ -70,21 +70,24 @@ def errors_of(got, expected):
     )
 
 
-def small(name, ranks=(1, 2), more_env=None):
+def small(name, ranks=(1, 2), more_env=None, dtype="bfloat16"):
     groups, more_env = ranks, more_env or {}
 
     def run(options):
         folder, device = GOLDENS / name, torch_device(options)
         vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
         sequences = prompts(7, (2, 7, 33, 200), vocabulary)
-        with Reference(folder, torch.bfloat16, device) as rounded, Reference(folder, torch.float32, device) as exact:
+        with (
+            Reference(folder, getattr(torch, dtype), device) as rounded,
+            Reference(folder, torch.float32, device) as exact,
+        ):
             expected = [exact.distribution(sequence) for sequence in sequences]
             theirs = errors_of([rounded.distribution(sequence) for sequence in sequences], expected)
             notes = []
             for ranks in groups:
                 flags, env = device_flags(options, ranks)
                 with Server(
-                    folder, *flags, "--dtype", "bfloat16", "--max-total-tokens", 2048, env={**env, **more_env}
+                    folder, *flags, "--dtype", dtype, "--max-total-tokens", 2048, env={**env, **more_env}
                 ) as server:
                     tokens, rows = server.score(sequences, list(range(vocabulary)))
                     generated = server.generate(sequences, GREEDY)
@@ -97,24 +100,26 @@ def small(name, ranks=(1, 2), more_env=None):
                     )
                 ours = errors_of(got, expected)
                 notes.append(f"tp {ranks} {ours[0]:.4f} / {ours[2]:.3f}")
-                check(ours[0] > 0, "bfloat16 rounds, and nothing was")
+                check(ours[0] > 0, f"{dtype} rounds, and nothing was")
                 for what, mine, other in zip(("mean", "median of the largest per position", "largest"), ours, theirs):
                     check(
                         mine <= allowed(ranks) * other,
-                        f"tp {ranks}: {what} error {mine:.5f}, transformers in bfloat16 {other:.5f}; per sequence "
+                        f"tp {ranks}: {what} error {mine:.5f}, transformers in {dtype} {other:.5f}; per sequence "
                         f"{[errors_of([g], [e]) for g, e in zip(got, expected)]}",
                     )
                 for sequence, continued in zip(sequences, generated, strict=True):
                     check_greedy(
                         exact, sequence, continued, 2 * allowed(ranks) * theirs[2], 2 * allowed(ranks) * theirs[1]
                     )
-        return f"mean / largest error {', '.join(notes)}; transformers in bfloat16 {theirs[0]:.4f} / {theirs[2]:.3f}"
+        return f"mean / largest error {', '.join(notes)}; transformers in {dtype} {theirs[0]:.4f} / {theirs[2]:.3f}"
 
     return run
 
 
 for architecture in ARCHITECTURES:
     test(f"numerics/{architecture}")(small(architecture))
+for architecture in ("llama", "qwen2", "qwen3", "qwen3-moe", "qwen3-sharded-fp16", "olmo2"):
+    test(f"fp16/numerics/{architecture}", gpu=True)(small(architecture, dtype="float16"))
 
 
 CALIBRATION = {}

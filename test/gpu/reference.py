@@ -1,4 +1,4 @@
-"""transformers' results for a model, in float32 and in bfloat16, on the same GPU."""
+"""transformers' results for a model, in float32 and in 16 bits, on the same GPU."""
 
 import gc
 import math

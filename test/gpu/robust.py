@@ -237,7 +237,7 @@ def bad_input(options):
     if on_card:
         cases += [
             (["--device", "cuda:99"], {}, "99"),
-            (["--device", "cuda", "--dtype", "float32"], {}, "bfloat16"),
+            (["--device", "cuda", "--dtype", "float32"], {}, "bfloat16 or float16"),
             (["--device", "cuda", "--tp", 2 * max(1, count)], {}, "--tp"),
             (
                 ["--device", "cuda"],

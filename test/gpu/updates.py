@@ -1,6 +1,9 @@
 """Weight updates, and released and resumed memory: afterwards an engine is bit for bit a freshly loaded one."""
 
+import json
+
 import torch
+from safetensors.torch import load_file, save_file
 
 import models
 from harness import check, test
@@ -9,6 +12,7 @@ from reference import prompts
 from server import ROOT, Refused, Server
 
 GOLDENS = ROOT / "test/goldens"
+HALF = ["--dtype", "float16", "--max-total-tokens", 2048]
 
 
 def answers(server, vocabulary, lengths):
@@ -181,3 +185,64 @@ def wrong_order(options):
         server.post("/update_weights_from_disk", dict(model_path=str(GOLDENS / "qwen3")))
         settled(lambda: server.metric("refit:weights_torn"), lambda value: value == 0)
         check(server.generate(prompt, 16) == expected, "another answer after the memory came back")
+
+
+def cast(source, folder, dtype, scale=1.0):
+    """The checkpoint with all tensors in `dtype`. A scale gives float32 bits that float16 has to round."""
+    folder.mkdir(parents=True)
+    config = json.loads((source / "config.json").read_text())
+    name = str(dtype).removeprefix("torch.")
+    (folder / "config.json").write_text(json.dumps({**config, "dtype": name, "torch_dtype": name}))
+    tensors = load_file(source / "model.safetensors")
+    save_file(
+        {key: (value.float() * scale).to(dtype).contiguous() for key, value in tensors.items()},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    return folder
+
+
+def half_is_fresh(name):
+    """In float16: an update from a checkpoint of any dtype leaves what torch's cast of it to float16 loads."""
+
+    def run(options):
+        with room(options) as place:
+            source = models.reseeded(GOLDENS / name, place / "source", 99)
+            stored = {
+                "float16": cast(source, place / "float16", torch.float16, 1.0007),
+                "bfloat16": cast(source, place / "bfloat16", torch.bfloat16),
+                "float32": cast(source, place / "float32", torch.float32, 1.0003),
+            }
+            for ranks in (1, 2):
+                flags, env = device_flags(options, ranks)
+                flags = [*flags, *HALF]
+                for kind, folder in stored.items():
+                    own = cast(folder, place / f"{kind}-{ranks}", torch.float16)
+                    with Server(own, *flags, env=env) as server:
+                        check(server.get("/server_info")["dtype"] == "float16", "the server reports another dtype")
+                        fresh = answers(server, 320, (2, 40))
+                    with Server(GOLDENS / name, *flags, "--model-root", place, env=env) as server:
+                        check(server.checksums() != fresh["checksums"], "the two models are the same")
+                        server.post("/update_weights_from_disk", dict(model_path=str(folder), weight_version=kind))
+                        check_same(answers(server, 320, (2, 40)), fresh, f"{kind}, tp {ranks}")
+
+    return run
+
+
+for architecture in ("qwen3", "qwen3-moe"):
+    test(f"fp16/update-is-fresh/{architecture}", gpu=True)(half_is_fresh(architecture))
+
+
+@test("fp16/sleep", gpu=True)
+def half_sleep(options):
+    """Weights that were kept in host memory, and those that were sent again, are the ones from before."""
+    flags, env = device_flags(options)
+    with Server(GOLDENS / "qwen3", *flags, *HALF, "--enable-weights-cpu-backup", env=env) as server:
+        before = answers(server, 320, (2, 40))
+        server.post("/release_memory_occupation", {})
+        server.post("/resume_memory_occupation", {})
+        check_same(answers(server, 320, (2, 40)), before, "kept weights")
+        server.post("/release_memory_occupation", dict(tags=["kv_cache"]))
+        server.post("/resume_memory_occupation", dict(tags=["kv_cache"]))
+        server.post("/update_weights_from_disk", dict(model_path=str(GOLDENS / "qwen3")))
+        check_same(answers(server, 320, (2, 40)), before, "weights that were sent again")

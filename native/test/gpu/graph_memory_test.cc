@@ -41,7 +41,7 @@ void decode(Gpus& gpu, int count, int slots) {
 
 void test_memory(const Variant& v, bool adapted, const std::vector<int>& gpus) {
   constexpr int kSlots = 2, kSets = 2;
-  const TestModel model(v, DType::kBFloat16, 1);
+  const TestModel model(v, cuda::kElementType, 1);
   const SlotAdapters adapters(model, kSlots, 16, 1);
   const auto ranks = static_cast<int>(gpus.size());
   CoreConfig config = model.config(ranks, 1, "", kAllPages, kPageSize);

@@ -19,15 +19,18 @@ export const ENGINE_OPTIONS = {
     type: 'choice',
     default: 'auto',
     group: 'engine',
-    choices: ['auto', 'bfloat16', 'float32'],
-    spellings: { bf16: 'bfloat16', fp32: 'float32', f32: 'float32', float: 'float32' },
-    refused: {
-      float16:
-        'nothing computes in float16 here (checkpoints in float16 are converted on load); use bfloat16 or float32',
-      half: 'nothing computes in float16 here (checkpoints in float16 are converted on load); use bfloat16 or float32'
+    choices: ['auto', 'bfloat16', 'float16', 'float32'],
+    spellings: {
+      bf16: 'bfloat16',
+      fp16: 'float16',
+      f16: 'float16',
+      half: 'float16',
+      fp32: 'float32',
+      f32: 'float32',
+      float: 'float32'
     },
-    help: 'Dtype of weights and KV cache. auto: bfloat16, or float32 on a CPU if the checkpoint is float32. GPUs ' +
-      'support only bfloat16.'
+    help: 'Dtype of weights and KV cache. auto: bfloat16, also for checkpoints in float16, or float32 on a CPU if ' +
+      'the checkpoint is float32. float16: on GPUs only. float32: on a CPU only.'
   },
   tp: {
     type: 'integer',

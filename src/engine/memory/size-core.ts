@@ -70,6 +70,14 @@ export function engineDType (arch: Architecture, { device = 'cpu', dtype = 'auto
 }
 
 function planCpu (arch: Architecture, table: ModelTable, options: EngineOptions): CoreSize {
+  if (options.dtype === 'float16') {
+    throw new RefitError(
+      'CONFIG',
+      '--dtype float16: CPUs compute in bfloat16 or float32; leave --dtype out (weights are converted as they are ' +
+        'loaded), or use --device cuda',
+      { param: 'dtype' }
+    )
+  }
   const {
     maxRunningRequests = DEFAULTS.cpu.maxRunningRequests,
     maxPrefillTokens: maxBatchTokens = DEFAULTS.cpu.maxBatchTokens,
@@ -122,11 +130,12 @@ async function planCuda (
   if (options.dtype === 'float32') {
     throw new RefitError(
       'CONFIG',
-      '--dtype float32: GPUs compute in bfloat16; leave --dtype out (weights are converted as they are loaded), ' +
-        'or use --device cpu',
+      '--dtype float32: GPUs compute in bfloat16 or float16; leave --dtype out (weights are converted as they are ' +
+        'loaded), or use --device cpu',
       { param: 'dtype' }
     )
   }
+  const dtype = engineDType(arch, options)
   const experts = expertsOf(arch, options)
   const found = await probe()
   const gpus = chooseGpus(found, first, table.ranks, process.env.REFIT_CUDA_SHARE_CARD === '1')
@@ -140,7 +149,7 @@ async function planCuda (
   const core: CoreConfig = {
     device: 'cuda',
     ...common(arch, table, options),
-    dtype: 'bfloat16',
+    dtype,
     pages: 1,
     pageSize,
     gpus: gpus.map(({ ordinal }) => ordinal),
@@ -155,7 +164,7 @@ async function planCuda (
   const pagesBeside = ({ weightBytes, spareBytes, scratchBytes, fixedBytes }: CudaMemoryNeeds): number =>
     kvPages({
       ...budget(options, MEM_FRACTION.cuda),
-      pageBytes: kvBytesPerToken(arch, table.ranks, bytesOf('bfloat16')) / table.ranks * pageSize,
+      pageBytes: kvBytesPerToken(arch, table.ranks, bytesOf(dtype)) / table.ranks * pageSize,
       contextLength: wanted,
       maxRunningRequests,
       availableBytes: freeBytes,
