@@ -25,13 +25,26 @@ def pytest_collection_finish():
 
 
 class Server(server.Server):
+    made = []
+
     def __init__(self, model, *flags, command="serve"):
         """`model`: the argument after the command; None for none."""
         self.command = command
         super().__init__(model, *flags)
+        self.made.append(self)
 
     def arguments(self, model):
         return [self.command, *([] if model is None else [str(model)])]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport():
+    """A failed test is shown with the ends of its servers' logs."""
+    report = yield
+    if report.failed:
+        running = [one for one in Server.made if one.process.poll() is None]
+        report.sections += [(f"log of {one.url}", one.tail()) for one in running]
+    return report
 
 
 @pytest.fixture
@@ -44,6 +57,27 @@ def serve():
 
     yield start
     for started in servers:
+        started.stop()
+
+
+@pytest.fixture(scope="module")
+def serve_once(request):
+    """Servers that the tests of a file share, by model, flags and letter.
+
+    A failed test may leave anything behind, so those after it get new servers.
+    """
+    servers, failed = {}, {}
+
+    def start(model, *flags, which="a"):
+        key = model, flags, which
+        if failed.get(key) != request.session.testsfailed:
+            if key in servers:
+                servers.pop(key).kill()
+            servers[key], failed[key] = Server(model, *flags), request.session.testsfailed
+        return servers[key]
+
+    yield start
+    for started in servers.values():
         started.stop()
 
 
