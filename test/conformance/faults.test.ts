@@ -14,7 +14,7 @@ import { FAULTS } from '../helpers/conformance/faults.ts'
 // A proxy in front of refit breaks promises one by one. Each fault must be found by the promise that it breaks.
 
 t.test('each fault is found by its promises, and every promise finds a fault', { timeout: 1_200_000 }, async t => {
-  const { url, options } = await serveModel(t, { groupTimeoutMs: 60_000 })
+  const { url, options } = await serveModel(t, { isSmall: true, groupTimeoutMs: 60_000 })
   const proxy = await faultyProxy(t, url)
   const target = new HttpTarget(proxy.url, { patienceMs: options.patienceMs })
   const context = await setUp({ ...options, server: new SglangServer(target) })
@@ -46,7 +46,7 @@ t.test('each fault is found by its promises, and every promise finds a fault', {
 })
 
 async function checkWith (t: Test, path: string): Promise<Awaited<ReturnType<typeof checkServer>>> {
-  const { url, options } = await serveModel(t)
+  const { url, options } = await serveModel(t, { isSmall: true })
   const proxy = await faultyProxy(t, url)
   proxy.fault = swallow(request => request.includes(path))
   return await checkServer(proxy.url, { ...options, transports: ['disk', 'tensor', 'bucket', 'upload'], only: 'round' })

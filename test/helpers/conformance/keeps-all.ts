@@ -19,7 +19,7 @@ export async function keepsAll (
   t: Test,
   { dialect, tp = 1, bucketBytes = 1 << 20, notOffered = /^$/ }: KeptOptions
 ): Promise<Row[]> {
-  const { url, options } = await serveModel(t, { tp, bucketBytes, groupTimeoutMs: 60_000 })
+  const { url, options } = await serveModel(t, { isSmall: true, tp, bucketBytes, groupTimeoutMs: 60_000 })
   const before = await (await fetch(`${url}/weights_checker`)).json()
   const rows = await checkServer(url, { ...options, dialect })
   t.same(named(rows, 'broken'), [])
