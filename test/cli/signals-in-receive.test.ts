@@ -4,6 +4,7 @@ import { spawn } from 'node:child_process'
 import { once } from 'node:events'
 import { join } from 'node:path'
 import { createInterface } from 'node:readline'
+import { fileURLToPath } from 'node:url'
 import { packageRoot } from '../../src/root.ts'
 import { GroupTrainer } from '../helpers/group-trainer.ts'
 import { tensorsOf } from '../helpers/transaction-server.ts'
@@ -11,7 +12,7 @@ import { tensorsOf } from '../helpers/transaction-server.ts'
 // Signals reach a server in the middle of a receive. After the second one nothing runs but the end of the process:
 // exit handlers and destructors of libraries would run beside threads that still use them.
 
-const MAIN = join(packageRoot, 'build/test/src/main.js')
+const MAIN = fileURLToPath(new URL('../../src/main.js', import.meta.url))
 const MODEL = join(packageRoot, 'models/adder-base')
 const WITNESS = 'data:text/javascript,process.on("exit",()=>console.error("exit handlers"))'
 

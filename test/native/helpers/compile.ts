@@ -21,7 +21,6 @@ function find (name: string): string {
 export function compile (file: string, sources: readonly string[], flags: readonly string[]): string {
   const { status, stderr, error } = spawnSync(compiler, [
     '-std=c++20',
-    '-O1',
     '-Wall',
     '-Wextra',
     '-I',
