@@ -182,7 +182,9 @@ struct TestModel {
     if (count < 0) count = w.rows;
     Vec y(count, 0.0);
     for (int64_t r = 0; r < count; ++r) {
-      for (int64_t c = 0; c < w.cols; ++c) y[r] += static_cast<double>(w.at(first + r, c)) * x[c];
+      double sum = 0;
+      for (int64_t c = 0; c < w.cols; ++c) sum += static_cast<double>(w.at(first + r, c)) * x[c];
+      y[r] = sum;
     }
     return y;
   }

@@ -100,33 +100,40 @@ double worst(const Logprobs& got, const std::vector<std::vector<double>>& logits
   return error / scale;
 }
 
-void test_reference(const Variant& v, const std::string& isa) {
+void compare(const TestModel& model, const Sequence& s, const std::string& isa,
+             const std::vector<std::vector<double>>& expected, const std::vector<std::vector<int>>& routed) {
+  const Variant& v = model.v;
+  std::mt19937 rng(7);
+  for (const int ranks : {1, 2, 4}) {
+    const int page_size = ranks == 1 ? 16 : ranks == 2 ? 5 : 1;
+    auto device = model.device(ranks, 2, isa, 200, page_size);
+    auto free = page_list(200, &rng);
+    const Logprobs got = whole(*device, {s.tokens, some_pages(free, 150, page_size)}, v.vocab);
+    const double error = worst(got, expected);
+    // bf16 keeps 8 bits and fp16 11, and there are a few dozen roundings between a token and its logits. A router near
+    // a tie may choose another expert.
+    const double of_16_bits = model.dtype == DType::kBFloat16 ? 0.06 : 0.0075;
+    const double bound = model.dtype == DType::kFloat32 ? 1e-5 : v.experts > 0 ? 0.3 : of_16_bits;
+    CHECKF(error <= bound, "%s, %s, dtype %d, %d ranks: error %g", v.name, isa.c_str(), static_cast<int>(model.dtype),
+           ranks, error);
+    // In 16 bits a router near a tie may choose another expert.
+    for (size_t t = 0; model.dtype == DType::kFloat32 && t < routed.size(); ++t) {
+      const std::vector<int> experts(got[t].begin() + v.vocab, got[t].end());
+      if (!CHECKF(experts == routed[t], "%s, %s, %d ranks: other experts at token %zu", v.name, isa.c_str(), ranks, t))
+        break;
+    }
+  }
+}
+
+// The reference takes longer than the kernels, so all instruction sets are compared with one result.
+void test_reference(const Variant& v) {
   std::mt19937 rng(7);
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
     const TestModel model(v, dtype, 11);
     const Sequence s{random_tokens(rng, 150, v.vocab), {}};
     std::vector<std::vector<int>> routed;
     const auto expected = model.logits(s.tokens, &routed);
-    for (const int ranks : {1, 2, 4}) {
-      const int page_size = ranks == 1 ? 16 : ranks == 2 ? 5 : 1;
-      auto device = model.device(ranks, 2, isa, 200, page_size);
-      auto free = page_list(200, &rng);
-      const Logprobs got = whole(*device, {s.tokens, some_pages(free, 150, page_size)}, v.vocab);
-      const double error = worst(got, expected);
-      // bf16 keeps 8 bits and fp16 11, and there are a few dozen roundings between a token and its logits. A router
-      // near a tie may choose another expert.
-      const double of_16_bits = dtype == DType::kBFloat16 ? 0.06 : 0.0075;
-      const double bound = dtype == DType::kFloat32 ? 1e-5 : v.experts > 0 ? 0.3 : of_16_bits;
-      CHECKF(error <= bound, "%s, %s, dtype %d, %d ranks: error %g", v.name, isa.c_str(), static_cast<int>(dtype),
-             ranks, error);
-      // In 16 bits a router near a tie may choose another expert.
-      for (size_t t = 0; dtype == DType::kFloat32 && t < routed.size(); ++t) {
-        const std::vector<int> experts(got[t].begin() + v.vocab, got[t].end());
-        if (!CHECKF(experts == routed[t], "%s, %s, %d ranks: other experts at token %zu", v.name, isa.c_str(), ranks,
-                    t))
-          break;
-      }
-    }
+    for (const std::string& isa : cpu::isas()) compare(model, s, isa, expected, routed);
   }
 }
 
@@ -356,8 +363,8 @@ void test_bad_configuration() {
 }  // namespace
 
 int main() {
+  for (const Variant& v : kVariants) test_reference(v);
   for (const std::string& isa : cpu::isas()) {
-    for (const Variant& v : kVariants) test_reference(v, isa);
     for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
       for (const Variant& v : kVariants) test_widths(v, isa, dtype);
       test_invariants(kVariants[0], isa, dtype, 1, 16);
