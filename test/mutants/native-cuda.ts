@@ -210,6 +210,6 @@ export const nativeCuda: readonly Mutant[] = [
     file: 'native/cuda/sampler/sampler_filter.cu',
     before: 'least = select(z, true, max, least, BinsByProb{row.top_p, max}, shared);',
     after: 'least = select(z, true, max, 0, BinsByProb{row.top_p, max}, shared);',
-    tests: ['native/test/gpu/sampler_test.cu']
+    tests: ['native/test/gpu/sampler_test.cc']
   }
 ]

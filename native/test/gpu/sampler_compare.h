@@ -1,5 +1,7 @@
-// One batch through the GPU's sampler and the CPU's, compared row by row. For sampler_test.cu.
+// One batch through the GPU's sampler and the CPU's, compared row by row. For sampler_test.cc.
 #pragma once
+#include <cuda_runtime.h>
+
 #include <cstdlib>
 #include <cstring>
 #include <limits>
@@ -82,9 +84,9 @@ struct GpuBatch {
         positions(at),
         top_offsets(tops(b)),
         kept_offsets(kept(b, vocab)),
+        masks(vec(b.masks)),
         floats(vec(b.row_floats)),
         bias_values(vec(b.bias_values)),
-        masks(vec(b.masks)),
         saved_history(b.history.size()),
         saved_bias(b.bias_tokens.size()),
         seeds(vec(b.row_seeds)) {}

@@ -1,4 +1,6 @@
 // The GPU's sampler against the CPU's, row by row. Arguments: [--quick] [--bench] [seed].
+#include "cpu/sampler/sampler.h"
+
 #include <cstdlib>
 #include <cstring>
 #include <limits>
@@ -6,13 +8,12 @@
 
 #include "core/philox.h"
 #include "cpu/kernels.h"
-#include "cpu/sampler/sampler.h"
 #include "cpu/sampler/sampler_penalty.h"
 #include "cuda/device/check.h"
 #include "cuda/sampler/sampler.h"
 #include "test/check.h"
 #include "test/forward_reference.h"
-#include "test/gpu/sampler_compare.cuh"
+#include "test/gpu/sampler_compare.h"
 
 using namespace refit;
 using namespace refit::test;
