@@ -98,7 +98,8 @@ def test_colocated_the_adapter_is_unloaded_and_sent_by_handles(engines, ranks, m
         assert reply.get("checksums_verified") is (True if expected else None)
         del copies
         gc.collect()
-        assert shared_files() == before, "every handle was given back"
+        # The server may return those of an earlier test only now.
+        assert set(shared_files()) <= set(before), "every handle was given back"
         client.continue_generation()
         check(engine, NAME, model)
     client.unload_lora_adapter()
