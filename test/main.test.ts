@@ -35,11 +35,12 @@ async function serve (
   t: Test,
   args: string[],
   env: Record<string, string> = {},
-  options: string[] = []
+  options: string[] = [],
+  model = MODEL
 ): Promise<Server> {
   const child = spawn(
     process.execPath,
-    [...options, ...MAIN, 'serve', MODEL, '--port', '0', '--threads', '1', ...args],
+    [...options, ...MAIN, 'serve', model, '--port', '0', '--threads', '1', ...args],
     { env: { ...ENVIRONMENT, ...env }, stdio: ['ignore', 'pipe', 'pipe'] }
   )
   t.teardown(() => child.kill('SIGKILL'))
@@ -123,6 +124,16 @@ t.test('a model that cannot be loaded ends with 1 and no stack', async t => {
   t.equal(status, 1)
   t.match(stderr, /^refit: .*GPT2LMHeadModel/)
   t.notMatch(stderr, /\n\s+at /)
+})
+
+t.test('the log says that a checkpoint in float16 is held in bfloat16, unless --dtype chooses that', async t => {
+  const model = join(packageRoot, 'test/goldens/qwen3-sharded-fp16')
+  for (const [args, count] of [[[], 1], [['--dtype', 'bfloat16'], 0]] as const) {
+    const { child, lines, exit } = await serve(t, ['--skip-tokenizer-init', ...args], {}, [], model)
+    t.equal(lines.filter(({ msg }) => /float16 and is held in bfloat16: .*--dtype float16/.test(msg)).length, count)
+    child.kill('SIGTERM')
+    await exit
+  }
 })
 
 t.test('serves until SIGTERM, and logs its configuration without the keys', async t => {

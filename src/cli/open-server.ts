@@ -1,3 +1,4 @@
+import { checkpointDType } from '../app/checkpoint-dtype.ts'
 import { chooseDialects } from '../app/dialects.ts'
 import { createEngine } from '../app/create-engine.ts'
 import type { EngineOptions } from '../app/create-engine.ts'
@@ -154,6 +155,9 @@ async function load (
         spareText(engine)
       }, KV cache ${gigabytes(info.kvBytes)} for ${info.kvTokens} tokens, context ${info.contextLength}`
   )
+  if (config.dtype === 'auto' && await checkpointDType(path) === 'float16') {
+    log.info('the checkpoint is in float16 and is held in bfloat16: on GPUs, --dtype float16 keeps its values')
+  }
   return engine
 }
 
