@@ -30,7 +30,7 @@ for (
     })
     const failed = { old: 0, new: 0 }
     let label = 'aa'
-    for (let at = 1; at <= 12; at++) {
+    for (let at = 1; at <= 10; at++) {
       const next = at % 2 === 1 ? 'bb' : 'aa'
       const old = [0, 1].map(async index => await settledRollout(rollout(engine, requestOf(index, 2000))))
       await until(() => engine.stats.running === 2)
