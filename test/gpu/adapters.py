@@ -41,7 +41,10 @@ def score(server, sequences, name, ids):
 def numerics(name, dtype="bfloat16"):
     def run(options):
         source, device = GOLDENS / name, torch_device(options)
-        vocabulary = json.loads((source / "config.json").read_text())["vocab_size"]
+        config = json.loads((source / "config.json").read_text())
+        vocabulary = config["vocab_size"]
+        # In bf16 both sides choose other experts often enough to be compared with them.
+        flips = 5 if "num_experts_per_tok" in config and dtype == "float16" else 0
         ids = list(range(vocabulary))
         sequences = prompts(7, (2, 7, 33, 200), vocabulary)
         shapes, notes = adapter_files.linears(source), []
@@ -59,7 +62,7 @@ def numerics(name, dtype="bfloat16"):
                     for reference in (exact, half):
                         adapter_files.merge(reference.model, tensors, 2)
                     expected[adapter] = [exact.distribution(sequence) for sequence in sequences]
-                    theirs[adapter] = errors_of([half.distribution(s) for s in sequences], expected[adapter])
+                    theirs[adapter] = errors_of([half.distribution(s) for s in sequences], expected[adapter], flips)
             for ranks in (1, 2):
                 flags, env = device_flags(options, ranks)
                 roots = ["--model-root", source, "--model-root", place]
@@ -70,7 +73,7 @@ def numerics(name, dtype="bfloat16"):
                     alone = {adapter: score(server, sequences, adapter, ids) for adapter in made}
                     mixed = score(server, sequences * 4, [a for a in (None, *made) for _ in sequences], ids)
                 for adapter in made:
-                    ours = errors_of(alone[adapter], expected[adapter])
+                    ours = errors_of(alone[adapter], expected[adapter], flips)
                     notes.append(f"tp {ranks} {adapter} {ours[0]:.4f} / {ours[2]:.3f}")
                     for what, mine, other in zip(("mean", "median", "largest"), ours, theirs[adapter]):
                         check(
