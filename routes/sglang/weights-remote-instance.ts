@@ -38,6 +38,7 @@ const Info = Type.Object({
     description: 'Facts about the model that must be equal on both engines.'
   }),
   tensors: Type.String({ description: 'Digest of names and shapes of all checkpoint tensors.' }),
+  parameters: Type.String({ description: "Digest of names and shapes of a rank's parameters." }),
   dtype: Type.String(),
   device: Type.String(),
   cards: Type.Array(Type.String(), { description: "UUIDs of the ranks' GPUs; empty on the CPU." }),

@@ -48,6 +48,11 @@ export function tableDigest (table: ModelTable): string {
   )
 }
 
+/** Digest of names and shapes of a rank's weights, which depend on the ranks and on how they divide products. */
+export function layoutDigest ({ params, weights }: ModelTable): string {
+  return digest(params.slice(0, weights).map(({ name, rows, cols }) => [name, rows, cols]))
+}
+
 function digest (value: unknown): string {
   return createHash('sha256').update(JSON.stringify(value)).digest('hex').slice(0, 16)
 }

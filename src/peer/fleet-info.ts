@@ -1,11 +1,11 @@
 import type { HeldWeights } from '../engine/held-weights.ts'
 import type { HeldDType } from '../native/dtypes.ts'
 import type { RolloutEngine } from '../contract/rollout-engine.ts'
-import { modelDifference, tableDigest } from '../model/describe-model.ts'
+import { layoutDigest, modelDifference, tableDigest } from '../model/describe-model.ts'
 import type { ModelDescription } from '../model/describe-model.ts'
 
 /** The version of the messages that engines exchange for a peer load. */
-export const FLEET_PROTOCOL = 2
+export const FLEET_PROTOCOL = 3
 
 /** The facts about a sending engine that a receiving engine needs: the body of /remote_instance_weights_info. */
 export interface FleetInfo {
@@ -17,6 +17,8 @@ export interface FleetInfo {
   model: ModelDescription
   /** Digest of names and shapes of all checkpoint tensors, in their order. */
   tensors: string
+  /** Digest of names and shapes of a rank's parameters. */
+  parameters: string
   dtype: HeldDType
   device: string
   /** The UUID of each rank's GPU; empty on the CPU. */
@@ -52,6 +54,7 @@ export function fleetInfo (
     engine: store.id,
     model,
     tensors: tableDigest(store.table),
+    parameters: layoutDigest(store.table),
     dtype: info.dtype,
     device: info.device,
     cards: info.gpus.map(({ uuid }) => uuid),
@@ -70,6 +73,7 @@ export function loadingFrom (from: string): string {
 export interface Receiver {
   model: ModelDescription
   tensors: string
+  parameters: string
   dtype: string
   device: string
   gpus: readonly string[]
@@ -107,8 +111,8 @@ export interface Route {
 }
 
 /**
- * Chooses by devices: NCCL between different GPUs, else gloo through host memory. With equal numbers of ranks, each
- * rank sends its own.
+ * Chooses by devices: NCCL between different GPUs, else gloo through host memory. With equal numbers of ranks, which
+ * hold the same parts of parameters, each rank sends its own.
  */
 export function chooseRoute (own: Receiver, peer: FleetInfo): Route {
   const onGpus = own.device === 'cuda' && peer.device === 'cuda'
@@ -122,7 +126,7 @@ export function chooseRoute (own: Receiver, peer: FleetInfo): Route {
     ? 'both engines are on the CPU'
     : `this engine is on ${name(own.device)}, the other on ${name(peer.device)}`
   // Parameters are sent between two host memories, or between two GPUs.
-  const isDirect = own.ranks === peer.tp_size &&
+  const isDirect = own.ranks === peer.tp_size && own.parameters === peer.parameters &&
     (backend === 'nccl' || !(own.device === 'cuda' || peer.device === 'cuda'))
   return { backend, layout: isDirect ? 'parameters' : 'checkpoint', why }
 }

@@ -2,7 +2,7 @@ import { randomUUID } from 'node:crypto'
 import { RefitError } from '../errors.ts'
 import type { HeldWeights } from '../engine/held-weights.ts'
 import type { EngineInfo } from '../contract/rollout-engine.ts'
-import { tableDigest } from '../model/describe-model.ts'
+import { layoutDigest, tableDigest } from '../model/describe-model.ts'
 import { showAddress } from '../rendezvous/connection.ts'
 import { Deadline } from '../rendezvous/deadline.ts'
 import { checksums } from '../weights/checksum.ts'
@@ -87,6 +87,7 @@ export async function loadFromPeer (
   const receiver: Receiver = {
     model,
     tensors: tableDigest(store.table),
+    parameters: layoutDigest(store.table),
     dtype: info.dtype,
     device,
     gpus: info.gpus.map(({ uuid }) => uuid),
@@ -134,8 +135,11 @@ export async function loadFromPeer (
   }
 }
 
-function layoutText ({ layout }: Route, { tp_size: ranks, device }: FleetInfo, own: Receiver): string {
+function layoutText ({ layout }: Route, { tp_size: ranks, device, parameters }: FleetInfo, own: Receiver): string {
   if (layout === 'parameters') return 'each rank from its own'
+  if (ranks === own.ranks && parameters !== own.parameters) {
+    return 'whole tensors, because one of the two is deterministic and its ranks hold other parts'
+  }
   return `whole tensors, because it has ${ranks} ranks on ${device} and this engine ${own.ranks} on ${own.device}`
 }
 

@@ -47,6 +47,29 @@ for (
   })
 }
 
+for (const deterministic of [true, false]) {
+  const [from, to] = deterministic ? ['partial sums', 'gathers'] : ['gathers', 'partial sums']
+  t.test(`an engine with tp 2 and ${to} loads from one with tp 2 and ${from}`, async t => {
+    const peer = await serve(t, 'adder', { tp: 2, deterministic: !deterministic })
+    const lines: string[] = []
+    const engine = await createEngine(bareFolder(t, 'adder'), {
+      ...SMALL,
+      tp: 2,
+      deterministic,
+      loadFrom: {
+        url: peer.url,
+        log: line => {
+          lines.push(line)
+        }
+      }
+    })
+    const one = await member(t, engine)
+    t.same(engine.weights, { state: 'current' })
+    t.same(await one.sums(), await peer.sums())
+    t.match(lines, [/over gloo.*whole tensors, because one of the two is deterministic/])
+  })
+}
+
 t.test(
   "an engine loads the peer's weights and ignores those in its folder, and can serve " +
     'the next engine',

@@ -2,7 +2,7 @@ import t from 'tap'
 import { join } from 'node:path'
 import { chooseRoute, fleetInfo, FLEET_PROTOCOL, loadRefusal } from '../../src/peer/fleet-info.ts'
 import type { FleetInfo, Receiver } from '../../src/peer/fleet-info.ts'
-import { describeModel, modelDifference, tableDigest } from '../../src/model/describe-model.ts'
+import { describeModel, layoutDigest, modelDifference, tableDigest } from '../../src/model/describe-model.ts'
 import { buildModelTable } from '../../src/model/model-table.ts'
 import { readArchitecture } from '../../src/model/read-config.ts'
 import { packageRoot } from '../../src/root.ts'
@@ -10,7 +10,8 @@ import { packageRoot } from '../../src/root.ts'
 const arch = await readArchitecture(join(packageRoot, 'models/adder'))
 const model = describeModel(arch)
 const tensors = tableDigest(buildModelTable(arch, 1))
-const own: Receiver = { model, tensors, dtype: 'bfloat16', device: 'cpu', gpus: [], ranks: 1 }
+const parameters = layoutDigest(buildModelTable(arch, 1))
+const own: Receiver = { model, tensors, parameters, dtype: 'bfloat16', device: 'cpu', gpus: [], ranks: 1 }
 const peer: FleetInfo = {
   server: 'refit',
   version: '1',
@@ -18,6 +19,7 @@ const peer: FleetInfo = {
   engine: 'other',
   model,
   tensors,
+  parameters,
   dtype: 'bfloat16',
   device: 'cpu',
   cards: [],
@@ -123,6 +125,13 @@ t.test('the route depends on devices and ranks: NCCL between GPUs, parameters fo
   t.equal(route(on('cuda', ['A', 'B'], 2), on('cuda', ['C'])), 'nccl checkpoint')
   t.equal(route(on('cuda', ['A']), on('cuda', ['A'])), 'gloo checkpoint', 'NCCL refuses one GPU twice')
   t.equal(route(on('cpu'), on('cuda', ['A'])), 'gloo checkpoint')
+  const gathers = layoutDigest(buildModelTable(arch, 2, undefined, null, true))
+  t.not(gathers, layoutDigest(buildModelTable(arch, 2)), 'deterministic ranks hold other parts')
+  t.match(
+    chooseRoute({ ...own, ranks: 2, parameters: gathers }, { ...peer, tp_size: 2 }),
+    { layout: 'checkpoint' },
+    'although there are as many ranks'
+  )
   t.match(
     chooseRoute({ ...own, ...on('cuda', ['A']) }, { ...peer, device: 'cuda', cards: ['A'] }).why,
     /both engines use GPU A/
