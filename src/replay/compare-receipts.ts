@@ -107,7 +107,10 @@ function isSame ({ device: a, program: before }: Receipt, { device: b, program: 
 }
 
 function isSameWidth (a: Receipt['device'], b: Receipt['device']): boolean {
-  const anyRanks = a.any_ranks === true && b.any_ranks === true
+  const [first, again] = [a.any_ranks === true, b.any_ranks === true]
+  const anyRanks = first && again
+  // One engine gathers activations, the other adds partial sums.
+  if (first !== again && a.ranks > 1) return false
   const models = ({ gpus }: Receipt['device']): string => (anyRanks ? [...new Set(gpus)].sort() : gpus).join()
   return (anyRanks || a.ranks === b.ranks) && models(a) === models(b)
 }

@@ -55,7 +55,7 @@ t.test('a sample of a busy server is repeated bit for bit, by its server and by 
 })
 
 t.test('ranks that gather activations repeat the bits of one rank, and partial sums are not promised to', async t => {
-  const one = await serveModel(t)
+  const [one, two] = [await serveModel(t), await serveModel(t, { tp: 2 })]
   for (const deterministic of [true, false]) {
     const { url } = await serveModel(t, { keepSamples: 'all', tp: 2, deterministic })
     await call(`${url}/generate`, {
@@ -67,6 +67,8 @@ t.test('ranks that gather activations repeat the bits of one rank, and partial s
     })
     const { json: receipt } = await call(`${url}/samples/one`)
     t.match(receipt.device, { ranks: 2, exact: true, any_ranks: deterministic })
+    const plain = await run(t, receipt, '--url', two.url)
+    t.match(plain.out, deterministic ? /the devices differ/ : /logprobs: 12 of 12 equal, bit for bit/)
     const elsewhere = await run(t, receipt, '--url', one.url)
     t.match(elsewhere.out, deterministic ? /logprobs: 12 of 12 equal, bit for bit/ : /the devices differ/)
     const { out, code } = await run(t, receipt, '--model', MODEL)
