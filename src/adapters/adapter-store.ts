@@ -118,12 +118,13 @@ export class AdapterStore implements Adapters {
     const asked = performance.now()
     const deadlineMs = options.deadlineMs ?? this.#deadlineMs
     checkName(name)
-    await this.#lull()
-    const started = performance.now()
-    const plan = this.#planner.plan(config, source.tensors)
-    const planned = performance.now()
+    // First, so that loads and unloads keep their order.
     const leave = await this.#changes.enter(deadlineMs)
     try {
+      await this.#lull()
+      const started = performance.now()
+      const plan = this.#planner.plan(config, source.tensors)
+      const planned = performance.now()
       return await this.#load(name, plan, source, { ...options, deadlineMs }, { asked, started, planned })
     } finally {
       leave()

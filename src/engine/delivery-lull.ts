@@ -9,26 +9,36 @@ const QUIET_MS = 50
  */
 export class DeliveryLull {
   readonly #waiting = new Set<() => void>()
-  #last = -Infinity
+  readonly #quietMs: number
+  #isQuiet = true
+  #quiet: NodeJS.Timeout | undefined
+
+  constructor (quietMs = QUIET_MS) {
+    this.#quietMs = quietMs
+  }
 
   begin (): void {
     collectYoungGarbage()
-    this.#last = performance.now()
-    for (const resume of this.#waiting) resume()
-    this.#waiting.clear()
+    this.#isQuiet = false
+    this.#quiet ??= setTimeout(() => {
+      this.#isQuiet = true
+      this.#resume()
+    }, this.#quietMs)
+      .unref()
+    this.#quiet.refresh()
+    this.#resume()
   }
 
-  /** Resolves when the next one begins, or at once while no tokens are delivered. */
+  /** Resolves when the next one begins, or as soon as no tokens are delivered any more. */
   async next (): Promise<void> {
-    if (performance.now() - this.#last > QUIET_MS) return
+    if (this.#isQuiet) return
     await new Promise<void>(resolve => {
-      const timer = setTimeout(resume, QUIET_MS)
-      this.#waiting.add(resume)
-
-      function resume (): void {
-        clearTimeout(timer)
-        resolve()
-      }
+      this.#waiting.add(resolve)
     })
+  }
+
+  #resume (): void {
+    for (const resume of this.#waiting) resume()
+    this.#waiting.clear()
   }
 }
