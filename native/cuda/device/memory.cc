@@ -104,8 +104,9 @@ CudaMemoryPlan plan_memory(const CoreConfig& config) {
   plan.spare_bytes = Arena::footprint(params.weights) * static_cast<uint64_t>(config.sets - 1);
   plan.kv_bytes = Arena::footprint(sizes.kv);
   plan.scratch_bytes = Arena::footprint(sizes.scratch);
-  plan.fixed_bytes =
-      Arena::footprint(sizes.peer) + sizes.graphs + kContextBytes + (exchanges_by_nccl(config) ? kNcclBytes : 0);
+  // Ranks that exchange by NCCL have no graphs.
+  const uint64_t more = exchanges_by_nccl(config) ? kNcclBytes : sizes.graphs;
+  plan.fixed_bytes = Arena::footprint(sizes.peer) + kContextBytes + more;
   return plan;
 }
 
