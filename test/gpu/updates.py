@@ -242,7 +242,8 @@ def half_sleep(options):
         server.post("/release_memory_occupation", {})
         server.post("/resume_memory_occupation", {})
         check_same(answers(server, 320, (2, 40)), before, "kept weights")
-        server.post("/release_memory_occupation", dict(tags=["kv_cache"]))
-        server.post("/resume_memory_occupation", dict(tags=["kv_cache"]))
+    with Server(GOLDENS / "qwen3", *flags, *HALF, env=env) as server:
+        server.post("/release_memory_occupation", {})
+        server.post("/resume_memory_occupation", {})
         server.post("/update_weights_from_disk", dict(model_path=str(GOLDENS / "qwen3")))
         check_same(answers(server, 320, (2, 40)), before, "weights that were sent again")
