@@ -366,12 +366,13 @@ int main() {
   for (const Variant& v : kVariants) test_reference(v);
   for (const std::string& isa : cpu::isas()) {
     for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-      for (const Variant& v : kVariants) test_widths(v, isa, dtype);
+      for (const int v : {0, 5}) test_widths(kVariants[v], isa, dtype);
       test_invariants(kVariants[0], isa, dtype, 1, 16);
       test_invariants(kVariants[5], isa, dtype, 2, 7);
     }
   }
   for (const Variant& v : kVariants) {
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) test_widths(v, "", dtype);
     test_invariants(v, "", DType::kBFloat16, 1, 16);
     test_invariants(v, "", DType::kFloat16, 1, 16);
     test_invariants(v, "", DType::kFloat32, 4, 128);
