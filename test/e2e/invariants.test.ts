@@ -35,6 +35,20 @@ async function together (engine: LocalEngine): Promise<Rollout[]> {
   return await Promise.all(PROMPTS.map(async ids => await rollout(engine, rolloutRequest(ids, {}, { startLen: 0 }))))
 }
 
+/** Two models of one configuration with other weights. */
+function twoModels (t: Test, architecture: typeof ARCHITECTURES[number]): { root: string, folders: string[] } {
+  const root = mkdtempSync(join(tmpdir(), 'refit-two-models-'))
+  t.teardown(() => {
+    rmSync(root, { recursive: true })
+  })
+  const folders = ['a', 'b'].map((name, i) => {
+    const folder = join(root, name)
+    writeModelFolder(folder, tinyConfig(architecture), { values: randomValues(i + 1), shards: 1 + i })
+    return folder
+  })
+  return { root, folders }
+}
+
 async function updateFrom (engine: LocalEngine, folder: string, root: string): Promise<void> {
   const source = await openDiskSource(folder, { roots: [root] })
   const update = await engine.update()
@@ -96,15 +110,7 @@ for (const model of ['qwen2', 'qwen3', 'qwen3-moe', 'llama']) {
 
 for (const architecture of ARCHITECTURES) {
   t.test(`${architecture}: an engine updated in place equals the engine loaded fresh, bit for bit`, async t => {
-    const root = mkdtempSync(join(tmpdir(), 'refit-fresh-'))
-    t.teardown(() => {
-      rmSync(root, { recursive: true })
-    })
-    const folders = ['a', 'b'].map((name, i) => {
-      const folder = join(root, name)
-      writeModelFolder(folder, tinyConfig(architecture), { values: randomValues(i + 1), shards: 1 + i })
-      return folder
-    })
+    const { root, folders } = twoModels(t, architecture)
     for (const tp of [1, 2]) {
       const fresh = await Promise.all(folders.map(async folder => {
         const engine = await createEngine(folder, { threads: 1, tp, maxTotalTokens: 4096 })
@@ -125,15 +131,7 @@ for (const architecture of ARCHITECTURES) {
 
 for (const architecture of ARCHITECTURES) {
   t.test(`${architecture}: a deterministic engine has the same bits on any number of ranks`, async t => {
-    const root = mkdtempSync(join(tmpdir(), 'refit-widths-'))
-    t.teardown(() => {
-      rmSync(root, { recursive: true })
-    })
-    const folders = ['a', 'b'].map((name, i) => {
-      const folder = join(root, name)
-      writeModelFolder(folder, tinyConfig(architecture), { values: randomValues(i + 1), shards: 1 + i })
-      return folder
-    })
+    const { root, folders } = twoModels(t, architecture)
     const one = await engineOf(t, folders[1]!, { tp: 1 })
     const expected = (await together(one)).map(visible)
     for (const tp of [2, 4]) {
