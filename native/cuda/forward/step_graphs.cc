@@ -9,7 +9,7 @@ namespace {
 
 // Launches of a layer at most, alone, with other ranks and with adapters, and the memory of one in a graph
 // (graph_memory_test).
-constexpr size_t kLayerLaunches = 18, kExchangeLaunches = 6, kAdapterLaunches = 14, kLaunchBytes = 2048;
+constexpr size_t kLayerLaunches = 18, kExchangeLaunches = 8, kAdapterLaunches = 14, kLaunchBytes = 2048;
 
 struct Graph {
   cudaGraph_t graph = nullptr;

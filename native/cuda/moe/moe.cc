@@ -22,7 +22,9 @@ void check_shape(const MoeShape& s) {
   if (s.per_token < 1 || s.per_token > std::min(s.experts, kMaxPerToken))
     fail(std::to_string(s.per_token) + " experts per token of " + std::to_string(s.experts) + "; 1 to " +
          std::to_string(std::min(s.experts, kMaxPerToken)) + " are supported");
-  if (s.hidden < 1 || s.inter < 1 || s.hidden % s.gathered != 0) fail("hidden and intermediate sizes must be positive");
+  if (s.hidden < 1 || s.inter < 1) fail("hidden and intermediate sizes must be positive");
+  if (s.hidden % s.gathered != 0)
+    fail(std::to_string(s.gathered) + " ranks do not divide the hidden size of " + std::to_string(s.hidden));
 }
 
 }  // namespace

@@ -82,8 +82,8 @@ class Moe {
 
   // x [T, hidden]; router [E, hidden]; w13 [E * 2 inter, hidden]; w2 [E * outputs, depth]. With one rank, or with ranks
   // that gather (`gather` not null), y [T, hidden] is the finished sum. With others (partial true) an expert's output
-  // is a partial sum over the ranks' parts of inter, and rounding must wait: y is then the bf16 rounding of this rank's
-  // weighted fp32 sum, for the all-reduce. y must not be x. The host never waits for the GPU, and grids depend on count
+  // is a partial sum over the ranks' parts of inter, and rounding must wait: y is then this rank's weighted fp32 sum,
+  // rounded, for the all-reduce. y must not be x. The host never waits for the GPU, and grids depend on count
   // only. Adapters add their part to the products of w13 and w2 in fp32, before their results are rounded; of w2 with
   // one rank, after that. kv_slots [T] marks tokens that are padding by negative entries; null: none is. They use no
   // expert, and their y is undefined.

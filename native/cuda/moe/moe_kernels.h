@@ -35,7 +35,7 @@ struct MoeScratch {
   RowTile* tiles;       // [max_row_tiles]
   int32_t* tile_count;  // one
   Element* act;         // [P, depth], by slot
-  void* out;            // [P, outputs], by slot: bf16, or float where sums are partial
+  void* out;            // [P, outputs], by slot: Element, or float where sums are partial
   // With MoeShape::adapter_rank:
   Element* shrunk;  // [P, 2 rank], by slot: the products with A
   float* delta;     // [P, 2 inter], by slot: the adapters' part of gate and up; in the place of `out`
