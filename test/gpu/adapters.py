@@ -2,6 +2,7 @@
 
 import base64
 import concurrent.futures
+import contextlib
 import io
 import json
 
@@ -12,6 +13,7 @@ from harness import check, test
 from machine import device_flags, free_on_card, room, torch_device
 from numerics import GOLDENS, allowed, errors_of
 from reference import Reference, prompts
+from routed import read_experts
 from server import Refused, Server
 
 FLAGS = ["--enable-lora", "--max-loras", 3, "--max-lora-rank", 32, "--max-total-tokens", 4096]
@@ -21,8 +23,8 @@ def load(server, name, folder, **more):
     return server.post("/load_lora_adapter", dict(lora_name=name, lora_path=str(folder), **more))
 
 
-def score(server, sequences, name, ids):
-    """As Server.score with ids, with an adapter (None: the base model)."""
+def score(server, sequences, name, ids, **more):
+    """As Server.score with ids, with an adapter (None: the base model), and the replies."""
     body = dict(
         input_ids=sequences,
         sampling_params=dict(max_new_tokens=0),
@@ -30,52 +32,76 @@ def score(server, sequences, name, ids):
         logprob_start_len=0,
         token_ids_logprob=[ids] * len(sequences),
         lora_path=name,
+        **more,
     )
-    metas = [reply["meta_info"] for reply in server.post("/generate", body)]
+    replies = server.post("/generate", body)
     return [
-        torch.tensor([[entry[0] for entry in row] for row in meta["input_token_ids_logprobs"][1:]], dtype=torch.float64)
-        for meta in metas
-    ]
+        torch.tensor(
+            [[entry[0] for entry in row] for row in reply["meta_info"]["input_token_ids_logprobs"][1:]],
+            dtype=torch.float64,
+        )
+        for reply in replies
+    ], replies
+
+
+class Merged:
+    """transformers with merged weights: in float32, and the errors of `dtype` against it."""
+
+    def __init__(self, source, tensors, dtype, device, sequences):
+        self.exact = Reference(source, torch.float32, device)
+        adapter_files.merge(self.exact.model, tensors, 2)
+        self.has_experts = getattr(self.exact.model.config, "num_experts_per_tok", None) is not None
+        with Reference(source, getattr(torch, dtype), device) as half:
+            adapter_files.merge(half.model, tensors, 2)
+            chosen = [half.experts(one) if self.has_experts else None for one in sequences]
+            self.errors = self.errors_of([half.distribution(one) for one in sequences], sequences, chosen)
+
+    def errors_of(self, got, sequences, experts):
+        """A router near a tie may choose another expert in 16 bits, which no rounding of the logprobs explains. So
+        float32 computes with the `experts` of the results that it is compared with."""
+        exact = [self.exact.distribution(one, chosen) for one, chosen in zip(sequences, experts, strict=True)]
+        return errors_of(got, exact)
 
 
 def numerics(name, dtype="bfloat16"):
     def run(options):
         source, device = GOLDENS / name, torch_device(options)
         config = json.loads((source / "config.json").read_text())
-        vocabulary = config["vocab_size"]
-        # In bf16 both sides choose other experts often enough to be compared with them.
-        flips = 5 if "num_experts_per_tok" in config and dtype == "float16" else 0
-        ids = list(range(vocabulary))
-        sequences = prompts(7, (2, 7, 33, 200), vocabulary)
+        ids = list(range(config["vocab_size"]))
+        sequences = prompts(7, (2, 7, 33, 200), config["vocab_size"])
         shapes, notes = adapter_files.linears(source), []
-        with room(options) as place:
-            made = {}
+        with contextlib.ExitStack() as stack:
+            place = stack.enter_context(room(options))
+            merged, folders = {}, {}
             for seed, rank in enumerate((32, 8, 1)):
                 tensors = adapter_files.adapter(shapes, rank, seed)
-                made[f"a{seed}"] = (tensors, adapter_files.write(place / f"a{seed}", tensors, rank, 2 * rank))
-            expected, theirs = {}, {}
-            for adapter, (tensors, _) in made.items():
-                with (
-                    Reference(source, torch.float32, device) as exact,
-                    Reference(source, getattr(torch, dtype), device) as half,
-                ):
-                    for reference in (exact, half):
-                        adapter_files.merge(reference.model, tensors, 2)
-                    expected[adapter] = [exact.distribution(sequence) for sequence in sequences]
-                    theirs[adapter] = errors_of([half.distribution(s) for s in sequences], expected[adapter], flips)
+                folders[f"a{seed}"] = adapter_files.write(place / f"a{seed}", tensors, rank, 2 * rank)
+                merged[f"a{seed}"] = Merged(source, tensors, dtype, device, sequences)
+                stack.callback(merged[f"a{seed}"].exact.close)
+            sparse = merged["a0"].has_experts
             for ranks in (1, 2):
                 flags, env = device_flags(options, ranks)
+                flags += ["--enable-return-routed-experts"] if sparse else []
                 roots = ["--model-root", source, "--model-root", place]
                 with Server(source, *flags, *FLAGS, *roots, "--dtype", dtype, env=env) as server:
-                    plain = score(server, sequences, None, ids)
-                    for adapter, (_, folder) in made.items():
+                    routing = server.get("/capabilities")["model"]["routed_experts"] if sparse else None
+                    plain, _ = score(server, sequences, None, ids)
+                    for adapter, folder in folders.items():
                         load(server, adapter, folder)
-                    alone = {adapter: score(server, sequences, adapter, ids) for adapter in made}
-                    mixed = score(server, sequences * 4, [a for a in (None, *made) for _ in sequences], ids)
-                for adapter in made:
-                    ours = errors_of(alone[adapter], expected[adapter], flips)
+                    alone, replies = {}, {}
+                    for adapter in folders:
+                        alone[adapter], replies[adapter] = score(
+                            server, sequences, adapter, ids, return_routed_experts=sparse
+                        )
+                    mixed, _ = score(server, sequences * 4, [a for a in (None, *folders) for _ in sequences], ids)
+                for adapter, reference in merged.items():
+                    experts = [
+                        read_experts(reply, config, routing["sparse_layers"], len(tokens)) if sparse else None
+                        for reply, tokens in zip(replies[adapter], sequences, strict=True)
+                    ]
+                    ours = reference.errors_of(alone[adapter], sequences, experts)
                     notes.append(f"tp {ranks} {adapter} {ours[0]:.4f} / {ours[2]:.3f}")
-                    for what, mine, other in zip(("mean", "median", "largest"), ours, theirs[adapter]):
+                    for what, mine, other in zip(("mean", "median", "largest"), ours, reference.errors):
                         check(
                             mine <= allowed(ranks) * other,
                             f"tp {ranks}, {adapter}: {what} error {mine:.5f}, transformers in {dtype} with merged "
@@ -83,9 +109,9 @@ def numerics(name, dtype="bfloat16"):
                         )
                     apart = errors_of(alone[adapter], plain)[0]
                     check(apart > 5 * ours[0], f"{adapter} changes little: {apart:.4f} from the base")
-                for got, right in zip(mixed, plain + [one for adapter in made for one in alone[adapter]], strict=True):
+                for got, right in zip(mixed, plain + [one for adapter in merged for one in alone[adapter]], strict=True):
                     check(bool((got - right).abs().max() < 0.05), "a mixed batch differs from the same requests alone")
-        return f"mean / largest error {', '.join(notes)}; transformers in {dtype} {theirs['a0'][0]:.4f}"
+        return f"mean / largest error {', '.join(notes)}; transformers in {dtype} {merged['a0'].errors[0]:.4f}"
 
     return run
 

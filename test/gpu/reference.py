@@ -36,9 +36,41 @@ class Reference:
         ).cpu()
 
     @torch.inference_mode()
-    def distribution(self, tokens):
-        """Logprobs of every id at each position but the last; float64 on the host."""
-        return self.logits(tokens)[:-1].double().log_softmax(-1).cpu()
+    def distribution(self, tokens, experts=None):
+        """Logprobs of every id at each position but the last; float64 on the host. `experts`, [tokens - 1, sparse
+        layers, experts per token], replaces what the routers choose."""
+        hooks = [] if experts is None else self._route(experts.to(self.device))
+        try:
+            return self.logits(tokens)[:-1].double().log_softmax(-1).cpu()
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    @torch.inference_mode()
+    def experts(self, tokens):
+        """The experts of tokens 0.. but the last, [tokens - 1, sparse layers, experts per token], best first."""
+        layers = self.model(
+            torch.tensor([tokens], device=self.device), use_cache=False, output_router_logits=True
+        ).router_logits
+        count = self.model.config.num_experts_per_tok
+        return torch.stack([logits.float().softmax(-1).topk(count).indices for logits in layers], 1)[:-1].cpu()
+
+    def _route(self, experts):
+        # No token comes after the last one, whose experts are not given.
+        experts = torch.cat([experts, experts[-1:]])
+
+        def chosen(layer):
+            def hook(_module, _inputs, output):
+                scores = output[0].float().softmax(-1).gather(1, experts[:, layer])
+                if self.model.config.norm_topk_prob:
+                    scores = scores / scores.sum(-1, keepdim=True)
+                return output[0], scores.to(output[1].dtype), experts[:, layer]
+
+            return hook
+
+        routers = [module for module in self.model.modules() if type(module).__name__.endswith("TopKRouter")]
+        assert len(routers) == experts.shape[1], f"{len(routers)} routers for {experts.shape[1]} layers of experts"
+        return [router.register_forward_hook(chosen(layer)) for layer, router in enumerate(routers)]
 
     def close(self):
         del self.model

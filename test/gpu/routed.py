@@ -16,24 +16,15 @@ GOLDENS = ROOT / "test/goldens"
 GENERATED = 40
 
 
-@torch.inference_mode()
-def routers(reference, tokens):
-    """[tokens, sparse layers, experts per token], best first."""
-    layers = reference.model(
-        torch.tensor([tokens], device=reference.device), use_cache=False, output_router_logits=True
-    ).router_logits
-    return torch.stack(
-        [logits.float().softmax(-1).topk(reference.model.config.num_experts_per_tok).indices for logits in layers], 1
-    ).cpu()
-
-
 def agreement(got, expected):
     """For each layer, the fraction of tokens with the same experts."""
     return (got.sort(-1).values == expected.sort(-1).values).all(-1).float().mean(0)
 
 
-def read(reply, layers, sparse, k, tokens):
-    """The rows that /generate sends, with all layers; layers without experts are zeros."""
+def read_experts(reply, config, sparse, tokens):
+    """The experts of tokens 0.. but the last, [tokens - 1, sparse layers, experts per token]. /generate sends all
+    layers; layers without experts are zeros."""
+    layers, k = config["num_hidden_layers"], config["num_experts_per_tok"]
     meta = reply["meta_info"]
     values = torch.frombuffer(bytearray(base64.b64decode(meta["routed_experts"])), dtype=torch.int32)
     check(
@@ -50,7 +41,6 @@ def against_transformers(name, ranks):
     def run(options):
         folder, device = GOLDENS / name, torch_device(options)
         config = json.loads((folder / "config.json").read_text())
-        k, layers = config["num_experts_per_tok"], config["num_hidden_layers"]
         given = prompts(3, (2, 33, 150), config["vocab_size"])
         flags, env = device_flags(options, ranks)
         with Server(
@@ -67,14 +57,14 @@ def against_transformers(name, ranks):
 
             made = ask(given, GENERATED)
             whole = [prompt + reply["output_ids"] for prompt, reply in zip(given, made, strict=True)]
-            decoded = [read(reply, layers, sparse, k, len(tokens)) for reply, tokens in zip(made, whole, strict=True)]
+            decoded = [read_experts(reply, config, sparse, len(tokens)) for reply, tokens in zip(made, whole, strict=True)]
             hits = ask(whole, 0)
             check(
                 hits[-1]["meta_info"]["cached_tokens"] >= 128,
                 f"{hits[-1]['meta_info']['cached_tokens']} tokens came from the prefix cache",
             )
             for tokens, reply, rows in zip(whole, hits, decoded, strict=True):
-                cached, again = reply["meta_info"]["cached_tokens"], read(reply, layers, sparse, k, len(tokens))
+                cached, again = reply["meta_info"]["cached_tokens"], read_experts(reply, config, sparse, len(tokens))
                 wrong = (again[:cached] != rows[:cached]).any(-1).nonzero()
                 check(
                     len(wrong) == 0,
@@ -83,11 +73,11 @@ def against_transformers(name, ranks):
                 )
             server.post("/flush_cache")
             fresh = [
-                read(reply, layers, sparse, k, len(tokens)) for reply, tokens in zip(ask(whole, 0), whole, strict=True)
+                read_experts(reply, config, sparse, len(tokens)) for reply, tokens in zip(ask(whole, 0), whole, strict=True)
             ]
         with Reference(folder, torch.bfloat16, device) as rounded, Reference(folder, torch.float32, device) as exact:
-            right = [routers(exact, tokens)[:-1] for tokens in whole]
-            half = torch.cat([routers(rounded, tokens)[:-1] for tokens in whole])
+            right = [exact.experts(tokens) for tokens in whole]
+            half = torch.cat([rounded.experts(tokens) for tokens in whole])
         expected = torch.cat(right)
         theirs = agreement(half, expected)
         notes = []
