@@ -13,7 +13,7 @@ from harness import check, test
 from machine import device_flags, free_on_card, room, torch_device
 from numerics import GOLDENS, allowed, errors_of
 from reference import Reference, prompts
-from routed import read_experts
+from routed import read_all
 from server import Refused, Server
 
 FLAGS = ["--enable-lora", "--max-loras", 3, "--max-lora-rank", 32, "--max-total-tokens", 4096]
@@ -95,10 +95,11 @@ def numerics(name, dtype="bfloat16"):
                         )
                     mixed, _ = score(server, sequences * 4, [a for a in (None, *folders) for _ in sequences], ids)
                 for adapter, reference in merged.items():
-                    experts = [
-                        read_experts(reply, config, routing["sparse_layers"], len(tokens)) if sparse else None
-                        for reply, tokens in zip(replies[adapter], sequences, strict=True)
-                    ]
+                    experts = (
+                        read_all(replies[adapter], sequences, config, routing["sparse_layers"])
+                        if sparse
+                        else [None] * len(sequences)
+                    )
                     ours = reference.errors_of(alone[adapter], sequences, experts)
                     notes.append(f"tp {ranks} {adapter} {ours[0]:.4f} / {ours[2]:.3f}")
                     for what, mine, other in zip(("mean", "median", "largest"), ours, reference.errors):
@@ -109,7 +110,8 @@ def numerics(name, dtype="bfloat16"):
                         )
                     apart = errors_of(alone[adapter], plain)[0]
                     check(apart > 5 * ours[0], f"{adapter} changes little: {apart:.4f} from the base")
-                for got, right in zip(mixed, plain + [one for adapter in merged for one in alone[adapter]], strict=True):
+                single = plain + [one for adapter in merged for one in alone[adapter]]
+                for got, right in zip(mixed, single, strict=True):
                     check(bool((got - right).abs().max() < 0.05), "a mixed batch differs from the same requests alone")
         return f"mean / largest error {', '.join(notes)}; transformers in {dtype} {merged['a0'].errors[0]:.4f}"
 

@@ -37,6 +37,12 @@ def read_experts(reply, config, sparse, tokens):
     return rows[:, sparse]
 
 
+def read_all(replies, sequences, config, sparse):
+    return [
+        read_experts(reply, config, sparse, len(tokens)) for reply, tokens in zip(replies, sequences, strict=True)
+    ]
+
+
 def against_transformers(name, ranks):
     def run(options):
         folder, device = GOLDENS / name, torch_device(options)
@@ -57,7 +63,7 @@ def against_transformers(name, ranks):
 
             made = ask(given, GENERATED)
             whole = [prompt + reply["output_ids"] for prompt, reply in zip(given, made, strict=True)]
-            decoded = [read_experts(reply, config, sparse, len(tokens)) for reply, tokens in zip(made, whole, strict=True)]
+            decoded = read_all(made, whole, config, sparse)
             hits = ask(whole, 0)
             check(
                 hits[-1]["meta_info"]["cached_tokens"] >= 128,
@@ -72,9 +78,7 @@ def against_transformers(name, ranks):
                     f"when they were computed, first (token, layer) {wrong[:1].tolist()}",
                 )
             server.post("/flush_cache")
-            fresh = [
-                read_experts(reply, config, sparse, len(tokens)) for reply, tokens in zip(ask(whole, 0), whole, strict=True)
-            ]
+            fresh = read_all(ask(whole, 0), whole, config, sparse)
         with Reference(folder, torch.bfloat16, device) as rounded, Reference(folder, torch.float32, device) as exact:
             right = [exact.experts(tokens) for tokens in whole]
             half = torch.cat([rounded.experts(tokens) for tokens in whole])
