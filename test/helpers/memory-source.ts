@@ -3,6 +3,10 @@ import type { AnnouncedTensor, StoredSource, StreamedSource, Transport } from '.
 
 export const MEMORY: Transport = { name: 'memory', readError: 'CHECKPOINT_FORMAT' }
 
+/** Elements that share a factor of the checksum (docs/checksum.md). */
+const GROUP = 8
+const POWERS = Array.from({ length: GROUP }, (_, index) => wrap(0xD1342543DE82EF95n ** BigInt(index)))
+
 const coded = new Map<string, Uint16Array>()
 const checksums = new Map<string, string>()
 
@@ -107,17 +111,22 @@ export function codedChecksum (table: ModelTable, name: string, variant: number)
   const key = `${variant} ${name} ${plan.shape.join('x')}`
   let checksum = checksums.get(key)
   if (checksum !== undefined) return checksum
-  const mask = (1n << 64n) - 1n
+  const tensor = codedTensor(variant, name, plan.rows * plan.cols)
   let sum = 0n
-  for (const [index, bits] of codedTensor(variant, name, plan.rows * plan.cols).entries()) {
-    const group = BigInt(index >> 3)
-    let factor = (group + 1n) * 0x9E3779B97F4A7C15n & mask
-    factor = ((factor ^ (factor >> 30n)) * 0xBF58476D1CE4E5B9n) & mask
-    factor = ((factor ^ (factor >> 27n)) * 0x94D049BB133111EBn) & mask
+  for (let begin = 0; begin < tensor.length; begin += GROUP) {
+    let factor = wrap(BigInt(begin / GROUP + 1) * 0x9E3779B97F4A7C15n)
+    factor = wrap((factor ^ (factor >> 30n)) * 0xBF58476D1CE4E5B9n)
+    factor = wrap((factor ^ (factor >> 27n)) * 0x94D049BB133111EBn)
     factor = factor ^ (factor >> 31n) | 1n
-    sum += BigInt(bits) * factor * 0xD1342543DE82EF95n ** BigInt(index & 7)
+    let group = 0n
+    for (const [index, bits] of tensor.subarray(begin, begin + GROUP).entries()) group += BigInt(bits) * POWERS[index]!
+    sum = wrap(sum + group * factor)
   }
-  checksum = (sum & mask).toString(16).padStart(16, '0')
+  checksum = sum.toString(16).padStart(16, '0')
   checksums.set(key, checksum)
   return checksum
+}
+
+function wrap (value: bigint): bigint {
+  return BigInt.asUintN(64, value)
 }
