@@ -62,6 +62,8 @@ async function run (command, args, env) {
       REFIT_PROGRAM: program,
       REFIT_PYTHON: python,
       REFIT_REQUIRE_INTEROP: '1',
+      // It takes as much CPU time as the start of a server, and most of these servers live for seconds.
+      REFIT_SKIP_SERVER_WARMUP: 'true',
       ...env
     }
   })

@@ -18,7 +18,13 @@ run([join('scripts', 'wheels.py'), ...newest ? ['--newest'] : []])
 run(['-m', 'pytest', '-q', '-n', '2', '--dist', 'loadfile', join('test', 'trainers'), ...options])
 
 function run (args) {
-  const env = { ...process.env, REFIT_PROGRAM: program, REFIT_WHEELS: wheels, REFIT_TEST_PORTS: '14000 20000' }
+  const env = {
+    ...process.env,
+    REFIT_PROGRAM: program,
+    REFIT_SKIP_SERVER_WARMUP: 'true',
+    REFIT_TEST_PORTS: '14000 20000',
+    REFIT_WHEELS: wheels
+  }
   const { status, error } = spawnSync(python, args, { stdio: 'inherit', env })
   if (error !== undefined) console.error(`npm run test:trainers: ${error.message}`)
   if (status !== 0) process.exit(status ?? 1)

@@ -90,6 +90,8 @@ export interface RefitPluginOptions {
   uploadTimeoutMs?: number | undefined
   /** Most bytes of one broadcast through a process group, and of each of its staging buffers (default 4 GiB). */
   bucketBytes?: number | undefined
+  /** Start the thread that reads tensors before a body needs it; see --skip-server-warmup (default true). */
+  warmUp?: boolean | undefined
   /** Broadcasts over NCCL are never received straight into the weights; see --staged-broadcasts (default false). */
   stagedBroadcasts?: boolean | undefined
   /** Longest that each phase of a process group may take, in milliseconds (default 300000). */
@@ -182,7 +184,8 @@ async function makeContext (
     gpus: engine.info.gpus.map(({ uuid }) => uuid),
     visible: engine.info.visibleGpus ?? null,
     loaders: options.weightLoaders ?? {},
-    deltas: engine.deltaHost
+    deltas: engine.deltaHost,
+    warmUp: options.warmUp ?? true
   })
   const kept = new KeptTensors({ closeMappings: engine.closeMappings?.bind(engine) })
   const uploads = new UploadReceiver({

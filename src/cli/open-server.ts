@@ -72,6 +72,7 @@ export async function openServer (parts: ServerParts): Promise<OpenServer> {
     modelRoots: config.modelRoot.length > 0 ? [...config.modelRoot] : [root],
     weightLoaders,
     bucketBytes: config.bucketBytes,
+    warmUp: !config.skipServerWarmup,
     stagedBroadcasts: config.stagedBroadcasts,
     samplingMasks: config.enableReturnSamplingMask,
     groupTimeoutMs: config.groupTimeout * 1000,

@@ -304,7 +304,7 @@ export async function cudaServer (
   mkdirSync(folder, { recursive: true })
   writeModelFolder(folder, config, { values: randomValues(1, 0.05) })
   const engine = await createEngine(folder, { device: 'cuda', threads: 1, maxTotalTokens: 512, ...options })
-  const app = await createServer({ engine, tokenizer: null, closeGraceMs: 500, ...server })
+  const app = await createServer({ engine, tokenizer: null, closeGraceMs: 500, warmUp: false, ...server })
   const url = await app.listen({ host: '127.0.0.1', port: 0 })
   let closed = false
   const close = async (): Promise<void> => {

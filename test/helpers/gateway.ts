@@ -66,7 +66,7 @@ export async function engineServer (
     shadowWeights,
     ...lora
   })
-  const app = await createServer({ engine, modelRoots: [folder], closeGraceMs: 200, ...options })
+  const app = await createServer({ engine, modelRoots: [folder], closeGraceMs: 200, warmUp: false, ...options })
   const url = await app.listen({ host: '127.0.0.1', port })
   let ended: Promise<void> | undefined
   // As if the process died: connections break, also in the middle of a reply.

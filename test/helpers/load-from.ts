@@ -49,7 +49,13 @@ export function bareFolder (t: Test, name: 'adder' | 'adder-base'): string {
 
 /** A server on an engine. */
 export async function member (t: Test, engine: LocalEngine, options: Partial<ServerOptions> = {}): Promise<Member> {
-  const app = await createServer({ engine, closeGraceMs: 500, modelRoots: [join(packageRoot, 'models')], ...options })
+  const app = await createServer({
+    engine,
+    closeGraceMs: 500,
+    modelRoots: [join(packageRoot, 'models')],
+    warmUp: false,
+    ...options
+  })
   t.teardown(async () => {
     await app.close()
     await engine.close()

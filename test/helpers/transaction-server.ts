@@ -56,7 +56,7 @@ export async function serve (t: Test, options: EngineOptions = {}): Promise<Serv
     }
   }
   const engine = await createEngine(join(folder, 'base'), { threads: 1, maxTotalTokens: 8192, ...options })
-  const app = await createServer({ engine, modelRoots: [folder], closeGraceMs: 500 })
+  const app = await createServer({ engine, modelRoots: [folder], closeGraceMs: 500, warmUp: false })
   const url = await app.listen({ host: '127.0.0.1', port: 0 })
   t.teardown(async () => {
     native().armFault!(null)

@@ -72,7 +72,14 @@ export async function uploadServer (
     dtype,
     shadowWeights
   })
-  const app = await createServer({ engine, modelRoots: [folder], closeGraceMs: 500, uploadFolder: spool, ...options })
+  const app = await createServer({
+    engine,
+    modelRoots: [folder],
+    closeGraceMs: 500,
+    uploadFolder: spool,
+    warmUp: false,
+    ...options
+  })
   const url = await app.listen({ host: '127.0.0.1', port: 0 })
   t.teardown(async () => {
     await app.close()

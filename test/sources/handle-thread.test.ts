@@ -126,3 +126,14 @@ t.test('a receiver that closes waits for running reads, and closes the other sou
   await waiting!.close()
   t.same(files.map(file => file.count()), [1, 1])
 })
+
+t.test('without warmUp there is no thread before a body needs it', async t => {
+  const threads = (): number => readdirSync('/proc/self/task').length
+  const before = threads()
+  for (const warmUp of [false, true]) {
+    const receiver = new TensorReceiver({ ranks: 1, warmUp })
+    receiver.start()
+    t.equal(threads() > before, warmUp)
+    await receiver.close()
+  }
+})

@@ -173,6 +173,13 @@ export const ENGINE_OPTIONS = {
       'buffers as large as the largest piece that was not received straight into the weights, on GPUs in their ' +
       'memory: two, or one if the piece is over 1 GiB and was the only one of its request.'
   },
+  skipServerWarmup: {
+    type: 'boolean',
+    default: false,
+    group: 'engine',
+    help: 'Start the thread that reads tensors with the first large body, and not before. A first update of many ' +
+      'handles takes longer, and a server that gets none saves half a second of CPU time.'
+  },
   stagedBroadcasts: {
     type: 'boolean',
     default: false,

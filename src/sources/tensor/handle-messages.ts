@@ -14,6 +14,8 @@ import type { VisibleGpu } from './visible-gpus.ts'
 /** `visible`: the GPUs that the process sees; null for an engine that does not read GPU memory. */
 export interface HandleThreadData {
   visible: readonly VisibleGpu[] | null
+  /** Compile the decoder before bodies need it. */
+  warmUp: boolean
 }
 
 /** The entries of one request, as received or decoded to pickles. */

@@ -13,7 +13,7 @@ import { warmUp } from './warm-up.ts'
 const WARM_UP_AFTER_MS = 5000
 
 const port = parentPort!
-const { visible } = workerData as HandleThreadData
+const { visible, warmUp: isWarmed } = workerData as HandleThreadData
 const pool = new HandlePool(native(), visible === null ? null : new VisibleGpus(visible))
 
 port.on('message', (message: ToHandleThread) => {
@@ -26,4 +26,4 @@ port.on('message', (message: ToHandleThread) => {
 })
 
 // After the start of a server, which has better uses for the CPU. A body that comes sooner takes a little longer.
-setTimeout(warmUp, WARM_UP_AFTER_MS).unref()
+if (isWarmed) setTimeout(warmUp, WARM_UP_AFTER_MS).unref()

@@ -64,6 +64,8 @@ export interface TensorReceiverOptions {
   loaders?: Readonly<Record<string, WeightLoader>>
   /** Bodies up to this size are read on the event loop (default 256 KiB), larger ones on a thread. */
   nearBytes?: number
+  /** Start the thread before a body needs it, and compile its code (default false). */
+  warmUp?: boolean
 }
 
 type Opened<T extends { closed: unknown }> = Omit<T, 'closed'> & Partial<Pick<T, 'closed'>>
@@ -80,18 +82,18 @@ export class TensorReceiver {
 
   constructor ({ loaders = {}, deltas, ...options }: TensorReceiverOptions) {
     this.#deltas = deltas === undefined ? undefined : new VerlDelta(deltas)
-    this.#options = { gpus: [], visible: null, nearBytes: NEAR_BYTES, ...options }
+    this.#options = { gpus: [], visible: null, nearBytes: NEAR_BYTES, warmUp: false, ...options }
     this.#loaders = checkLoaders(loaders)
-    this.#thread = new HandleThread({ visible: this.#options.visible })
+    this.#thread = new HandleThread({ visible: this.#options.visible, warmUp: this.#options.warmUp })
   }
 
   get counts (): Readonly<HandleTotals> {
     return this.#thread.totals
   }
 
-  /** Starts the thread, so that the first request need not wait for it. */
+  /** With `warmUp`, starts the thread, so that the first request need not wait for it. */
   start (): void {
-    if (!this.#closed) this.#thread.start()
+    if (this.#options.warmUp && !this.#closed) this.#thread.start()
   }
 
   /**

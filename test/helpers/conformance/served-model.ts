@@ -33,7 +33,14 @@ export async function serveModel (
   mkdirSync(work)
   const model = isSmall ? makeSmall(join(folder, 'model')) : MODEL
   const engine = await createEngine(model, { threads: 1, tp, deterministic, maxTotalTokens: 32_768 })
-  const app = await createServer({ engine, modelRoots: [folder], closeGraceMs: 500, uploadFolder: folder, ...options })
+  const app = await createServer({
+    engine,
+    modelRoots: [folder],
+    closeGraceMs: 500,
+    uploadFolder: folder,
+    warmUp: false,
+    ...options
+  })
   const url = await app.listen({ host: '127.0.0.1', port: 0 })
   t.teardown(async () => {
     await app.close()
