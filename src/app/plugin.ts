@@ -41,6 +41,7 @@ import { ShardParts } from '../sources/shards/shard-parts.ts'
 import { DistributedReceiver } from '../sources/distributed/distributed.ts'
 import { isAdapterFolder, openAdapterFolder } from '../sources/disk/adapter-folder.ts'
 import { openDiskSource } from '../sources/disk/disk.ts'
+import { KnownHeaders } from '../sources/disk/known-headers.ts'
 import { KeptTensors } from '../sources/tensor/kept-tensors.ts'
 import { TensorReceiver } from '../sources/tensor/tensor-receiver.ts'
 import type { WeightLoader } from '../sources/disk/weight-loader.ts'
@@ -203,6 +204,7 @@ async function makeContext (
   })
   const samples = new KeptSamples(options.samplesMemory ?? SAMPLES_MEMORY, options.keepSamples ?? 'asked')
   const plans = shardPlansOf(engine)
+  const disk = { roots, known: new KnownHeaders() }
   const context: RouteContext = {
     engine,
     samples,
@@ -221,9 +223,9 @@ async function makeContext (
     maxBatch: options.maxBatch ?? MAX_BATCH,
     memory: new RequestMemory(options.maxRequestMemory ?? MAX_REQUEST_MEMORY),
     samplingMasks: options.samplingMasks ?? false,
-    openCheckpoint: async path => await openDiskSource(path, { roots }),
-    openAdapter: async path => await openAdapterFolder(path, { roots }),
-    isAdapter: async path => await isAdapterFolder(path, { roots }),
+    openCheckpoint: async path => await openDiskSource(path, disk),
+    openAdapter: async path => await openAdapterFolder(path, disk),
+    isAdapter: async path => await isAdapterFolder(path, disk),
     tensors: receiver,
     kept,
     groups,

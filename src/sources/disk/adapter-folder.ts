@@ -28,8 +28,8 @@ export async function isAdapterFolder (path: string, { roots }: DiskOptions): Pr
  * An adapter in a folder as PEFT saves it. Both files are checked again before and after the write, because a trainer
  * may replace them. Throws CHECKPOINT_PATH, CHECKPOINT_FORMAT or CHECKPOINT_CHANGED; then nothing stays open.
  */
-export async function openAdapterFolder (path: string, { roots }: DiskOptions): Promise<AdapterFolder> {
-  const jail = await PathJail.of(roots)
+export async function openAdapterFolder (path: string, options: DiskOptions): Promise<AdapterFolder> {
+  const jail = await PathJail.of(options.roots)
   const folder = await jail.resolve(path)
   const names = await listed(folder, path)
   if (!names.includes(ADAPTER_CONFIG)) throw refuse(path, `holds no ${ADAPTER_CONFIG}`)
@@ -42,7 +42,7 @@ export async function openAdapterFolder (path: string, { roots }: DiskOptions): 
   const file = await WatchedFile.open(jail, join(folder, ADAPTER_CONFIG), ADAPTER_CONFIG)
   try {
     const config = await readConfig(file)
-    const weights = await openDiskSource(join(folder, ADAPTER_WEIGHTS), { roots })
+    const weights = await openDiskSource(join(folder, ADAPTER_WEIGHTS), options)
     return { config, source: withConfig(weights, file, resolve(path)) }
   } catch (error) {
     await file.close()

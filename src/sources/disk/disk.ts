@@ -10,6 +10,8 @@ import {
 import { MAX_FILES } from '../../wire/safetensors/index.ts'
 import type { AnnouncedTensor, StoredSource, Transport } from '../../contract/weight-source.ts'
 import { findCheckpoint } from './checkpoint-files.ts'
+import { KnownHeaders } from './known-headers.ts'
+import type { Header, HeaderTensors } from './known-headers.ts'
 import { PathJail } from './path-jail.ts'
 import { announce, checkIndex, parseTensors } from './safetensors-tensors.ts'
 import { WatchedFile } from './watched-file.ts'
@@ -19,13 +21,15 @@ const DISK: Transport = { name: 'disk', readError: 'CHECKPOINT_FORMAT' }
 export interface DiskOptions {
   /** Folders in which checkpoints may lie. Symlinks are followed. */
   roots: readonly string[]
+  /** Spares the parsing of headers that it has (default: none). */
+  known?: KnownHeaders
 }
 
 /**
  * A checkpoint on disk: a folder, a .safetensors file or an index. Opens every file and checks every header; changes
  * nothing. Throws CHECKPOINT_PATH, CHECKPOINT_FORMAT or CHECKPOINT_CHANGED; then nothing stays open.
  */
-export async function openDiskSource (path: string, { roots }: DiskOptions): Promise<StoredSource> {
+export async function openDiskSource (path: string, { roots, known }: DiskOptions): Promise<StoredSource> {
   const jail = await PathJail.of(roots)
   const { folder, names, index } = await findCheckpoint(jail, path)
   const watched = index === undefined ? [] : [index.file]
@@ -47,7 +51,7 @@ export async function openDiskSource (path: string, { roots }: DiskOptions): Pro
       watched.push(file)
       files.push(file)
     }
-    const { tensors, owners } = await readTensors(files)
+    const { tensors, owners } = await readTensors(files, known ?? new KnownHeaders())
     if (index !== undefined) {
       checkIndex(
         { label: index.file.label, weightMap: index.weightMap },
@@ -96,31 +100,39 @@ class DiskSource implements StoredSource {
   }
 }
 
-/**
- * Reads the headers of all files. Returns the tensors by file and offset, so that reads run forward, and the index of
- * the file of each name.
- */
-async function readTensors (
-  files: readonly WatchedFile[]
-): Promise<{ tensors: AnnouncedTensor[], owners: ReadonlyMap<string, number> }> {
+/** Reads the headers of all files. Tensors come by file and offset, so that reads run forward. */
+async function readTensors (files: readonly WatchedFile[], known: KnownHeaders): Promise<HeaderTensors> {
+  const headers = await readHeaders(files)
+  const found = known.find(headers)
+  if (found !== undefined) return found
   const tensors: AnnouncedTensor[] = []
   const owners = new Map<string, number>()
+  for (const [source, { json, fileBytes }] of headers.entries()) {
+    const { label } = files[source]!
+    for (const tensor of await parseTensors(json, fileBytes, label)) {
+      const owner = owners.get(tensor.name)
+      if (owner !== undefined) throw formatError(label, `is in ${files[owner]!.label} as well`, tensor.name)
+      owners.set(tensor.name, source)
+      tensors.push(announce(tensor, source, label))
+    }
+    if (tensors.length > MAX_TENSORS) {
+      throw formatError(label, `with it this checkpoint has more than ${MAX_TENSORS} tensors`)
+    }
+  }
+  known.keep(headers, { tensors, owners })
+  return { tensors, owners }
+}
+
+async function readHeaders (files: readonly WatchedFile[]): Promise<Header[]> {
+  const headers: Header[] = []
   let budget = MAX_HEADER_BYTES
-  for (const [source, file] of files.entries()) {
+  for (const file of files) {
     const length = headerLength(await file.read(0, Math.min(PREFIX_BYTES, file.size)), file.size, file.label)
     budget -= length
     if (budget < 0) {
       throw formatError(file.label, `with it the headers of this checkpoint pass ${MAX_HEADER_BYTES} bytes`)
     }
-    for (const tensor of await parseTensors(await file.read(PREFIX_BYTES, length), file.size, file.label)) {
-      const owner = owners.get(tensor.name)
-      if (owner !== undefined) throw formatError(file.label, `is in ${files[owner]!.label} as well`, tensor.name)
-      owners.set(tensor.name, source)
-      tensors.push(announce(tensor, source, file.label))
-    }
-    if (tensors.length > MAX_TENSORS) {
-      throw formatError(file.label, `with it this checkpoint has more than ${MAX_TENSORS} tensors`)
-    }
+    headers.push({ json: await file.read(PREFIX_BYTES, length), fileBytes: file.size })
   }
-  return { tensors, owners }
+  return headers
 }
