@@ -8,6 +8,7 @@ import type { ResolvedModel } from '../config/resolve-model.ts'
 import type { Config } from '../config/schema.ts'
 import type { DataParallel, RolloutEngine } from '../contract/rollout-engine.ts'
 import { endProcess } from '../engine/end-process.ts'
+import { collectOldGarbageLess } from '../engine/old-garbage.ts'
 import { RefitError } from '../errors.ts'
 import { replyParsers } from '../text/reply-parsers.ts'
 import { loadTokenizer } from '../text/tokenizer.ts'
@@ -47,6 +48,7 @@ const NO_TERMINAL = { write: () => {} }
 /** Loads the model and serves it. */
 export async function openServer (parts: ServerParts): Promise<OpenServer> {
   const { config, model: { path, root }, log } = parts
+  collectOldGarbageLess()
   replyParsers(config.toolCallParser, config.reasoningParser)
   const dialects = [...chooseDialects(config.dialects)]
   const weightLoaders = await loadWeightLoaders(config.weightLoader)
