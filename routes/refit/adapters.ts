@@ -8,7 +8,7 @@ import { deleteRoute, weightsRoute } from '../../src/http/updates/update-route.t
 import type { UpdateApp, UpdateRoutes } from '../../src/http/updates/update-route.ts'
 import { heldForm } from '../../src/http/upload/held-form.ts'
 import { loadAdapterFromForm } from '../../src/http/upload/adapter-upload.ts'
-import { installFormParser } from '../../src/http/upload/form-parser.ts'
+import { takesForms } from '../../src/http/upload/form-parser.ts'
 import { requireAdapters, unloadAdapter } from '../../src/updates/adapter-load.ts'
 
 // Names may have slashes, and some clients do not escape them.
@@ -43,7 +43,6 @@ const read = { auth: 'normal', errors: 'weights' } as const
 /** refit's own routes for LoRA adapters. */
 const adapters: UpdateRoutes = async (app, { context }) => {
   const { engine } = context
-  await installFormParser(app)
 
   app.get('/adapters', {
     config: read,
@@ -148,4 +147,4 @@ function oneAdapter (app: UpdateApp, { engine }: UpdatesContext): void {
   })
 }
 
-export default adapters
+export default takesForms(adapters)

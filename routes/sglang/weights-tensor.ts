@@ -5,7 +5,7 @@ import { refusals, tornTensors, WeightsRefusal } from '../../src/http/schemas.ts
 import { entriesOf, TensorUpdateBody, toTensorUpdate } from '../../src/http/updates/tensor-body.ts'
 import { labelText } from '../../src/http/updates/update-fields.ts'
 import { Report, toReport } from '../../src/http/updates/write-report.ts'
-import { installFormParser } from '../../src/http/upload/form-parser.ts'
+import { takesForms } from '../../src/http/upload/form-parser.ts'
 import { uploadType } from '../../src/http/upload/upload-types.ts'
 import { updateFromUpload, UploadReport } from '../../src/http/upload/upload-update.ts'
 import { updateFromTensors } from '../../src/updates/tensor-update.ts'
@@ -25,8 +25,6 @@ const TensorsUpdated = Type.Object({
 
 /** Weights from the memory of processes on the same machine, and from uploads. */
 const tensors: UpdateRoutes = async (app, { context }) => {
-  await installFormParser(app)
-
   updateRoute(app, context, '/update_weights_from_tensor', {
     config: { uploads: true },
     bodyLimit: TENSOR_BODY_LIMIT,
@@ -59,4 +57,4 @@ const tensors: UpdateRoutes = async (app, { context }) => {
   })
 }
 
-export default tensors
+export default takesForms(tensors)

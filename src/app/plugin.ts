@@ -1,6 +1,7 @@
 import { arch, platform, release } from 'node:os'
 import { basename, dirname, resolve } from 'node:path'
 import { inspect } from 'node:util'
+import type { TypeBoxTypeProvider } from '@fastify/type-provider-typebox'
 import type { FastifyInstance } from 'fastify'
 import ui from '../../routes/ui/index.ts'
 import { heldWeights } from '../engine/held-weights.ts'
@@ -168,7 +169,9 @@ export default async function refit (app: FastifyInstance, options: RefitPluginO
   })
   watchReceivers(context, receiver)
   closeWith(app, context, receiver)
-  for (const routes of chooseRoutes(context.dialects)) await app.register(routes, { context })
+  // They share a scope: one for each file takes a tenth of the CPU time in which a server starts.
+  const scope = app.withTypeProvider<TypeBoxTypeProvider>()
+  for (const routes of chooseRoutes(context.dialects)) await routes(scope, { context })
   const page = options.ui === true ? {} : options.ui
   if (page !== undefined && page !== false) await app.register(ui, { context, page })
 }

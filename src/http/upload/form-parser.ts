@@ -1,6 +1,18 @@
 import multipart from '@fastify/multipart'
 import type { FastifyInstance } from 'fastify'
+import type { Routes } from '../context.ts'
+import type { UpdateRoutes } from '../updates/update-route.ts'
 import { FORM } from './upload-types.ts'
+
+/** Routes whose bodies may be forms, in a scope of their own: on other routes forms are refused. */
+export function takesForms (routes: UpdateRoutes): Routes {
+  return async (app, options) => {
+    await app.register(async scope => {
+      await installFormParser(scope)
+      await routes(scope, options)
+    })
+  }
+}
 
 type FormApp = Pick<
   FastifyInstance,
