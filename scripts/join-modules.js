@@ -3,13 +3,12 @@ import { readFileSync } from 'node:fs'
 import { dirname, join, relative, resolve } from 'node:path'
 import { pathToFileURL } from 'node:url'
 
-/** Programs that workers and processes are started with, by their paths. */
-const STARTED = [
-  'src/main.js',
-  'src/cli/replica.js',
+/** Programs that processes are started with, by their paths. */
+const STARTED = ['src/main.js', 'src/cli/replica.js', 'src/engine/memory/probe-child.js']
+/** Programs of workers. They share no modules with others, so each is one file. */
+const WORKERS = [
   'src/deltas/pull-worker.js',
   'src/engine/worker.js',
-  'src/engine/memory/probe-child.js',
   'src/sources/tensor/handle-worker.js',
   'src/text/text-worker.js'
 ]
@@ -22,13 +21,11 @@ const STARTED = [
  * shows no line of its source.
  */
 export async function joinModules (from, to, { entries = [], external = [], isDense = false } = {}) {
-  await build({
-    entryPoints: [...STARTED, ...entries].map(path => join(from, path)),
+  const common = {
     outdir: to,
     outbase: from,
     chunkNames: 'chunks/[hash]',
     bundle: true,
-    splitting: true,
     format: 'esm',
     platform: 'node',
     target: 'node20.19',
@@ -44,7 +41,9 @@ export async function joinModules (from, to, { entries = [], external = [], isDe
       js: "import { createRequire as requireOf } from 'node:module'; const require = requireOf(import.meta.url);"
     },
     logLevel: 'warning'
-  })
+  }
+  await build({ ...common, entryPoints: [...STARTED, ...entries].map(path => join(from, path)), splitting: true })
+  await build({ ...common, entryPoints: WORKERS.map(path => join(from, path)) })
 }
 
 /** Joins the built program for tests that start many servers. Returns the path of its command line. */
