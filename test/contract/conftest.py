@@ -15,6 +15,7 @@ results.
 """
 
 import datetime
+import gc
 import json
 import os
 import pathlib
@@ -23,6 +24,8 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+# Until freeze_imports (tensors.py).
+gc.disable()
 # The servers and the trainers' processes are shared with the GPU tests and with test/interop.
 sys.path[:0] = [str(ROOT / folder) for folder in ("test/gpu", "test/interop", "test/contract/zmq_senders")]
 
@@ -76,9 +79,11 @@ def pytest_collection_finish():
 
 
 def pytest_sessionstart():
+    if card_count() == 0:
+        return
     from pynccl import library_path
 
-    if card_count() > 0 and pathlib.Path(library_path()).exists():
+    if pathlib.Path(library_path()).exists():
         os.environ.setdefault("REFIT_NCCL", str(library_path()))
 
 

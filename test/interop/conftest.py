@@ -9,6 +9,8 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # The flags of a server of one of the tests' models.
 SMALL = ["--dtype", "bfloat16", "--max-total-tokens", 512, "--skip-tokenizer-init"]
+# Until freeze_imports (tensors.py).
+gc.disable()
 # The classes for servers and for trainers of process groups are shared with the GPU tests.
 sys.path.append(str(ROOT / "test/gpu"))
 import server  # noqa: E402
