@@ -2,6 +2,7 @@ import { spawn } from 'node:child_process'
 import { existsSync, readFileSync } from 'node:fs'
 import { SourceMap } from 'node:module'
 import { delimiter, dirname, join, relative, resolve } from 'node:path'
+import { SHORT_LIVED } from './join-modules.js'
 
 const COMPILED = join('build', 'test')
 const GRACE_MS = 10_000
@@ -61,9 +62,8 @@ async function runBatch (files, seconds, root, number) {
   const programs = files.map(file => join(root, relative(COMPILED, file)))
   const program = files.length === 1 ? programs : [join('scripts', 'run-batch.js'), String(number)]
   const limit = seconds * files.length
-  // Threads that collect garbage beside the program cost more than they save while all cores have work. Without
-  // --enable-source-maps, which takes as long as many tests; `toSources` maps the positions of failures.
-  const child = spawn(process.execPath, ['--require', WITHOUT_DOMAINS, '--single-threaded-gc', ...program], {
+  // Without --enable-source-maps, which takes as long as many tests; `toSources` maps the positions of failures.
+  const child = spawn(process.execPath, ['--require', WITHOUT_DOMAINS, ...SHORT_LIVED, ...program], {
     stdio: ['ignore', 'pipe', 'inherit'],
     env: {
       ...process.env,

@@ -2,7 +2,7 @@ import { spawn, spawnSync } from 'node:child_process'
 import { existsSync, readdirSync } from 'node:fs'
 import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
-import { joinProgram } from './join-modules.js'
+import { joinProgram, SHORT_LIVED } from './join-modules.js'
 import { pythonWith } from './python.js'
 
 // npm run test:interop [-- --rounds 100]: refit against the real Python libraries. test/interop has *.test.ts (which
@@ -59,6 +59,7 @@ async function run (command, args, env) {
     env: {
       ...process.env,
       OMP_NUM_THREADS: '1',
+      REFIT_NODE_FLAGS: SHORT_LIVED.join(' '),
       REFIT_PROGRAM: program,
       REFIT_PYTHON: python,
       REFIT_REQUIRE_INTEROP: '1',

@@ -1,7 +1,7 @@
 import { spawnSync } from 'node:child_process'
 import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
-import { joinProgram } from './join-modules.js'
+import { joinProgram, SHORT_LIVED } from './join-modules.js'
 import { pythonWith } from './python.js'
 
 // npm run test:trainers [-- --newest -k trl]: the released packages of trainers and servers drive refit with their own
@@ -20,6 +20,7 @@ run(['-m', 'pytest', '-q', '-n', '2', '--dist', 'loadfile', join('test', 'traine
 function run (args) {
   const env = {
     ...process.env,
+    REFIT_NODE_FLAGS: SHORT_LIVED.join(' '),
     REFIT_PROGRAM: program,
     REFIT_SKIP_SERVER_WARMUP: 'true',
     REFIT_TEST_PORTS: '14000 20000',

@@ -27,6 +27,9 @@ def node():
 # The program, as it is published; or joined into few files (scripts/join-modules.js), which starts in half of the time.
 PROGRAM = ROOT / os.environ.get("REFIT_PROGRAM", "bin/refit.js")
 
+# Options of Node.js itself, for all servers.
+NODE_FLAGS = os.environ.get("REFIT_NODE_FLAGS", "").split()
+
 # For all servers: REFIT_TEST_FLAGS=--shadow-weights runs the tests of updates over a second set of weights.
 FLAGS = os.environ.get("REFIT_TEST_FLAGS", "").split()
 
@@ -76,6 +79,7 @@ class Server:
         self.log = tempfile.NamedTemporaryFile(prefix="refit-log-")
         command = [
             node(),
+            *NODE_FLAGS,
             str(PROGRAM),
             *self.arguments(model),
             "--port",
