@@ -23,7 +23,7 @@ import { findTools } from './native/tools.js'
 // Without these the CUDA library is built too if nvcc and a GPU are found, or if REFIT_CUDA=1; never if REFIT_CUDA=0.
 // REFIT_CUDA_ARCHS chooses the GPUs that it has kernels for: "90", "80;90" or "release". Default: the GPUs of this
 // machine. REFIT_CUDA_UNOPTIMIZED=1 compiles CUDA code in less time and without optimization, for machines without a
-// GPU. REFIT_UNITY=0 compiles each source by itself: a rebuild after a change of one is faster.
+// GPU; it needs nvcc 12.9. REFIT_UNITY=0 compiles each source by itself: a rebuild after a change of one is faster.
 
 // Several sources at a time compile in half the time, but a change of one compiles all of them again.
 const UNITY = process.env.REFIT_UNITY === '0' ? ['-DREFIT_UNITY=OFF'] : []
