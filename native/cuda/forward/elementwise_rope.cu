@@ -11,7 +11,7 @@
 namespace refit::cuda {
 namespace {
 
-constexpr int kThreads = 128;
+constexpr int kRopeThreads = 128;
 
 struct RopeArgs {
   Element* qkv;
@@ -31,11 +31,11 @@ __device__ __forceinline__ float product(float x, float y, bool round_once) {
 // 1 << lanes_shift threads (at most 32) compute one head of one token; a thread has N adjacent elements of the lower
 // half and the same ones of the upper half.
 template <int N>
-__global__ void __launch_bounds__(kThreads) rope_and_cache_kernel(RopeArgs a, int lanes_shift) {
+__global__ void __launch_bounds__(kRopeThreads) rope_and_cache_kernel(RopeArgs a, int lanes_shift) {
   let_next_kernel_begin();
   const int dim = a.kv.head_dim, half = dim / 2, per_token = a.heads + 2 * a.kv.kv_heads;
   const int lanes = 1 << lanes_shift;
-  const int unit = static_cast<int>((blockIdx.x * kThreads + threadIdx.x) >> lanes_shift);
+  const int unit = static_cast<int>((blockIdx.x * kRopeThreads + threadIdx.x) >> lanes_shift);
   const int token = unit / per_token, head = unit - token * per_token;
   const int i = (static_cast<int>(threadIdx.x) & (lanes - 1)) * N;
   // Threads without work stay, because shuffles need whole warps.
@@ -115,11 +115,11 @@ void launch(const RopeArgs& a, cudaStream_t stream) {
   while ((N << lanes_shift) < a.kv.head_dim / 2) lanes_shift++;
   const int64_t threads = static_cast<int64_t>(a.count) * (a.heads + 2 * a.kv.kv_heads) << lanes_shift;
   // Indices of threads are 32 bits wide in the kernel.
-  if (threads > std::numeric_limits<int>::max() - kThreads) {
+  if (threads > std::numeric_limits<int>::max() - kRopeThreads) {
     throw std::invalid_argument("rope_and_cache: " + std::to_string(a.count) + " tokens are too many for one launch");
   }
-  const int64_t blocks = (threads + kThreads - 1) / kThreads;
-  launch_early(rope_and_cache_kernel<N>, true, static_cast<unsigned>(blocks), kThreads, stream, "rope_and_cache", a,
+  const int64_t blocks = (threads + kRopeThreads - 1) / kRopeThreads;
+  launch_early(rope_and_cache_kernel<N>, true, static_cast<unsigned>(blocks), kRopeThreads, stream, "rope_and_cache", a,
                lanes_shift);
 }
 

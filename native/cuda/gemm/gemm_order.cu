@@ -6,7 +6,7 @@
 namespace refit::cuda {
 namespace {
 
-constexpr int kThreads = 256, kBlocks = 1024;
+constexpr int kOrderThreads = 256, kBlocks = 1024;
 
 // The mixer of splitmix64 (Steele, Lea, Flood, 2014).
 __device__ __forceinline__ uint64_t mixed(uint64_t z) {
@@ -16,7 +16,8 @@ __device__ __forceinline__ uint64_t mixed(uint64_t z) {
 }
 
 __global__ void fill_kernel(Element* to, int64_t rows, int64_t k, int64_t ld, float scale, bool opposed) {
-  for (int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x; i < rows * k; i += int64_t{kBlocks} * kThreads) {
+  for (int64_t i = blockIdx.x * int64_t{kOrderThreads} + threadIdx.x; i < rows * k;
+       i += int64_t{kBlocks} * kOrderThreads) {
     const int64_t row = i / k, at = i % k, mirrored = min(at, k - 1 - at);
     const uint64_t bits = mixed((row * 2 + opposed) * k + mirrored + 0x9e3779b97f4a7c15ull);
     const float value = static_cast<float>(static_cast<int32_t>(bits >> 32)) * 0x1p-31f * scale;
@@ -31,7 +32,8 @@ __device__ __forceinline__ uint32_t bits_of(float v) { return __float_as_uint(v)
 template <class Out>
 __global__ void digest_kernel(const Out* y, int64_t rows, int64_t columns, int64_t ld, unsigned long long* to) {
   uint64_t sum = 0;
-  for (int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x; i < rows * columns; i += int64_t{kBlocks} * kThreads) {
+  for (int64_t i = blockIdx.x * int64_t{kOrderThreads} + threadIdx.x; i < rows * columns;
+       i += int64_t{kBlocks} * kOrderThreads) {
     sum += mixed(static_cast<uint64_t>(i) << 32 | bits_of(y[i / columns * ld + i % columns]));
   }
   for (int lane = 16; lane > 0; lane /= 2) sum += __shfl_xor_sync(~0u, sum, lane);
@@ -40,7 +42,7 @@ __global__ void digest_kernel(const Out* y, int64_t rows, int64_t columns, int64
 
 template <class Out>
 void add_digest(const Out* y, const GemmShape& s, uint64_t* to, cudaStream_t stream) {
-  digest_kernel<<<kBlocks, kThreads, 0, stream>>>(y, s.m, s.n, s.ldy, reinterpret_cast<unsigned long long*>(to));
+  digest_kernel<<<kBlocks, kOrderThreads, 0, stream>>>(y, s.m, s.n, s.ldy, reinterpret_cast<unsigned long long*>(to));
   check_launch("digest of a sample");
 }
 
@@ -53,7 +55,7 @@ Product sample_of(const Product& p, int64_t columns, const Element* w, const Ele
 }  // namespace
 
 void fill_sample(Element* to, int64_t rows, int64_t k, int64_t ld, float scale, bool opposed, cudaStream_t stream) {
-  fill_kernel<<<kBlocks, kThreads, 0, stream>>>(to, rows, k, ld, scale, opposed);
+  fill_kernel<<<kBlocks, kOrderThreads, 0, stream>>>(to, rows, k, ld, scale, opposed);
   check_launch("fill a sample");
 }
 

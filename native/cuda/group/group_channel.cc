@@ -12,7 +12,7 @@
 namespace refit::cuda {
 namespace {
 
-constexpr uint64_t kAlignment = 512;
+constexpr uint64_t kChannelAlignment = 512;
 constexpr uint64_t kScalarBytes = 512;
 // How long kernels of an aborted communicator may take to leave the GPU.
 constexpr double kLeaveSeconds = 10;
@@ -92,7 +92,7 @@ void GroupChannel::stage(uint64_t bytes, int slots) {
   slots_ = nullptr;
   slot_bytes_ = 0;
   if (bytes == 0) return;
-  const uint64_t each = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  const uint64_t each = (bytes + kChannelAlignment - 1) / kChannelAlignment * kChannelAlignment;
   slots_ = gpu_->allocate(static_cast<uint64_t>(slots) * each);
   slot_bytes_ = each;
 }

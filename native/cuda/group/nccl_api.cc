@@ -12,7 +12,7 @@ namespace {
 
 constexpr const char* kSwitch = "REFIT_NCCL";
 // 2.14 is the first version with ncclCommInitRankConfig: before it, a rank that waits for others cannot give up.
-constexpr int kOldest = 21400, kUnknown = 30000;
+constexpr int kOldest = 21400, kTooNew = 30000;
 
 // NCCL reads its environment when its first communicator is created. Multicast over NVLink (NVLS) takes memory and
 // time at the start and does not make the transfers here faster.
@@ -59,7 +59,7 @@ std::unique_ptr<NcclApi> resolve(const Library& library) {
   api->path = loaded_path(library, any);
   api->version = version_of(library);
   if (api->version == 0) throw std::runtime_error(api->path + " is not NCCL: it reports no version");
-  if (api->version < kOldest || api->version >= kUnknown) {
+  if (api->version < kOldest || api->version >= kTooNew) {
     throw std::runtime_error(api->name() + " (" + api->path +
                              ") is not used: versions from 2.14 on, below 3, are known");
   }

@@ -1,5 +1,6 @@
 // The experts' products: the same cores as for plain matrices, once for each row tile of the list that the GPU made.
 #include "cuda/device/early_launch.cuh"
+#include "cuda/gemm/gemm_kernels.h"
 #include "cuda/gemm/gemm_stream.cuh"
 #include "cuda/gemm/gemm_tile.cuh"
 #include "cuda/moe/moe_products.cuh"
@@ -103,8 +104,6 @@ void launch_tile(const Experts& e, typename Kind::Out* y, int64_t row_tiles, cud
   tile_experts<Kind, S, Aligned><<<grid, S::kThreads, S::kSharedBytes, stream>>>(e, y, e.N % 2 == 0);
   check_launch("launch of the experts' tiled kernel");
 }
-
-bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
 template <class Kind>
 void launch(const Experts& e, const MoeShape& shape, typename Kind::Out* y, int64_t count, const ExpertLaunch& by,

@@ -12,7 +12,7 @@ namespace {
 
 // A rectangle is planned like a copy whose target is the checkpoint tensor at address 0. The slots of its rows are then
 // the groups of 8 elements that share a factor. The tag holds the number of the rectangle.
-constexpr int kThreads = 512;
+constexpr int kSumThreads = 512;
 constexpr int kUnroll = 4;
 constexpr uint32_t kTileBytes = 64 << 10;
 
@@ -60,20 +60,20 @@ __device__ __forceinline__ uint64_t sum_vectors(const ScatterJob& job, uint32_t 
   uint64_t sum = 0;
   if (range.rows == 1) {
 #pragma unroll 1
-    for (uint32_t i = thread; i < range.slots; i += kThreads * kUnroll) {
+    for (uint32_t i = thread; i < range.slots; i += kSumThreads * kUnroll) {
       uint4 v[kUnroll];
 #pragma unroll
       for (int u = 0; u < kUnroll; u++) {
-        const uint32_t at = i + u * kThreads;
+        const uint32_t at = i + u * kSumThreads;
         v[u] = at < range.slots ? load_vector(src + static_cast<uint64_t>(at) * 16) : uint4{0, 0, 0, 0};
       }
       // Zeros add nothing.
 #pragma unroll
-      for (int u = 0; u < kUnroll; u++) sum += sum_group(v[u], group + i + u * kThreads);
+      for (int u = 0; u < kUnroll; u++) sum += sum_group(v[u], group + i + u * kSumThreads);
     }
     return sum;
   }
-  Walk walk(thread, kThreads, range.slots);
+  Walk walk(thread, kSumThreads, range.slots);
 #pragma unroll 1
   while (walk.row < range.rows) {
     uint4 v[kUnroll];
@@ -97,7 +97,7 @@ __device__ __forceinline__ uint64_t sum_vectors(const ScatterJob& job, uint32_t 
 __device__ __noinline__ uint64_t sum_slots(const ScatterJob& job, uint32_t thread) {
   const ScatterCopy& copy = job.copy;
   uint64_t sum = 0;
-  for (Walk walk(thread, kThreads, job.range.slots); walk.row < job.range.rows; walk.next()) {
+  for (Walk walk(thread, kSumThreads, job.range.slots); walk.row < job.range.rows; walk.next()) {
     const uint64_t row = job.range.row + walk.row;
     const uint64_t src = copy.src + row * static_cast<uint64_t>(copy.src_row);
     const uint64_t dst = copy.dst + row * copy.dst_row;
@@ -130,7 +130,7 @@ __device__ __forceinline__ void flush(unsigned long long* to, uint64_t sum) {
   if (threadIdx.x % 32 == 0) atomicAdd(to, static_cast<unsigned long long>(sum));
 }
 
-__global__ void __launch_bounds__(kThreads, 2) checksum_kernel(ScatterTiles list, unsigned long long* sums) {
+__global__ void __launch_bounds__(kSumThreads, 2) checksum_kernel(ScatterTiles list, unsigned long long* sums) {
   __shared__ ScatterJob jobs[2];
   const uint32_t thread = threadIdx.x;
   TileFeed feed(list);
@@ -208,7 +208,7 @@ std::vector<uint64_t> Checksum::run(const std::vector<SumRect>& rects, cudaStrea
       check(cudaMemsetAsync(s.gpu, 0, (to - from) * sizeof(uint64_t), stream), "cudaMemsetAsync(checksums)");
       const ScatterTiles tiles = s.segment.upload(lists, stream).threads;
       const auto blocks = std::min(tiles.tiles, static_cast<uint32_t>(2 * s.sms));
-      checksum_kernel<<<blocks, kThreads, 0, stream>>>(tiles, s.gpu);
+      checksum_kernel<<<blocks, kSumThreads, 0, stream>>>(tiles, s.gpu);
       check_launch("checksum");
       s.segment.mark(stream);
       check(cudaMemcpyAsync(s.host, s.gpu, (to - from) * sizeof(uint64_t), cudaMemcpyDeviceToHost, stream),

@@ -7,7 +7,7 @@ namespace {
 
 // Alignment in the slot of a chunk that does not follow the one before it. The elements of a tensor that begins here
 // are then aligned as on the GPU.
-constexpr uint64_t kAlignment = 256;
+constexpr uint64_t kBatchAlignment = 256;
 
 }  // namespace
 
@@ -37,7 +37,7 @@ BatchPlan plan_batches(const WriteJob& job, const std::vector<uint8_t>& read, co
     const uint64_t span = chunk_span(chunks[i], tensor);
     const uint64_t start = tensor.at(chunks[i].row, chunks[i].col);
     const bool follows = i > 0 && start == source_end && job.tensors[chunks[i - 1].tensor].source == tensor.source;
-    uint64_t offset = follows ? end : (end + kAlignment - 1) / kAlignment * kAlignment;
+    uint64_t offset = follows ? end : (end + kBatchAlignment - 1) / kBatchAlignment * kBatchAlignment;
     if (out.batches.empty() || offset + span > slot_bytes) {
       out.batches.push_back({i, 0});
       offset = 0;
