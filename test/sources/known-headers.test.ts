@@ -3,6 +3,7 @@ import { writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { openDiskSource } from '../../src/sources/disk/disk.ts'
 import { KnownHeaders } from '../../src/sources/disk/known-headers.ts'
+import type { Header, HeaderTensors } from '../../src/sources/disk/known-headers.ts'
 import { encodeSafetensors } from '../../src/wire/safetensors/encode.ts'
 import type { AnnouncedTensor } from '../../src/contract/weight-source.ts'
 
@@ -81,20 +82,28 @@ t.test('a tensor that moves to another file of equal headers stays where its byt
   }
 })
 
+function header (size: number, fill: string): [Header] {
+  return [{ json: Buffer.alloc(size, fill), fileBytes: 1 }]
+}
+
+const found: HeaderTensors = { tensors: [], owners: new Map() }
+
 t.test('the oldest headers are dropped when all take more than 8 MiB', async t => {
   const known = new KnownHeaders()
-  const header = (size: number, fill: string): Buffer => Buffer.alloc(size, fill)
-  const keep = (size: number, fill: string): void => {
-    known.keep([{ json: header(size, fill), fileBytes: 1 }], { tensors: [], owners: new Map([[fill, 0]]) })
-  }
-  const has = (size: number, fill: string): boolean =>
-    known.find([{ json: header(size, fill), fileBytes: 1 }]) !== undefined
   const third = (8 << 20) / 3 | 0
-  for (const fill of 'abc') keep(third, fill)
-  t.ok(has(third, 'a'))
-  keep(third, 'd')
-  t.same([...'abcd'].map(fill => has(third, fill)), [true, false, true, true], 'b was used longest ago')
-  keep(9 << 20, 'e')
-  t.notOk(has(9 << 20, 'e'), 'one that is larger alone is not kept')
-  t.ok([...'acd'].every(fill => has(third, fill)))
+  const kept = (): string => [...'abcde'].filter(fill => known.find(header(third, fill)) !== undefined).join('')
+  for (const fill of 'abc') known.keep(header(third, fill), found)
+  t.ok(known.find(header(third, 'a')))
+  known.keep(header(third, 'd'), found)
+  t.equal(kept(), 'acd', 'b was used longest ago')
+  known.keep(header(9 << 20, 'e'), found)
+  t.equal(known.find(header(9 << 20, 'e')), undefined, 'one that is larger alone is not kept')
+  t.equal(kept(), 'acd')
+})
+
+t.test('the headers of 32 checkpoints are kept, however small they are', async t => {
+  const known = new KnownHeaders()
+  for (let size = 1; size <= 40; size++) known.keep(header(size, 'a'), found)
+  const kept = Array.from({ length: 40 }, (_, i) => i + 1).filter(size => known.find(header(size, 'a')) !== undefined)
+  t.same(kept, Array.from({ length: 32 }, (_, i) => i + 9))
 })

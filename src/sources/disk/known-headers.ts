@@ -17,7 +17,9 @@ interface Known {
   found: HeaderTensors
 }
 
-/** Bytes of headers in all kept ones together. Their tensors take some three times as much. */
+/** Checkpoints whose headers are kept. */
+const MAX_KNOWN = 32
+/** Bytes of all kept headers together. Their tensors take some three times as much. */
 const MAX_BYTES = 8 << 20
 
 /**
@@ -44,7 +46,9 @@ export class KnownHeaders {
     if (bytes > MAX_BYTES) return
     this.#known.push({ headers, found })
     this.#bytes += bytes
-    while (this.#bytes > MAX_BYTES) this.#bytes -= bytesOf(this.#known.shift()!.headers)
+    while (this.#bytes > MAX_BYTES || this.#known.length > MAX_KNOWN) {
+      this.#bytes -= bytesOf(this.#known.shift()!.headers)
+    }
   }
 }
 
