@@ -70,13 +70,14 @@ def test_another_name_than_the_trainer_s_ends_the_wait_of_both(party):
         group.engines["a"].post(UPDATE, group.body(list(group.shapes), "each", {}) | dict(group_name="ours"))
     assert refused.value.status == 400
     words_of(refused.value, '"ours"', "rank 0 of 2", 'a group "theirs"', "group_name must be the same")
-    # torch has connected, and its first broadcast finds that the engine has left.
-    (joined,) = group.end_trainers()
-    assert not isinstance(joined, Exception), joined
-    group.prepare(1)
-    group.begin_send()
-    (sent,) = group.end_trainers()
-    assert isinstance(sent, SenderFailed), sent
+    # The engine connects and leaves. torch's gloo sees that while it joins, or at its first broadcast if it was faster.
+    (ended,) = group.end_trainers()
+    if not isinstance(ended, Exception):
+        group.prepare(1)
+        group.begin_send()
+        (ended,) = group.end_trainers()
+    assert isinstance(ended, SenderFailed), ended
+    assert "gloo" in str(ended), ended
     heals(party, "qwen3", "ta", "theirs", free_port(), 1, *patient)
 
 
