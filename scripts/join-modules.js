@@ -18,7 +18,7 @@ const WORKERS = [
  * program cost more than they save while all cores have work, and code has to run nine times as long as usual before
  * it is optimized, which takes a tenth of all CPU time.
  */
-export const SHORT_LIVED = ['--single-threaded-gc', '--interrupt-budget=600000']
+export const SHORT_LIVED = ['--single-threaded-gc', '--interrupt-budget=600000', '--initial-heap-size=256']
 
 /**
  * Writes the compiled programs in `from` (and those of `entries`, which are paths in it) with the packages that they
