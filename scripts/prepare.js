@@ -1,6 +1,5 @@
 import { spawnSync } from 'node:child_process'
 import { existsSync } from 'node:fs'
-import { createRequire } from 'node:module'
 import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 
@@ -8,23 +7,15 @@ import { fileURLToPath } from 'node:url'
 
 process.chdir(join(dirname(fileURLToPath(import.meta.url)), '..'))
 run([join('scripts', 'build-native.js')])
-const typescript = findTypeScript()
+const typescript = join('node_modules', 'typescript-7', 'bin', 'tsc')
 // Checking the types would take longer than all else that the compiler does. `npm run typecheck` does it.
-if (typescript !== undefined) run([typescript, '-p', 'tsconfig.build.json', '--noCheck'])
+if (existsSync(typescript)) run([typescript, '-p', 'tsconfig.build.json', '--noCheck'])
 else if (!existsSync(join('dist', 'src', 'main.js'))) {
   console.error(
     'refit: the TypeScript is not compiled, because its compiler is a devDependency and these were left out. ' +
       'To build without them:\n' +
       '  npm ci && npm prune --omit=dev --ignore-scripts'
   )
-}
-
-function findTypeScript () {
-  try {
-    return createRequire(import.meta.url).resolve('typescript/bin/tsc')
-  } catch {
-    return undefined
-  }
 }
 
 function run (args) {

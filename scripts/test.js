@@ -57,7 +57,7 @@ function find (path, isNamed) {
 
 /** Compiles the TypeScript that has changed, and copies the other files of test/, which tests read or start by path. */
 function compile () {
-  run(process.execPath, [join('node_modules', 'typescript', 'bin', 'tsc'), '-p', 'tsconfig.test.json'])
+  run(process.execPath, [join('node_modules', 'typescript-7', 'bin', 'tsc'), '-p', 'tsconfig.test.json'])
   // The compiler keeps the output of deleted sources.
   for (const entry of readdirSync(OUT, { recursive: true, withFileTypes: true })) {
     const path = join(entry.parentPath, entry.name)
