@@ -28,6 +28,9 @@ const std::vector<Variant> kVariants = {
      true,       false, 8, 2, 32, true, {1, 1}, 1.0, false, Activation::kGeluTanh},
 };
 
+// More than two blocks of keys (64) and one item of rows (96), with a last block that is not full.
+constexpr int kTokens = 131;
+
 using Logprobs = std::vector<std::vector<float>>;
 
 std::vector<int32_t> random_tokens(std::mt19937& rng, int n, int vocab) {
@@ -108,7 +111,7 @@ void compare(const TestModel& model, const Sequence& s, const std::string& isa,
     const int page_size = ranks == 1 ? 16 : ranks == 2 ? 5 : 1;
     auto device = model.device(ranks, 2, isa, 200, page_size);
     auto free = page_list(200, &rng);
-    const Logprobs got = whole(*device, {s.tokens, some_pages(free, 150, page_size)}, v.vocab);
+    const Logprobs got = whole(*device, {s.tokens, some_pages(free, kTokens, page_size)}, v.vocab);
     const double error = worst(got, expected);
     // bf16 keeps 8 bits and fp16 11, and there are a few dozen roundings between a token and its logits. A router near
     // a tie may choose another expert.
@@ -130,7 +133,7 @@ void test_reference(const Variant& v) {
   std::mt19937 rng(7);
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
     const TestModel model(v, dtype, 11);
-    const Sequence s{random_tokens(rng, 150, v.vocab), {}};
+    const Sequence s{random_tokens(rng, kTokens, v.vocab), {}};
     std::vector<std::vector<int>> routed;
     const auto expected = model.logits(s.tokens, &routed);
     for (const std::string& isa : cpu::isas()) compare(model, s, isa, expected, routed);
@@ -139,7 +142,7 @@ void test_reference(const Variant& v) {
 
 void test_invariants(const Variant& v, const std::string& isa, DType dtype, int ranks, int page_size) {
   std::mt19937 rng(3);
-  const int pages = 700 / page_size + 8, n = 150;
+  const int pages = 700 / page_size + 8, n = kTokens;
   const TestModel model(v, dtype, 5);
   const std::vector<int32_t> tokens = random_tokens(rng, n, v.vocab);
   const auto where = [&](const char* what) {
@@ -199,7 +202,7 @@ void test_invariants(const Variant& v, const std::string& isa, DType dtype, int 
 void test_widths(const Variant& v, const std::string& isa, DType dtype) {
   std::mt19937 rng(13);
   TestModel model(v, dtype, 17);
-  const Sequence s{random_tokens(rng, 150, v.vocab), page_list(10, nullptr)};
+  const Sequence s{random_tokens(rng, kTokens, v.vocab), page_list(10, nullptr)};
   const auto on = [&](int ranks, bool deterministic) {
     model.deterministic = deterministic;
     return whole(*model.device(ranks, 2, isa, 10, 16), s, v.vocab);

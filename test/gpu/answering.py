@@ -14,6 +14,7 @@ def answer(performer, collect=True):
     before its reply. The program's own output goes to the standard error."""
     # Collections need not walk the modules that have been imported, which takes 0.1 s or more.
     gc.freeze()
+    gc.enable()
     # It ends with the process that started it.
     ctypes.CDLL(None).prctl(1, 9)
     replies = os.fdopen(os.dup(1), "w")

@@ -215,7 +215,7 @@ class Watch:
     stopped, does not sleep.
     """
 
-    def __init__(self, server, limit_s=1.0, every_s=0.02):
+    def __init__(self, server, limit_s=1.0, every_s=0.1):
         self.server, self.limit_s, self.every_s = server, limit_s, every_s
         self.longest, self.count, self.problems = (0.0, ""), 0, []
         self.first, self.over = threading.Event(), threading.Event()

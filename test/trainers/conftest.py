@@ -3,6 +3,7 @@
 `npm run test:trainers` fetches the packages; with `-- --newest` their newest releases.
 """
 
+import gc
 import os
 import pathlib
 import sys
@@ -10,12 +11,20 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+# Until freeze_imports (tensors.py).
+gc.disable()
 sys.path[:0] = [str(ROOT / folder) for folder in ("test/contract", "test/gpu", "test/interop")]
 os.environ.update(GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
 
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "cards(count): needs so many NVIDIA GPUs")
+
+
+def pytest_collection_finish():
+    from tensors import freeze_imports
+
+    freeze_imports()
 
 
 def pytest_collection_modifyitems(items):

@@ -85,7 +85,7 @@ def rows_of(folder):
 def test_the_policy_learns_and_its_logprobs_are_the_engines(serve, tmp_path, monkeypatch):
     monkeypatch.setattr(grpo.sums, "held_out", HELD_OUT)
     server = serve(MODEL, *FLAGS)
-    whole = ["--prompts", 160, "--samples", 4]
+    whole = ["--prompts", 96, "--samples", 4]
     before, after = grpo.train(arguments(server, "--out", tmp_path, "--measure", 20, *whole, steps=20))
     assert after > before + 0.08
     rows = rows_of(tmp_path)
