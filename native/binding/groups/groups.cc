@@ -238,8 +238,10 @@ Napi::Value group_receive_messages(const Napi::CallbackInfo& info) {
   std::vector<GroupPart> parts;
   for (const auto& row : parse_messages(info[2])) {
     if (row[MessageRow::kInto] != 0) throw Napi::RangeError::New(env, "messages: gloo receives into slots alone");
-    messages.push_back({static_cast<int>(row[MessageRow::kMine]), static_cast<int>(row[MessageRow::kOther]),
-                        static_cast<uint32_t>(row[MessageRow::kTag]), {}});
+    messages.push_back({static_cast<int>(row[MessageRow::kMine]),
+                        static_cast<int>(row[MessageRow::kOther]),
+                        static_cast<uint32_t>(row[MessageRow::kTag]),
+                        {}});
     parts.push_back({static_cast<uint64_t>(row[MessageRow::kOffset]), static_cast<uint64_t>(row[MessageRow::kBytes])});
   }
   const GroupDeadline deadline = deadline_of(info[3]);
