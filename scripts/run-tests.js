@@ -9,7 +9,7 @@ const GRACE_MS = 10_000
 const WITHOUT_DOMAINS = resolve('scripts', 'without-domains.cjs')
 
 /** Files that share a process: loading tap, fastify and the program takes longer than most of their tests. */
-const BATCH = 8
+const BATCH = 16
 /** Settings of a file for all tests of its process. It shares one with files that have the same. */
 const SETTINGS = /^(process\.env\.REFIT_(NATIVE|CUDA_LIBRARY) = .*|useStandIn\(\);|.*useLoop\(\);)$/gm
 /** Files that set something else for all tests of their process, or change the process, have one of their own. */
