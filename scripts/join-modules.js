@@ -15,8 +15,9 @@ const WORKERS = [
 
 /**
  * Options of Node.js for tests and their servers, which end after seconds: threads that collect garbage beside the
- * program cost more than they save while all cores have work, and code has to run nine times as long as usual before
- * it is optimized, which takes a tenth of all CPU time.
+ * program cost more than they save while all cores have work, code has to run nine times as long as usual before it is
+ * optimized, which takes a tenth of all CPU time, and a heap that begins with 256 MiB is not collected while it grows
+ * there.
  */
 export const SHORT_LIVED = ['--single-threaded-gc', '--interrupt-budget=600000', '--initial-heap-size=256']
 
