@@ -1,3 +1,4 @@
+import { setImmediate } from 'node:timers/promises'
 import type { GroupHost } from '../contract/group-host.ts'
 import { RefitError } from '../errors.ts'
 import type { MasterPolicy } from '../rendezvous/master-policy.ts'
@@ -115,10 +116,17 @@ export class WeightGroups {
   async destroy (name: string): Promise<boolean> {
     const group = this.#groups.get(name)
     if (group === undefined) return false
-    this.#end(group, '/destroy_weights_update_group was called')
+    this.#groups.delete(name)
+    const gone = this.#track(async () => {
+      // A rank that saw the group fail may call this before the failure has reached this thread. The failure goes
+      // first, because it has the reason.
+      await setImmediate()
+      group.end('/destroy_weights_update_group was called')
+      await group.gone
+    })
     let timer: NodeJS.Timeout | undefined
     await Promise.race([
-      group.gone,
+      gone,
       new Promise<void>(resolve => {
         timer = setTimeout(resolve, END_MS)
       })
@@ -190,10 +198,18 @@ export class WeightGroups {
   #end (group: WeightGroup, reason: string): void {
     group.end(reason)
     if (this.#groups.get(group.spec.name) === group) this.#groups.delete(group.spec.name)
-    const gone = group.gone.finally(() => {
-      this.#ending.delete(gone)
+    void this.#track(async () => {
+      await group.gone
     })
-    this.#ending.add(gone)
+  }
+
+  /** Runs an end that `close` waits for. */
+  async #track (end: () => Promise<void>): Promise<void> {
+    const ending = end().finally(() => {
+      this.#ending.delete(ending)
+    })
+    this.#ending.add(ending)
+    await ending
   }
 
   #make (spec: GroupSpec, host: GroupHost): WeightGroup {

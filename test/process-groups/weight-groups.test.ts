@@ -64,6 +64,24 @@ for (const backend of ['gloo', 'nccl'] as const) {
     t.notOk(await groups.destroy('g'))
   })
 
+  t.test(`${backend}: a failure that comes with the destroy of the group is the reason`, async t => {
+    const { groups, fake, announce } = await joined(t, backend)
+    const stream = announce([10])
+    const take = async (): Promise<void> => {
+      await stream.ready()
+      await stream.next()
+    }
+    const taken = backend === 'nccl' ? fake.shut(take) : take()
+    while (!fake.log.includes('receive')) await new Promise(setImmediate)
+    fake.fault = nativeError('GROUP_TIMEOUT', 'rank 0 sent nothing')
+    fake.send(0)
+    const destroyed = groups.destroy('g')
+    t.same(groups.list, [], 'its name is free at once')
+    await t.rejects(taken, { code: 'GROUP_TIMEOUT', message: /rank 0 sent nothing/ })
+    t.ok(await destroyed)
+    await stream.close()
+  })
+
   t.test(`${backend}: the end of the trainer's store fails a group that connects or receives`, async t => {
     const { fake, group, announce, server } = await joined(t, backend)
     if (backend === 'gloo') { while (group.state !== 'connected') await new Promise(setImmediate) }

@@ -178,10 +178,7 @@ def test_a_rank_that_does_not_come_is_named_and_the_next_update_heals(trainer, s
             trainer("update", version="second", **options)
         assert set(failed.value.answers) == {0, 1, 2, 3}, "all ranks know"
         assert failed.value.codes[0] == (codes[transport] if chunk == 0 else "WEIGHTS_TORN")
-        # The other ranks see at once that the engine leaves, and rank 0's destroy may come before the engine has read
-        # its own failure, whose cause is then lost.
-        error = failed.value.answers[0]["error"]
-        assert "rank 3" in error or (chunk > 0 and "/destroy_weights_update_group was called" in error), error
+        assert "rank 3" in failed.value.answers[0]["error"]
         assert client.version() == "first"
         if chunk == 0:
             check(engine, model, 20)
