@@ -209,7 +209,7 @@ def replace(options, folder, place, config):
                 runs[what].append(gaps(server, batch, work))
         level = usual_gaps([found for found, _ in runs["without"]])
         ratios = {
-            what: [gap / level[i] for found, _ in several for i, gap in enumerate(found)]
+            what: [[gap / level[i] for i, gap in enumerate(found)] for found, _ in several]
             for what, several in runs.items()
         }
         for what in ("page cache", "kept memory"):
@@ -220,7 +220,7 @@ def replace(options, folder, place, config):
                 f"{statistics.median(ms for _, taken in runs[what] for ms in taken):.1f} ms",
                 f"{longest(ratios['without'])} without; the usual is the median of the same tokens there, "
                 f"{level[0]:.2f} to {level[-1]:.2f} ms",
-                max(ratios[what]),
+                max(map(max, ratios[what])),
                 1.2,
                 True,
             )
@@ -233,8 +233,14 @@ def usual_gaps(runs):
     ]
 
 
-def longest(ratios):
-    return f"{max(ratios):.2f} ({spread(ratios)}; {sum(ratio > 1.2 for ratio in ratios)} of {len(ratios)} above 1.2)"
+def longest(runs):
+    """For each run the ratios of its gaps."""
+    ratios = [ratio for run in runs for ratio in run]
+    longer = [sum(ratio > 1.2 for ratio in run) for run in runs]
+    return (
+        f"{max(ratios):.2f} ({spread(ratios)}; {sum(longer)} of {len(ratios)} above 1.2, "
+        f"{'none' if not any(longer) else 'in each run ' + ', '.join(map(str, longer))})"
+    )
 
 
 def gaps(server, batch, work=None):

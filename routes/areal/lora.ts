@@ -6,7 +6,7 @@ import { ArealAdapter, arealAdaptersOf } from '../../src/dialects/areal/adapters
 import { nullable, unused } from '../../src/http/schemas.ts'
 import { AdapterName, adapterPath } from '../../src/http/updates/adapter-body.ts'
 import { AdapterLoaded, logAdapter, SGLANG_STATUSES, toAdapterReport } from '../../src/http/updates/adapter-reply.ts'
-import { weightsRoute } from '../../src/http/updates/update-route.ts'
+import { adapterRoute, weightsRoute } from '../../src/http/updates/update-route.ts'
 import type { UpdateRoutes } from '../../src/http/updates/update-route.ts'
 import { ofAdapter, requireAdapters } from '../../src/updates/adapter-load.ts'
 import { done, Done, schema } from './reply.ts'
@@ -55,7 +55,7 @@ const arealLora: UpdateRoutes = async (app, { context }) => {
     return done(engine.info.ranks)
   })
 
-  weightsRoute(app, '/areal_update_weights_lora_xccl', {
+  adapterRoute(app, context, '/areal_update_weights_lora_xccl', {
     config,
     schema: {
       ...loadSchema,
@@ -68,7 +68,7 @@ const arealLora: UpdateRoutes = async (app, { context }) => {
     }
   }, async ({ log }) => reply(await adapters.receive(), log))
 
-  weightsRoute(app, '/areal_update_weights_lora', {
+  adapterRoute(app, context, '/areal_update_weights_lora', {
     config,
     schema: {
       ...loadSchema,

@@ -8,13 +8,13 @@ import {
   SglangAdapters,
   toSglangAdapters
 } from '../../src/http/updates/adapter-reply.ts'
-import { weightsRoute } from '../../src/http/updates/update-route.ts'
+import { adapterRoute } from '../../src/http/updates/update-route.ts'
 import type { UpdateRoutes } from '../../src/http/updates/update-route.ts'
 import { requireAdapters } from '../../src/updates/adapter-load.ts'
 
 /** LoRA adapters that verl's workers send to vLLM's, as they send weights. */
 const loraIpc: UpdateRoutes = async (app, { context }) => {
-  weightsRoute(app, '/load_lora_adapter_from_ipc', {
+  adapterRoute(app, context, '/load_lora_adapter_from_ipc', {
     config: { errors: 'lora', statuses: SGLANG_STATUSES },
     schema: {
       operationId: 'loadLoraAdapterFromIpc',

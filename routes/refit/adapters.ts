@@ -4,7 +4,7 @@ import { RefitError } from '../../src/errors.ts'
 import type { UpdatesContext } from '../../src/http/context.ts'
 import { nullable, refusals, WeightsRefusal } from '../../src/http/schemas.ts'
 import { Adapter, AdapterLoaded, logAdapter, toAdapter, toAdapterReport } from '../../src/http/updates/adapter-reply.ts'
-import { deleteRoute, weightsRoute } from '../../src/http/updates/update-route.ts'
+import { adapterRoute, deleteRoute } from '../../src/http/updates/update-route.ts'
 import type { UpdateApp, UpdateRoutes } from '../../src/http/updates/update-route.ts'
 import { heldForm } from '../../src/http/upload/held-form.ts'
 import { loadAdapterFromForm } from '../../src/http/upload/adapter-upload.ts'
@@ -66,7 +66,7 @@ const adapters: UpdateRoutes = async (app, { context }) => {
 
   oneAdapter(app, context)
 
-  weightsRoute(app, '/adapters/*', {
+  adapterRoute(app, context, '/adapters/*', {
     config: { uploads: true },
     schema: {
       operationId: 'loadAdapter',

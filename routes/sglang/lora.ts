@@ -17,7 +17,7 @@ import {
   SglangAdapters,
   toSglangAdapters
 } from '../../src/http/updates/adapter-reply.ts'
-import { weightsRoute } from '../../src/http/updates/update-route.ts'
+import { adapterRoute } from '../../src/http/updates/update-route.ts'
 import type { UpdateApp, UpdateRoutes } from '../../src/http/updates/update-route.ts'
 import {
   loadAdapterFromDisk,
@@ -36,7 +36,7 @@ const common = { tags: ['adapters'], response: { 200: SglangAdapters, ...refusal
 const lora: UpdateRoutes = async (app, { context }) => {
   const { engine, dialects } = context
 
-  weightsRoute(app, '/load_lora_adapter', {
+  adapterRoute(app, context, '/load_lora_adapter', {
     config,
     schema: {
       ...common,
@@ -53,7 +53,7 @@ const lora: UpdateRoutes = async (app, { context }) => {
     return toSglangAdapters(requireAdapters(engine), report)
   })
 
-  weightsRoute(app, '/unload_lora_adapter', {
+  adapterRoute(app, context, '/unload_lora_adapter', {
     config,
     schema: {
       ...common,
@@ -72,7 +72,7 @@ const lora: UpdateRoutes = async (app, { context }) => {
 }
 
 function tensorRoutes (app: UpdateApp, context: UpdatesContext): void {
-  weightsRoute(app, '/load_lora_adapter_from_tensors', {
+  adapterRoute(app, context, '/load_lora_adapter_from_tensors', {
     config,
     bodyLimit: TENSOR_BODY_LIMIT,
     refuse: async (body, error, headers) => {
@@ -114,7 +114,7 @@ function tensorRoutes (app: UpdateApp, context: UpdatesContext): void {
     return checksums == null ? reply : { ...reply, checksums_verified: true }
   })
 
-  weightsRoute(app, '/load_lora_adapter_from_distributed', {
+  adapterRoute(app, context, '/load_lora_adapter_from_distributed', {
     config,
     // The trainer broadcasts even if a field is invalid.
     refuse: async (body, error) => withNote(error, await context.distributed.refuse(body, GROUP_NAME)) as Error,

@@ -2,7 +2,7 @@ import { Type } from 'typebox'
 import { OpenAiRefusal, refusals } from '../../src/http/schemas.ts'
 import { AdapterName, adapterPath } from '../../src/http/updates/adapter-body.ts'
 import { AdapterLoaded, logAdapter, toAdapterReport, VLLM_STATUSES } from '../../src/http/updates/adapter-reply.ts'
-import { weightsRoute } from '../../src/http/updates/update-route.ts'
+import { adapterRoute } from '../../src/http/updates/update-route.ts'
 import type { UpdateRoutes } from '../../src/http/updates/update-route.ts'
 import { loadAdapterFromDisk } from '../../src/updates/adapter-load.ts'
 
@@ -16,7 +16,7 @@ const Loaded = Type.Object({
 
 /** SkyRL's route for LoRA adapters: the same name and folder each time, replaced in place. */
 const skyrlLora: UpdateRoutes = async (app, { context }) => {
-  weightsRoute(app, '/skyrl/v1/load_lora_adapter', {
+  adapterRoute(app, context, '/skyrl/v1/load_lora_adapter', {
     config: { errors: 'openai', statuses: VLLM_STATUSES },
     schema: {
       operationId: 'loadLoraAdapterSkyrl',

@@ -2,7 +2,7 @@ import { Type } from 'typebox'
 import { nullable, OpenAiRefusal, refusals } from '../../src/http/schemas.ts'
 import { AdapterName, adapterPath, UnloadAdapterBody } from '../../src/http/updates/adapter-body.ts'
 import { logAdapter, VLLM_STATUSES } from '../../src/http/updates/adapter-reply.ts'
-import { weightsRoute } from '../../src/http/updates/update-route.ts'
+import { adapterRoute } from '../../src/http/updates/update-route.ts'
 import type { UpdateRoutes } from '../../src/http/updates/update-route.ts'
 import { loadAdapterFromDisk, unloadAdapter } from '../../src/updates/adapter-load.ts'
 
@@ -24,7 +24,7 @@ const TEXT = 'text/plain; charset=utf-8'
 
 /** vLLM's routes for LoRA adapters. Its flag for them (VLLM_ALLOW_RUNTIME_LORA_UPDATING) is not needed. */
 const vllmLora: UpdateRoutes = async (app, { context }) => {
-  weightsRoute(app, '/v1/load_lora_adapter', {
+  adapterRoute(app, context, '/v1/load_lora_adapter', {
     config,
     schema: {
       ...common,
@@ -40,7 +40,7 @@ const vllmLora: UpdateRoutes = async (app, { context }) => {
     return await reply.type(TEXT).send(`Success: LoRA adapter '${name}' added successfully.`)
   })
 
-  weightsRoute(app, '/v1/unload_lora_adapter', {
+  adapterRoute(app, context, '/v1/unload_lora_adapter', {
     config,
     schema: {
       ...common,

@@ -2,6 +2,8 @@ import { collectYoungGarbage } from './young-garbage.ts'
 
 /** Without tokens for so long, no step is under way that soon delivers some. */
 const QUIET_MS = 50
+/** The part of the time between two deliveries in which work may still begin. */
+const EARLY = 0.25
 
 /**
  * The time right after the tokens of a step have been delivered. Work of the main thread that begins then is over, most
@@ -11,15 +13,23 @@ export class DeliveryLull {
   readonly #waiting = new Set<() => void>()
   readonly #quietMs: number
   #isQuiet = true
+  /** When the last one began. */
+  #began = 0
+  /** The time between the last two; 0 if the first of them was long ago. */
+  #intervalMs = 0
   #quiet: NodeJS.Timeout | undefined
 
   constructor (quietMs = QUIET_MS) {
     this.#quietMs = quietMs
   }
 
-  begin (): void {
+  /** `isLast`: no requests are left. */
+  begin (isLast = false): void {
+    const now = performance.now()
+    this.#intervalMs = this.#isQuiet ? 0 : now - this.#began
+    this.#began = now
+    this.#isQuiet = isLast
     collectYoungGarbage()
-    this.#isQuiet = false
     this.#quiet ??= setTimeout(() => {
       this.#isQuiet = true
       this.#resume()
@@ -29,9 +39,9 @@ export class DeliveryLull {
     this.#resume()
   }
 
-  /** Resolves when the next one begins, or as soon as no tokens are delivered any more. */
+  /** Resolves when one begins, at once if one has just begun or no tokens are delivered any more. */
   async next (): Promise<void> {
-    if (this.#isQuiet) return
+    if (this.#isQuiet || performance.now() - this.#began < EARLY * this.#intervalMs) return
     await new Promise<void>(resolve => {
       this.#waiting.add(resolve)
     })

@@ -323,7 +323,7 @@ export class SchedulerClient implements GateKeeper {
     // After the readers of these events have run.
     setImmediate(() => {
       this.#heartbeat.delivered(loadOf(batch))
-      this.lull.begin()
+      this.lull.begin(batch.stats.running + batch.stats.queued === 0)
     })
     let tokens = 0
     let next = 0

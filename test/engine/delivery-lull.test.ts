@@ -1,3 +1,4 @@
+import { setTimeout as sleep } from 'node:timers/promises'
 import t from 'tap'
 import { DeliveryLull } from '../../src/engine/delivery-lull.ts'
 
@@ -30,4 +31,32 @@ t.test('work begins although the tokens that it waits for never come', async t =
     t.pass(`after ${turn} deliveries`)
   }
   clearInterval(keepAlive)
+})
+
+t.test('work begins at once right after a delivery, not later', async t => {
+  const lull = new DeliveryLull(LONG_MS)
+  lull.begin()
+  await sleep(100)
+  lull.begin()
+  await lull.next() // A quarter of those 100 ms.
+  await sleep(100)
+  let begun = false
+  const late = lull.next().then(() => {
+    begun = true
+  })
+  await new Promise(resolve => setImmediate(resolve))
+  t.notOk(begun, 'tokens may come soon')
+  lull.begin()
+  await late
+})
+
+t.test('work begins at once when no requests are left', async t => {
+  const lull = new DeliveryLull(LONG_MS)
+  lull.begin()
+  const waiting = lull.next()
+  lull.begin(true)
+  await waiting
+  await sleep(5)
+  await lull.next()
+  t.pass('no tokens are delivered any more')
 })

@@ -87,6 +87,28 @@ export function updateRoute<const Schema extends FastifySchema> (
 }
 
 /**
+ * Registers a POST route that loads or unloads an adapter while requests generate. It requires the admin key, and
+ * `handle` sees only valid bodies. The body is read when tokens have just been delivered: reading and checking it takes
+ * as long as a delivery, and tokens that come meanwhile would wait.
+ */
+export function adapterRoute<const Schema extends FastifySchema> (
+  app: UpdateApp,
+  { engine }: Pick<UpdatesContext, 'engine'>,
+  url: string,
+  { config, ...options }: Options<Schema>,
+  handle: Handler<Schema>
+): void {
+  register(app, url, {
+    ...options,
+    config: { changesWeights: false, ...config },
+    preParsing: async (_request, _reply, payload) => {
+      await engine.adapters?.lull?.()
+      return payload
+    }
+  }, handle)
+}
+
+/**
  * Registers a POST route that belongs to updates but writes nothing: groups, scopes, announcements, checks. It requires
  * the admin key, and `handle` sees only valid bodies.
  */
