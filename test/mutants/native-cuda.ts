@@ -77,28 +77,28 @@ export const nativeCuda: readonly Mutant[] = [
     file: 'native/cuda/attention/attention_merge.cuh',
     before: 'for (int chunk = 1; chunk < merge.parts; chunk += kMergeAhead) {',
     after: 'for (int chunk = 1; chunk < merge.parts - 1; chunk += kMergeAhead) {',
-    tests: ['native/test/gpu/attention/attention_test.cu']
+    tests: ['native/test/gpu/attention/attention_test.cc']
   },
   {
     why: "a prefix's last, incomplete chunk takes the place of its complete ones",
     file: 'native/cuda/attention/attention_wide.cuh',
     before: 'begun ? 1 : 0)',
     after: '0)',
-    tests: ['native/test/gpu/attention/attention_test.cu']
+    tests: ['native/test/gpu/attention/attention_test.cc']
   },
   {
     why: 'sequences share a page that only some of them have',
     file: 'native/cuda/attention/attention_prefixes.cc',
     before: 'while (from < most && a.pages[from] == b.pages[from]) ++from;',
     after: 'while (from < most && a.pages[from] == b.pages[from]) ++from;\n  ++from;',
-    tests: ['native/test/gpu/attention/attention_test.cu']
+    tests: ['native/test/gpu/attention/attention_test.cc']
   },
   {
     why: 'neighbours in the order of page tables share all that one of them shares with a third',
     file: 'native/cuda/attention/attention_prefixes.cc',
     before: 'std::min(depth_of(i - 1), depth_of(i))',
     after: 'std::max(depth_of(i - 1), depth_of(i))',
-    tests: ['native/test/gpu/attention/attention_test.cu']
+    tests: ['native/test/gpu/attention/attention_test.cc']
   },
   {
     why: 'padding writes its keys into the first slot of the cache',
@@ -112,7 +112,7 @@ export const nativeCuda: readonly Mutant[] = [
     file: 'native/cuda/moe/moe_route.cu',
     before: 'if (kv_slots != nullptr && kv_slots[token] < 0) {',
     after: 'if (kv_slots != nullptr && kv_slots[token] < -1) {',
-    tests: ['native/test/gpu/moe_test.cu']
+    tests: ['native/test/gpu/moe_test.cc']
   },
   {
     why: 'graphs outlive the block whose address they hold',
@@ -154,56 +154,56 @@ export const nativeCuda: readonly Mutant[] = [
     file: 'native/cuda/adapters/adapter_segments.cc',
     before: 'return {rounded_segments(counts.count),',
     after: 'return {rounded_segments(counts.count - 1),',
-    tests: ['native/test/gpu/adapters/adapters_test.cu']
+    tests: ['native/test/gpu/adapters/adapters_test.cc']
   },
   {
     why: 'every adapter is expanded with the matrix of the first slot',
     file: 'native/cuda/adapters/adapters_expand.cu',
     before: 'w.b + int64_t{segment.slot} * tiles.all_columns * w.rank + expand_column()',
     after: 'w.b + expand_column()',
-    tests: ['native/test/gpu/adapters/adapters_test.cu']
+    tests: ['native/test/gpu/adapters/adapters_test.cc']
   },
   {
     why: 'a block expands its third tile of columns with the B of its first',
     file: 'native/cuda/adapters/adapters_expand.cu',
     before: 'if (later < tiles.count) rows.fetch_b(ring, stage, expand_tile(tiles, later));',
     after: '',
-    tests: ['native/test/gpu/adapters/adapters_test.cu']
+    tests: ['native/test/gpu/adapters/adapters_test.cc']
   },
   {
     why: 'a block adds to its second tile of columns what it has loaded for its first',
     file: 'native/cuda/adapters/adapters_expand.cu',
     before: 'if (kAhead) now = next;',
     after: '',
-    tests: ['native/test/gpu/adapters/adapters_test.cu']
+    tests: ['native/test/gpu/adapters/adapters_test.cc']
   },
   {
     why: 'a block of a cluster adds its own sums in place of the other blocks',
     file: 'native/cuda/adapters/adapters_shrink.cuh',
     before: 'cluster_load(&sums[warp % kWarps][m][n], warp / kWarps)',
     after: 'cluster_load(&sums[warp % kWarps][m][n], rank())',
-    tests: ['native/test/gpu/adapters/adapters_test.cu']
+    tests: ['native/test/gpu/adapters/adapters_test.cc']
   },
   {
     why: 'lanes that share the activation of two rows take the columns of others',
     file: 'native/cuda/adapters/adapters_activate.cu',
     before: 'if (i / kPairs == part)',
     after: 'if (i / kPairs == (part ^ 1))',
-    tests: ['native/test/gpu/adapters/adapters_test.cu']
+    tests: ['native/test/gpu/adapters/adapters_test.cc']
   },
   {
     why: "what a slot holds beyond an adapter's own rank counts",
     file: 'native/cuda/adapters/adapters_device.cuh',
     before: 'return {entry.x, min((static_cast<int>(entry.y) + 15) / 16 * 16, rank)};',
     after: 'return {entry.x, rank};',
-    tests: ['native/test/gpu/adapters/adapters_test.cu']
+    tests: ['native/test/gpu/adapters/adapters_test.cc']
   },
   {
     why: 'k is turned by the position of the first token',
     file: 'native/cuda/forward/elementwise_rope.cu',
     before: 'a.rope + static_cast<int64_t>(a.positions[token]) * dim + i;',
     after: 'a.rope + static_cast<int64_t>(a.positions[is_k ? 0 : token]) * dim + i;',
-    tests: ['native/test/gpu/elementwise_test.cu']
+    tests: ['native/test/gpu/elementwise_test.cc']
   },
   {
     why: 'top-p forgets the limit of top-k',

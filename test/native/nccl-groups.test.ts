@@ -13,7 +13,7 @@ import type { PlainModel } from './helpers/plain-core.ts'
 import { configSource, FAULTY, runAlone } from './helpers/run-script.ts'
 
 // NCCL process groups without a GPU: the shipped code except CUDA's own calls, with a library that has NCCL's interface
-// and threads as ranks (native/test/nccl_loop.cc). native/test/gpu/group/group_test.cu tests the rest.
+// and threads as ranks (native/test/nccl_loop.cc). native/test/gpu/group/group_test.cc tests the rest.
 // npm run test:native runs native/test/gpu/group/group_life.cc, the same without the addon, under the sanitizers.
 
 const loop = join(packageRoot, 'build/stand-in/nccl_loop.so')

@@ -10,6 +10,7 @@
 
 #include "cuda/device/check.h"
 #include "cuda/gemm/gemm.h"
+#include "test/gpu/kernels/matrix_kernels.h"
 #include "test/gpu/matrix_common.cuh"
 
 namespace refit::test {
@@ -21,18 +22,13 @@ using cuda::Product;
 
 constexpr size_t kWorkspace = 32 << 20;
 
-__global__ void hold(const volatile uint32_t* let_go) {
-  while (*let_go == 0) __nanosleep(1000);
-}
-
 // Blocks a GPU until it is released, or for 20 s.
 class Held {
  public:
   Held() {
     cuda::check(cudaHostAlloc(&word_, sizeof *word_, cudaHostAllocMapped), "cudaHostAlloc");
     *word_ = 0;
-    hold<<<1, 1>>>(word_);
-    cuda::check(cudaGetLastError(), "hold");
+    launch_hold(word_);
     patience_ = std::thread([this] {
       std::unique_lock lock(mutex_);
       changed_.wait_for(lock, std::chrono::seconds(20), [this] { return free_; });

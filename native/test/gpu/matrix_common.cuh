@@ -3,6 +3,7 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -14,6 +15,7 @@
 #include "cuda/device/check.h"
 #include "cuda/device/types.h"
 #include "test/check.h"
+#include "test/gpu/kernels/matrix_kernels.h"
 
 namespace refit::test {
 
@@ -72,52 +74,6 @@ class Buffer {
   uint8_t* raw_ = nullptr;
 };
 
-// A number in [-1, 1) for a position; `seed` selects the sequence.
-__host__ __device__ inline float noise(uint64_t at, uint64_t seed) {
-  uint64_t z = at * 0x9e3779b97f4a7c15ull + seed * 0xd1342543de82ef95ull + 0x632be59bd9b4e019ull;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;  // the mixer of splitmix64 (Steele, Lea, Flood)
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-  z ^= z >> 31;
-  return static_cast<float>(static_cast<int32_t>(z >> 32)) * 0x1p-31f;
-}
-
-static __global__ void fill_kernel(Element* to, int64_t rows, int64_t columns, int64_t ld, float scale, uint64_t seed) {
-  for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < rows * columns;
-       i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
-    to[i / columns * ld + i % columns] = to_element(noise(i, seed) * scale);
-  }
-}
-
-// Writes numbers to a matrix and leaves the memory between its rows unchanged.
-inline void fill(Element* to, int64_t rows, int64_t columns, int64_t ld, float scale, uint64_t seed) {
-  fill_kernel<<<1024, 256>>>(to, rows, columns, ld, scale, seed);
-  cuda::check_launch("fill_kernel");
-}
-
-// sum[m, n] = x[m] w[n] + bias[n] in double, and size[m, n] the same of absolute values: the measure of error.
-static __global__ void reference_kernel(int64_t M, int64_t N, int64_t K, const Element* x, int64_t ldx,
-                                        const Element* w, const Element* bias, double* sum, double* size) {
-  __shared__ double xs[16][17], ws[16][17];
-  const int64_t m = blockIdx.y * 16ll + threadIdx.y, n0 = blockIdx.x * 16ll, n = n0 + threadIdx.x;
-  double s = 0, a = 0;
-  for (int64_t k = 0; k < K; k += 16) {
-    const int64_t at = k + threadIdx.x;
-    xs[threadIdx.y][threadIdx.x] = m < M && at < K ? to_float(x[m * ldx + at]) : 0.0;
-    ws[threadIdx.y][threadIdx.x] = n0 + threadIdx.y < N && at < K ? to_float(w[(n0 + threadIdx.y) * K + at]) : 0.0;
-    __syncthreads();
-    for (int i = 0; i < 16; i++) {
-      const double product = xs[threadIdx.y][i] * ws[threadIdx.x][i];
-      s += product;
-      a += fabs(product);
-    }
-    __syncthreads();
-  }
-  if (m >= M || n >= N) return;
-  const double b = bias != nullptr ? to_float(bias[n]) : 0.0;
-  sum[m * N + n] = s + b;
-  size[m * N + n] = a + fabs(b);
-}
-
 struct Reference {
   std::vector<double> sum, size;  // [M, N]
 };
@@ -125,9 +81,7 @@ struct Reference {
 inline Reference reference(int64_t M, int64_t N, int64_t K, const Element* x, int64_t ldx, const Element* w,
                            const Element* bias) {
   Buffer<double> sum(M * N), size(M * N);
-  const dim3 grid(static_cast<unsigned>((N + 15) / 16), static_cast<unsigned>((M + 15) / 16));
-  reference_kernel<<<grid, dim3(16, 16)>>>(M, N, K, x, ldx, w, bias, sum.data(), size.data());
-  cuda::check_launch("reference_kernel");
+  launch_reference(M, N, K, x, ldx, w, bias, sum.data(), size.data());
   return {sum.get(), size.get()};
 }
 
@@ -156,30 +110,13 @@ double microseconds(int times, Work work) {
   return ms * 1000.0 / times;
 }
 
-static __global__ void read_kernel(const uint4* from, int64_t count, uint32_t* to) {
-  const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  uint32_t sum = 0;
-  int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
-  for (; i + 7 * stride < count; i += 8 * stride) {
-    uint4 v[8];
-#pragma unroll
-    for (int j = 0; j < 8; j++) v[j] = __ldcs(from + i + j * stride);
-#pragma unroll
-    for (int j = 0; j < 8; j++) sum += v[j].x ^ v[j].y ^ v[j].z ^ v[j].w;
-  }
-  for (; i < count; i += stride) sum += from[i].x;
-  if (sum == 0x12345678) *to = sum;
-}
-
 // GB/s of reading the buffer with the whole GPU.
 inline double read_bandwidth(const void* data, size_t bytes, uint32_t* to) {
   int processors = 0;
   check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, 0), "cudaDeviceGetAttribute");
   double best = 0;
   for (int blocks : {2, 4}) {
-    const double us = microseconds(5, [&](int) {
-      read_kernel<<<processors * blocks, 512>>>(static_cast<const uint4*>(data), static_cast<int64_t>(bytes / 16), to);
-    });
+    const double us = microseconds(5, [&](int) { launch_read(processors * blocks, data, bytes, to); });
     best = std::max(best, static_cast<double>(bytes) / us * 1e-3);
   }
   return best;

@@ -1,5 +1,5 @@
 // Groups of whole engines on GPUs: refusals, parameters from engine to engine, and whether a group still works. For
-// group_test.cu.
+// group_test.cc.
 #pragma once
 #include <functional>
 #include <string>

@@ -1,6 +1,7 @@
 // The other process of group_test: a rank of a group that calls NCCL as a trainer's torch does. It receives commands
 // through a pipe, and dies on command. It is started by exec, so it inherits no context.
 #pragma once
+#include <cuda_runtime.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -19,6 +20,7 @@
 
 #include "cuda/device/check.h"
 #include "cuda/group/nccl.h"
+#include "test/gpu/group/group_kernels.h"
 #include "test/gpu/pipe.h"
 
 namespace refit::group_test {
@@ -27,41 +29,13 @@ using cuda::check;
 using test::receive_all;
 using test::send_all;
 
-// Byte i of broadcast number `seed`.
-__host__ __device__ inline uint8_t value(uint64_t seed, uint64_t i) {
-  uint64_t z = seed * 0x9e3779b97f4a7c15u + (i >> 2) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  // No NaN in Elements, so that a scatter may convert it.
-  const auto byte = static_cast<uint8_t>(z >> (8 * (i & 3)));
-  return (i & 1) != 0 ? byte & 0x3f : byte;
-}
-
-static __global__ void fill(uint8_t* out, uint64_t count, uint64_t seed) {
-  for (uint64_t i = blockIdx.x * uint64_t{blockDim.x} + threadIdx.x; i < count; i += uint64_t{gridDim.x} * blockDim.x) {
-    out[i] = value(seed, i);
-  }
-}
-
-struct Wrong {
-  unsigned long long count, first;
-};
-
-static __global__ void count_wrong(const uint8_t* data, uint64_t count, uint64_t seed, uint64_t from, Wrong* wrong) {
-  for (uint64_t i = blockIdx.x * uint64_t{blockDim.x} + threadIdx.x; i < count; i += uint64_t{gridDim.x} * blockDim.x) {
-    if (data[i] == value(seed, from + i)) continue;
-    atomicAdd(&wrong->count, 1ull);
-    atomicMin(&wrong->first, static_cast<unsigned long long>(i));
-  }
-}
-
 // Bytes [from, from + count) of broadcast `seed` are at `data`, on the current GPU.
 inline Wrong compare(const uint8_t* data, uint64_t count, uint64_t seed, uint64_t from = 0) {
   Wrong* on_gpu = nullptr;
   Wrong wrong{0, ~0ull};
   check(cudaMalloc(&on_gpu, sizeof wrong), "cudaMalloc");
   check(cudaMemcpy(on_gpu, &wrong, sizeof wrong, cudaMemcpyHostToDevice), "upload");
-  count_wrong<<<512, 256>>>(data, count, seed, from, on_gpu);
+  count_wrong(data, count, seed, from, on_gpu);
   check(cudaMemcpy(&wrong, on_gpu, sizeof wrong, cudaMemcpyDeviceToHost), "count_wrong");
   cudaFree(on_gpu);
   return wrong;
@@ -147,7 +121,7 @@ class Performer {
     reserve(total + 256);
     for (size_t i = 0; i < sizes.size(); i++) {
       uint8_t* const data = memory_ + at[i];
-      if (!listen && sizes[i] > 0) fill<<<512, 256, 0, stream_>>>(data, sizes[i], c.seed + i);
+      if (!listen && sizes[i] > 0) fill(data, sizes[i], c.seed + i, stream_);
       if (sizes[i] > 0) {
         comm_->broadcast(data, data, sizes[i], cuda::kNcclUint8, listen ? c.root : comm_->rank(), stream_);
       }
@@ -164,7 +138,7 @@ class Performer {
 
   std::string timed(const Command& c, const std::vector<uint64_t>& sizes) {
     reserve(sizes.at(0));
-    fill<<<512, 256, 0, stream_>>>(memory_, sizes[0], c.seed);
+    fill(memory_, sizes[0], c.seed, stream_);
     check(cudaStreamSynchronize(stream_), "fill");
     const auto began = std::chrono::steady_clock::now();
     for (int i = 0; i < c.rounds; i++) {

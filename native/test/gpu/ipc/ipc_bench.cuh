@@ -47,7 +47,7 @@ void beside_copies(World& world, GpuIpc& driver, const Shared& shared) {
           "cudaMemcpyAsync");
   };
   rank.run([&] {
-        refit::ipc_test::spin<<<1, 1, 0, rank.stream>>>(100'000'000);
+        refit::ipc_test::spin(100'000'000, rank.stream);
         const double opened = ms_of([&] { open[0] = driver.open(0, shared.segment(0)); });
         const bool still = cudaStreamQuery(rank.stream) == cudaErrorNotReady;
         const double closed = ms_of([&] { driver.close(0, open[0]); });

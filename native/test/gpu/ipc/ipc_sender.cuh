@@ -2,6 +2,7 @@
 // before or after it uses CUDA itself: no context is inherited.
 #pragma once
 #include <cuda.h>
+#include <cuda_runtime.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -16,6 +17,7 @@
 
 #include "core/philox.h"
 #include "cuda/device/driver.h"
+#include "test/gpu/ipc/ipc_kernels.h"
 #include "test/gpu/pipe.h"
 
 namespace refit::ipc_test {
@@ -23,41 +25,6 @@ namespace refit::ipc_test {
 using cuda::check;
 using test::receive_all;
 using test::send_all;
-
-// The value of element i of segment s: any bits except NaN.
-__host__ __device__ inline uint16_t value(uint64_t seed, uint64_t segment, uint64_t i) {
-  uint64_t z = (seed * 0x9e3779b97f4a7c15u + segment) * 0xbf58476d1ce4e5b9u + i;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return static_cast<uint16_t>((z ^ (z >> 31)) & 0x3fff);
-}
-
-static __global__ void fill(uint16_t* out, uint64_t count, uint64_t seed, uint64_t segment) {
-  for (uint64_t i = blockIdx.x * uint64_t{blockDim.x} + threadIdx.x; i < count; i += uint64_t{gridDim.x} * blockDim.x) {
-    out[i] = value(seed, segment, i);
-  }
-}
-
-struct Wrong {
-  unsigned long long count, first;
-};
-
-static __global__ void count_wrong(const uint16_t* param, uint64_t count, uint64_t from, uint64_t seed,
-                                   uint64_t segment, Wrong* wrong) {
-  for (uint64_t i = blockIdx.x * uint64_t{blockDim.x} + threadIdx.x; i < count; i += uint64_t{gridDim.x} * blockDim.x) {
-    if (param[i] == value(seed, segment, from + i)) continue;
-    atomicAdd(&wrong->count, 1ull);
-    atomicMin(&wrong->first, static_cast<unsigned long long>(i));
-  }
-}
-
-static __global__ void spin(uint64_t nanoseconds) {
-  uint64_t begin, now;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
-  do {
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-  } while (now - begin < nanoseconds);
-}
 
 struct Command {
   char what = 'Q';  // A: cudaMalloc, V: blocks in one mapping, F: write and record events, Q: end
@@ -140,9 +107,9 @@ class Exporter {
   std::vector<uint8_t> fill_all(const Command& c) {
     for (cudaEvent_t event : events_) cudaEventDestroy(event);
     events_.assign(static_cast<size_t>(c.count), nullptr);
-    if (c.spin_ms > 0) spin<<<1, 1, 0, stream_>>>(static_cast<uint64_t>(c.spin_ms) * 1000000);
+    if (c.spin_ms > 0) spin(static_cast<uint64_t>(c.spin_ms) * 1000000, stream_);
     for (size_t s = 0; s < parts_.size(); s++) {
-      fill<<<1024, 256, 0, stream_>>>(parts_[s].first, parts_[s].second, c.seed, s);
+      fill(parts_[s].first, parts_[s].second, c.seed, s, stream_);
     }
     check(cudaGetLastError(), "fill");
     std::vector<uint8_t> out;

@@ -1,5 +1,5 @@
 // Ranks with parameters, and the memory that a sender in another process shares with them (ipc_sender.cuh). For
-// ipc_test.cu, which compiles the executor and the sessions with their fault points before it includes this.
+// ipc_test.cc, which compiles the executor and the sessions with their fault points before it includes this.
 #pragma once
 #include <memory>
 #include <string>
@@ -10,6 +10,7 @@
 #include "cuda/exchange/peers.h"
 #include "cuda/weights/ipc_driver.h"
 #include "cuda/weights/write.h"
+#include "test/gpu/ipc/ipc_kernels.h"
 #include "test/gpu/ipc/ipc_sender.cuh"
 
 using namespace refit;
@@ -115,9 +116,8 @@ struct World {
               check(cudaMemcpy(counter, &host, sizeof host, cudaMemcpyHostToDevice), "cudaMemcpy");
               const uint64_t elements = static_cast<uint64_t>(rows / count) * kCols;
               const uint64_t from = (p % tensors * static_cast<uint64_t>(rows) + r * (rows / count)) * kCols;
-              count_wrong<<<256, 256, 0, ranks[r]->stream>>>(
-                  reinterpret_cast<const uint16_t*>(params.at(r, static_cast<int>(p))), elements, from, seed,
-                  p / tensors, counter);
+              count_wrong(reinterpret_cast<const uint16_t*>(params.at(r, static_cast<int>(p))), elements, from, seed,
+                          p / tensors, counter, ranks[r]->stream);
               check(cudaStreamSynchronize(ranks[r]->stream), "count_wrong");
               check(cudaMemcpy(&host, counter, sizeof host, cudaMemcpyDeviceToHost), "cudaMemcpy");
               cudaFree(counter);

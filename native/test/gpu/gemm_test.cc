@@ -1,9 +1,10 @@
 // gemm_test [--quick] [--bench] [--seed N]: y = x w^T by each of the three paths against double, and their speed.
+#include "cuda/gemm/gemm.h"
+
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
 
-#include "cuda/gemm/gemm.h"
 #include "test/gpu/gemm_loading.cuh"
 #include "test/gpu/gemm_order.cuh"
 #include "test/gpu/matrix_common.cuh"

@@ -4,6 +4,8 @@
 // ranks.
 //   group_test [--seed N] [--quick]   --quick: nothing, for compute-sanitizer, which would check NCCL's kernels
 //   group_test --bench [--gb 16]    receiving with scatter against plain NCCL, in pieces of 512 MB
+#include "cuda/group/group.h"
+
 #include <dirent.h>
 
 #include <cmath>
@@ -13,7 +15,6 @@
 #include "core/write/places.h"
 #include "cuda/device/device.h"
 #include "cuda/device/uuid.h"
-#include "cuda/group/group.h"
 #include "cuda/group/group_cuda.h"
 #include "cuda/group/group_library.h"
 #include "cuda/weights/write.h"

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "bench_gpu/bench_kernels.h"
 #include "bench_gpu/checkpoint.h"
 #include "bench_gpu/timing.h"
 #include "core/checksum.h"
@@ -21,16 +22,9 @@ using namespace refit::cuda;
 
 namespace {
 
-__global__ void fill_kernel(uint64_t* out, size_t words, uint64_t seed) {
-  const size_t step = static_cast<size_t>(gridDim.x) * blockDim.x;
-  for (size_t i = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < words; i += step) {
-    out[i] = splitmix64_mix(seed + i);
-  }
-}
-
 void fill(int device, uint8_t* data, size_t bytes, uint64_t seed) {
   check(cudaSetDevice(device), "cudaSetDevice");
-  fill_kernel<<<2048, 256>>>(reinterpret_cast<uint64_t*>(data), bytes / 8, seed);
+  fill_words(reinterpret_cast<uint64_t*>(data), bytes / 8, seed);
   check(cudaDeviceSynchronize(), "fill");
   check(cudaSetDevice(0), "cudaSetDevice");
 }

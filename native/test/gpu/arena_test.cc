@@ -1,5 +1,9 @@
 // GPU memory by tag: released memory goes back to the GPU and is resumed at the same address. Arguments: [--quick]
 // [--bench] [seed].
+#include "cuda/device/arena.h"
+
+#include <cuda_runtime.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -9,9 +13,9 @@
 #include <vector>
 
 #include "core/memory_error.h"
-#include "cuda/device/arena.h"
 #include "cuda/device/driver.h"
 #include "test/check.h"
+#include "test/gpu/kernels/device_kernels.h"
 
 namespace refit::cuda {
 namespace {
@@ -22,20 +26,8 @@ size_t free_bytes() {
   return free;
 }
 
-__global__ void fill(uint64_t* words, size_t count, uint64_t key) {
-  for (size_t i = blockIdx.x * size_t{blockDim.x} + threadIdx.x; i < count; i += size_t{gridDim.x} * blockDim.x) {
-    words[i] = (i + 1) * 0x9E3779B97F4A7C15u ^ key;
-  }
-}
-
-__global__ void count_wrong(const uint64_t* words, size_t count, uint64_t key, unsigned long long* wrong) {
-  for (size_t i = blockIdx.x * size_t{blockDim.x} + threadIdx.x; i < count; i += size_t{gridDim.x} * blockDim.x) {
-    if (words[i] != ((i + 1) * 0x9E3779B97F4A7C15u ^ key)) atomicAdd(wrong, 1ull);
-  }
-}
-
 void write_all(const Arena& arena, uint64_t key) {
-  fill<<<512, 256>>>(reinterpret_cast<uint64_t*>(arena.data()), arena.bytes() / 8, key);
+  test::fill_words(512, reinterpret_cast<uint64_t*>(arena.data()), arena.bytes() / 8, key, nullptr);
   check_launch("fill");
   check(cudaDeviceSynchronize(), "fill");
 }
@@ -44,7 +36,7 @@ unsigned long long wrong_words(const Arena& arena, uint64_t key) {
   unsigned long long* wrong = nullptr;
   check(cudaMalloc(&wrong, sizeof *wrong), "cudaMalloc");
   check(cudaMemset(wrong, 0, sizeof *wrong), "cudaMemset");
-  count_wrong<<<512, 256>>>(reinterpret_cast<const uint64_t*>(arena.data()), arena.bytes() / 8, key, wrong);
+  test::count_wrong_words(reinterpret_cast<const uint64_t*>(arena.data()), arena.bytes() / 8, key, wrong);
   check_launch("count_wrong");
   unsigned long long count = 0;
   check(cudaMemcpy(&count, wrong, sizeof count, cudaMemcpyDeviceToHost), "count_wrong");
@@ -103,7 +95,7 @@ void test_graph() {
   cudaStream_t stream;
   check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
   check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
-  fill<<<64, 256, 0, stream>>>(reinterpret_cast<uint64_t*>(arena.data()), arena.bytes() / 8, 77);
+  test::fill_words(64, reinterpret_cast<uint64_t*>(arena.data()), arena.bytes() / 8, 77, stream);
   cudaGraph_t graph;
   check(cudaStreamEndCapture(stream, &graph), "capture");
   cudaGraphExec_t exec;

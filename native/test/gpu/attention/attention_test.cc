@@ -3,9 +3,10 @@
 // shared keys read once or by each sequence. --plan stops after the tests that need no GPU, and with --bench after the
 // times of plans; --hopper leaves out what the Hopper kernel does not compute; --groups leaves out what has no shared
 // keys.
+#include "cuda/attention/attention.h"
+
 #include <cinttypes>
 
-#include "cuda/attention/attention.h"
 #include "test/gpu/attention/attention_bench.cuh"
 #include "test/gpu/attention/attention_cases.cuh"
 #include "test/gpu/attention/attention_groups_bench.cuh"

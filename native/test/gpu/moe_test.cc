@@ -55,9 +55,7 @@ void run_case(Gemm& gemm, const Case& c, uint64_t seed) {
   const std::string what = c.text(c.kernels[0], true) + " in two halves";
   for (int rank = 0; rank < 2; rank++) {
     Buffer<Element> half13(problem.w13.size() / 2), half2(problem.w2.size() / 2);
-    half_kernel<<<1024, 256>>>(problem.w13.data(), problem.w2.data(), rank, s.experts, s.hidden, s.inter, half13.data(),
-                               half2.data());
-    cuda::check_launch("half_kernel");
+    launch_half(problem.w13.data(), problem.w2.data(), rank, s.experts, s.hidden, s.inter, half13.data(), half2.data());
     shares.push_back(run(half, half13.data(), half2.data(), true, c.kernels[0], what));
   }
   check_sum(c, problem, shares, true, what);

@@ -1,5 +1,8 @@
 // A rank's thread, its messages, and how the failure of a GPU is noticed. Each failure runs in a process of its own,
 // because it makes the GPU's context useless. Arguments: [--quick] (no failures, for compute-sanitizer).
+#include "cuda/device/rank.h"
+
+#include <cuda_runtime.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -13,9 +16,9 @@
 
 #include "core/device.h"
 #include "cuda/device/check.h"
-#include "cuda/device/rank.h"
 #include "cuda/device/watchdog.h"
 #include "test/check.h"
+#include "test/gpu/kernels/device_kernels.h"
 
 namespace refit::cuda {
 namespace {
@@ -24,14 +27,6 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point began) { return std::chrono::duration<double>(Clock::now() - began).count(); }
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
-__global__ void nothing() {}
-__global__ void wait_ms(int ms) {
-  const long long until = clock64() + 1'000'000ll * ms;
-  while (clock64() < until) {
-  }
-}
-__global__ void add_one(int* value) { *value += 1; }
 
 void test_run() {
   Rank rank(0, 0);
@@ -50,20 +45,20 @@ void test_run() {
   // A call's own error does not stay.
   CHECK_THROWS(rank.run([] { check(cudaMemset(nullptr, 0, 1), "memset of nothing"); }).get(), CudaError);
   rank.run([&] {
-        nothing<<<1, 1, 0, rank.stream>>>();
+        test::launch_nothing(rank.stream);
         check_launch("nothing");
         check(cudaStreamSynchronize(rank.stream), "nothing");
       })
       .get();
   // The state of a working stream is not reported as an error when a task fails.
   CHECK_THROWS(rank.run([&] {
-                     wait_ms<<<1, 1, 0, rank.stream>>>(200);
+                     test::launch_wait(200, rank.stream);
                      throw std::out_of_range("with work under way");
                    })
                    .get(),
                std::out_of_range);
   rank.run([&] {
-        nothing<<<1, 1, 0, rank.stream>>>();
+        test::launch_nothing(rank.stream);
         check_launch("nothing, behind it");
         check(cudaStreamSynchronize(rank.stream), "nothing, behind it");
       })
@@ -101,12 +96,12 @@ void test_progress() {
     rank.run([&] {
           for (int layer = -1; layer < 3; layer++) {
             rank.begin_op("one", layer);
-            nothing<<<1, 1, 0, rank.stream>>>();
+            test::launch_nothing(rank.stream);
             rank.begin_op("two", layer);
-            nothing<<<1, 1, 0, rank.stream>>>();
+            test::launch_nothing(rank.stream);
           }
           rank.begin_op("sample");
-          nothing<<<1, 1, 0, rank.stream>>>();
+          test::launch_nothing(rank.stream);
           check(cudaStreamSynchronize(rank.stream), "step");
         })
         .get();
@@ -144,7 +139,7 @@ std::string run_steps(int count, double patience, double* took) {
           for (int layer = 0; layer < 4; layer++) {
             for (const char* name : {"qkv", "down"}) {
               rank.begin_op(name, layer);
-              add_one<<<1, 1, 0, rank.stream>>>(value);
+              test::launch_add_one(value, rank.stream);
               check_launch(name);
             }
           }

@@ -1,11 +1,12 @@
 // The small kernels against native/cpu on the same inputs: bit for bit for elementwise arithmetic; norms up to the
 // order of their sum.
+#include "cuda/forward/elementwise.h"
+
 #include <algorithm>
 #include <cmath>
 
 #include "cpu/norm.h"
 #include "cpu/rope.h"
-#include "cuda/forward/elementwise.h"
 #include "cuda/forward/rope_table.h"
 #include "test/gpu/elementwise_bench.cuh"
 #include "test/gpu/elementwise_common.cuh"

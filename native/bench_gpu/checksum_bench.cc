@@ -4,6 +4,7 @@
 #include <cstring>
 #include <vector>
 
+#include "bench_gpu/bench_kernels.h"
 #include "bench_gpu/checkpoint.h"
 #include "bench_gpu/timing.h"
 #include "core/checksum.h"
@@ -12,35 +13,6 @@
 using namespace refit;
 using namespace refit::bench;
 using namespace refit::cuda;
-
-namespace {
-
-// Reads everything once; the sum keeps the compiler from removing the reads.
-template <int kThreads, int kUnroll>
-__global__ void __launch_bounds__(kThreads) read_kernel(const uint4* data, size_t count, uint32_t* out) {
-  uint32_t sum = 0;
-  const size_t step = static_cast<size_t>(gridDim.x) * kThreads * kUnroll;
-  for (size_t i = static_cast<size_t>(blockIdx.x) * kThreads * kUnroll + threadIdx.x; i < count; i += step) {
-    uint4 v[kUnroll];
-#pragma unroll
-    for (int u = 0; u < kUnroll; u++) {
-      v[u] = uint4{0, 0, 0, 0};
-      if (i + u * kThreads < count) v[u] = __ldcs(data + i + u * kThreads);
-    }
-#pragma unroll
-    for (int u = 0; u < kUnroll; u++) sum ^= v[u].x ^ v[u].y ^ v[u].z ^ v[u].w;
-  }
-  if (sum == 0x12345678) *out = sum;
-}
-
-__global__ void fill_kernel(uint64_t* out, size_t words) {
-  const size_t step = static_cast<size_t>(gridDim.x) * blockDim.x;
-  for (size_t i = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < words; i += step) {
-    out[i] = splitmix64_mix(i);
-  }
-}
-
-}  // namespace
 
 int main(int argc, char** argv) {
   int turns = 11;
@@ -55,7 +27,7 @@ int main(int argc, char** argv) {
     check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0), "cudaDeviceGetAttribute");
     const auto bytes = static_cast<uint64_t>(gb * 1e9) / 8192 * 8192;
     const GpuMemory memory(0, bytes + 4096), out(0, 4);
-    fill_kernel<<<2048, 256>>>(reinterpret_cast<uint64_t*>(memory.data()), bytes / 8);
+    fill_words(reinterpret_cast<uint64_t*>(memory.data()), bytes / 8, 0);
     const auto* data = reinterpret_cast<const uint4*>(memory.data());
     const size_t count = bytes / 16;
     auto* sink = reinterpret_cast<uint32_t*>(out.data());
@@ -80,15 +52,15 @@ int main(int argc, char** argv) {
     std::vector<Contestant> all;
     const auto kernel = [&](const char* name, auto launch) { all.push_back({name, launch, {}}); };
     kernel("reads alone, 4 x 16 bytes, 4 blocks of 512", [&](cudaStream_t s) {
-      read_kernel<512, 4><<<4 * sms, 512, 0, s>>>(data, count, sink);
+      read_512_by_4(4 * sms, data, count, sink, s);
       check_launch("read");
     });
     kernel("reads alone, 8 x 16 bytes, 8 blocks of 256", [&](cudaStream_t s) {
-      read_kernel<256, 8><<<8 * sms, 256, 0, s>>>(data, count, sink);
+      read_256_by_8(8 * sms, data, count, sink, s);
       check_launch("read");
     });
     kernel("reads alone, 4 x 16 bytes, a block for each part", [&](cudaStream_t s) {
-      read_kernel<512, 4><<<static_cast<unsigned>((count + 2047) / 2048), 512, 0, s>>>(data, count, sink);
+      read_512_by_4(static_cast<unsigned>((count + 2047) / 2048), data, count, sink, s);
       check_launch("read");
     });
     kernel("checksum of one tensor", [&](cudaStream_t s) { checksum.run({{elements, 1, n, n, 0, n}}, s); });

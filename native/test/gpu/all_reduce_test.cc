@@ -1,6 +1,10 @@
 // Collectives of ranks on one GPU, and on GPUs of their own if there are enough. Every call has fresh numbers, and
 // ranks are delayed at random, so a flag that is read too early or a buffer that is written too early gives a wrong
 // sum. Arguments: [--quick] [--bench] [seed].
+#include "cuda/exchange/all_reduce.h"
+
+#include <cuda_runtime.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -11,87 +15,16 @@
 #include <vector>
 
 #include "cuda/device/check.h"
-#include "cuda/exchange/all_reduce.h"
 #include "test/check.h"
+#include "test/gpu/kernels/all_reduce_kernels.h"
 
 using namespace refit::cuda;
+using namespace refit::all_reduce_test;
 
 namespace {
 
 constexpr int64_t kMost = int64_t{4} << 20;  // elements
 constexpr int64_t kGuard = 1024;             // elements behind buffers
-constexpr uint16_t kPoison = 0x7fc5;         // a NaN
-
-// The first wrong element of a rank.
-struct Report {
-  unsigned long long wrong;
-  int call;
-  int64_t index;
-  float got, expected;
-};
-
-__host__ __device__ uint32_t mix(uint32_t x) {
-  x ^= x >> 16, x *= 0x7feb352du, x ^= x >> 15, x *= 0x846ca68bu;
-  return x ^ (x >> 16);
-}
-
-// Numbers of different sizes, so the order of the sum shows in its bits.
-__device__ Element value(int call, int rank, int64_t i) {
-  const uint32_t h = mix(static_cast<uint32_t>(i) * 2654435761u + mix(static_cast<uint32_t>(call * 8 + rank)));
-  const float x = (static_cast<float>(h >> 8) * 0x1p-24f - 0.5f) * static_cast<float>(1u << (h & 7));
-  return to_element(x);
-}
-
-__global__ void fill_kernel(Element* to, int64_t count, int call, int rank) {
-  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count; i += int64_t{gridDim.x} * blockDim.x)
-    to[i] = value(call, rank, i);
-}
-
-// The elements of one rank's part, 512 at a time.
-__global__ void share_kernel(Element* to, int64_t count, int call, int rank, int ranks) {
-  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count; i += int64_t{gridDim.x} * blockDim.x) {
-    if (i / 512 % ranks == rank) to[i] = value(call, 0, i);
-  }
-}
-
-__global__ void check_kernel(const Element* got, int64_t count, int64_t guarded, int call, int ranks, Report* report) {
-  const auto fail = [&](int64_t i, float found, float expected) {
-    if (atomicAdd(&report->wrong, 1ull) == 0)
-      report->call = call, report->index = i, report->got = found, report->expected = expected;
-  };
-  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < guarded; i += int64_t{gridDim.x} * blockDim.x) {
-    const uint16_t bits = element_bits(got[i]);
-    if (i >= count) {
-      if (bits != kPoison) fail(i, to_float(got[i]), NAN);
-      continue;
-    }
-    float sum = to_float(value(call, 0, i));
-    for (int r = 1; r < ranks; ++r) sum += to_float(value(call, r, i));
-    const Element expected = to_element(sum);
-    if (bits != element_bits(expected)) fail(i, to_float(got[i]), to_float(expected));
-  }
-}
-
-// After a gather of rows of `columns` elements of each rank.
-__global__ void check_gather_kernel(const Element* got, int64_t count, int64_t guarded, int call, int ranks,
-                                    int64_t columns, Report* report) {
-  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < guarded; i += int64_t{gridDim.x} * blockDim.x) {
-    const int64_t row = i / (columns * ranks), rank = i / columns % ranks, at = row * columns + i % columns;
-    const uint16_t expected = i < count ? element_bits(value(call, static_cast<int>(rank), at)) : kPoison;
-    if (element_bits(got[i]) == expected || atomicAdd(&report->wrong, 1ull) != 0) continue;
-    report->call = call, report->index = i, report->got = to_float(got[i]);
-    report->expected = to_float(element_of_bits(expected));
-  }
-}
-
-__global__ void poison_kernel(Element* to, int64_t count) {
-  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count; i += int64_t{gridDim.x} * blockDim.x)
-    to[i] = element_of_bits(kPoison);
-}
-
-__global__ void delay_kernel(int microseconds) {
-  for (int i = 0; i < microseconds; ++i) __nanosleep(1000);
-}
 
 // One rank: its memory, and a thread that launches its kernels.
 struct Peer {
@@ -120,7 +53,7 @@ class Group {
       }
       for (Element** b : {&p.sides[0], &p.sides[1], &p.out}) {
         check(cudaMalloc(b, (kMost + kGuard) * 2), "cudaMalloc");
-        poison_kernel<<<256, 256>>>(*b, kMost + kGuard);
+        launch_poison(256, *b, kMost + kGuard, nullptr);
       }
       check(cudaMalloc(&p.signals, kSignalBytes), "cudaMalloc");
       check(cudaMemset(p.signals, 0, kSignalBytes), "clear");
@@ -210,11 +143,10 @@ void test_sums(Group& group, unsigned seed, int calls) {
       if (gathers) count = rows * columns * group.ranks();
       const int side = call % 2;
       const int64_t guarded = count + kGuard;
-      fill_kernel<<<64, 256, 0, p.stream>>>(p.sides[side], count, call, rank);
-      poison_kernel<<<64, 256, 0, p.stream>>>(p.out, guarded);
+      launch_fill(p.sides[side], count, call, rank, p.stream);
+      launch_poison(64, p.out, guarded, p.stream);
       // Ranks are late in turn, by a little and by much.
-      if (own() % 16 == 0)
-        delay_kernel<<<1, 1, 0, p.stream>>>(1 + static_cast<int>(own() % (own() % 8 == 0 ? 300 : 20)));
+      if (own() % 16 == 0) launch_delay(1 + static_cast<int>(own() % (own() % 8 == 0 ? 300 : 20)), p.stream);
       switch (way) {
         case 0:
           all_reduce_one_shot(view, side, p.out, count, call, p.stream);
@@ -229,11 +161,11 @@ void test_sums(Group& group, unsigned seed, int calls) {
         default:
           all_reduce(view, side, p.out, count, call, p.stream);
       }
-      if (own() % 32 == 0) delay_kernel<<<1, 1, 0, p.stream>>>(1 + static_cast<int>(own() % 20));
+      if (own() % 32 == 0) launch_delay(1 + static_cast<int>(own() % 20), p.stream);
       if (gathers) {
-        check_gather_kernel<<<64, 256, 0, p.stream>>>(p.out, count, guarded, call, group.ranks(), columns, p.report);
+        launch_check_gather(p.out, count, guarded, call, group.ranks(), columns, p.report, p.stream);
       } else {
-        check_kernel<<<64, 256, 0, p.stream>>>(p.out, count, guarded, call, group.ranks(), p.report);
+        launch_check(64, p.out, count, guarded, call, group.ranks(), p.report, p.stream);
       }
       check_launch("test");
     }
@@ -250,13 +182,13 @@ void test_barrier(Group& group, unsigned seed, int calls) {
     const PeerGroup view = group.view(rank);
     uint64_t epoch = uint64_t{1} << 40;  // above all epochs of the sums, and beyond 32 bits
     for (int call = 1; call <= calls; ++call) {
-      if (own() % 16 == 0) delay_kernel<<<1, 1, 0, p.stream>>>(1 + static_cast<int>(own() % 30));
-      share_kernel<<<32, 256, 0, p.stream>>>(group[0].sides[0], kCount, call, rank, group.ranks());
+      if (own() % 16 == 0) launch_delay(1 + static_cast<int>(own() % 30), p.stream);
+      launch_share(group[0].sides[0], kCount, call, rank, group.ranks(), p.stream);
       barrier(view, ++epoch, p.stream);
       if (rank == 0) {
-        if (own() % 16 == 0) delay_kernel<<<1, 1, 0, p.stream>>>(1 + static_cast<int>(own() % 30));
+        if (own() % 16 == 0) launch_delay(1 + static_cast<int>(own() % 30), p.stream);
         // All elements are rank 0's numbers, so the sum is over one.
-        check_kernel<<<32, 256, 0, p.stream>>>(p.sides[0], kCount, kCount, call, 1, p.report);
+        launch_check(32, p.sides[0], kCount, kCount, call, 1, p.report, p.stream);
       }
       barrier(view, ++epoch, p.stream);
       check_launch("test");

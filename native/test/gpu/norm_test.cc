@@ -1,11 +1,12 @@
 // Norms after attention and MLP (norm_add), and the statistics of norms over whole projections. Two kinds of numbers:
 // small integers, whose sums of squares are exact in any order, so the CPU's bits are required; and random numbers,
 // compared with double precision within the roundings of the formula.
+#include "cpu/norm.h"
+
 #include <algorithm>
 #include <bit>
 #include <cmath>
 
-#include "cpu/norm.h"
 #include "cuda/forward/elementwise.h"
 #include "test/gpu/elementwise_common.cuh"
 
