@@ -303,6 +303,7 @@ int run(int argc, char** argv) {
   }
   run_cases(gemm, options);
   check_padding(gemm, options);
+  check_gathers(gemm, options);
   if (!options.quick) check_order(options);
   check_refusals(gemm);
   return finish("moe_test");
