@@ -1,7 +1,7 @@
+import { setTimeout as sleep } from 'node:timers/promises'
 import { RefitError } from '../errors.ts'
 import type { WriteJob } from '../native/write-job.ts'
 import type { StoreClient } from '../rendezvous/client.ts'
-import { lookForOtherGroup } from '../rendezvous/other-group.ts'
 import { UNIQUE_ID_FORMS } from '../rendezvous/unique-id-forms.ts'
 import { Deadline } from '../rendezvous/deadline.ts'
 import { describeGroup, groupError, namePart } from './group-messages.ts'
@@ -16,6 +16,7 @@ import type { Piece } from './pieces.ts'
 import { grown } from './reception.ts'
 import type { ReceiveRequest, Reception, Room } from './reception.ts'
 import { StoreWatch } from './store-watch.ts'
+import { timeToMeet } from './time-to-meet.ts'
 import type { GroupCounts, GroupStore, WeightGroupOptions } from './weight-group-options.ts'
 
 export type GroupState = 'joining' | 'joined' | 'connected' | 'failed' | 'ended'
@@ -26,10 +27,8 @@ export type GroupState = 'joining' | 'joined' | 'connected' | 'failed' | 'ended'
  */
 const STORE_GRACE_MS = 5000
 const GATE_MS = 30 * 60_000
-/** How long a join waits for gloo's connections once all ranks have come to the store. */
-const MEET_MS = 1000
-/** How long it waits if the other ranks seem to be in a group of another name. */
-const DOUBT_MS = 15_000
+/** How long running receives take at most to see an abort. */
+const ABORT_MS = 1000
 
 /**
  * One process group that our ranks are in. After a failure its native part ends by itself, and a new group may use its
@@ -52,6 +51,8 @@ export class WeightGroup {
   #watch: StoreWatch | undefined
   #meeting: Promise<void> | undefined
   readonly #places = new DirectPlaces()
+  /** The running receives. */
+  readonly #receives = new Set<Promise<void>>()
   /** The running phases, the oldest first. */
   readonly #phases: Array<{ what: string, deadline: Deadline }> = []
   #staged = { bytes: 0, slots: 0 }
@@ -136,7 +137,9 @@ export class WeightGroup {
     const connecting = this.#connectEarly(timeoutMs)
     if (UNIQUE_ID_FORMS[this.spec.form].atOnce) return await connecting
     connecting.catch(() => {})
-    if (this.spec.backend === 'gloo' && !this.spec.hosts) await Promise.race([connecting, this.#gaveTimeToMeet()])
+    if (this.spec.backend === 'gloo' && !this.spec.hosts) {
+      await Promise.race([connecting, timeToMeet(this.store, this.spec, this.#control.signal)])
+    }
   }
 
   /**
@@ -201,11 +204,13 @@ export class WeightGroup {
     const { native } = this.#options.host
     const isAhead = 'slot' in into && this.isAhead
     const receiving = async (call: (timeoutMs: number) => Promise<void>): Promise<void> => {
-      await this.#phase(`receiving ${of} (${at})`, async deadline => {
+      const receive = this.#phase(`receiving ${of} (${at})`, async deadline => {
         await call(deadline.timeoutMs).catch((error: unknown) => {
           throw namePart(error, nameOf)
         })
       })
+      this.#receives.add(receive)
+      await receive.finally(() => this.#receives.delete(receive))
     }
     const begin = async (timeoutMs: number): Promise<void> => {
       const { root } = this.spec
@@ -287,6 +292,19 @@ export class WeightGroup {
     return this.#fail(new RefitError('GROUP_BROKEN', `${this.title} was aborted${phase}: ${reason}`))
   }
 
+  /**
+   * Ends the group because a request asks for it, and waits for the end. A rank that sees the group fail may ask before
+   * the failure has reached this thread: a receive that has failed by then gives the reason.
+   */
+  async leave (reason: string): Promise<void> {
+    if (this.#receives.size > 0 && !this.#isOver) {
+      this.#options.host.native.groupAbort(this.handle, reason)
+      await Promise.race([Promise.allSettled(this.#receives), sleep(ABORT_MS, undefined, { ref: false })])
+    }
+    this.end(reason)
+    await this.gone
+  }
+
   /** Leaves the group: with a normal end if nothing is running, else by an abort. Does not wait; see `gone`. */
   end (reason: string): void {
     if (this.#isOver) return
@@ -309,22 +327,6 @@ export class WeightGroup {
       await this.#link!.connect(deadline.timeoutMs)
     })
     this.#state = 'connected'
-  }
-
-  /** Resolves when a join should not wait for gloo's connections any longer. */
-  async #gaveTimeToMeet (): Promise<void> {
-    const { name, worldSize } = this.spec
-    const { client } = this.#store!
-    const { signal } = this.#control
-    const deadline = new Deadline({ signal }, DOUBT_MS)
-    try {
-      if (await client.countWorkers(0, deadline) < worldSize) return
-      await deadline.sleep(MEET_MS)
-      const other = await lookForOtherGroup(client, { group: name, size: worldSize }, deadline)
-      if (other !== undefined && other !== null) await deadline.sleep(DOUBT_MS)
-    } catch {
-      // The store is gone, or the group has failed: its connection fails too.
-    }
   }
 
   /** Connects before the first broadcast, and meets in the barrier if the spec has one. */

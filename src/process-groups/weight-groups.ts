@@ -1,4 +1,3 @@
-import { setImmediate } from 'node:timers/promises'
 import type { GroupHost } from '../contract/group-host.ts'
 import { RefitError } from '../errors.ts'
 import type { MasterPolicy } from '../rendezvous/master-policy.ts'
@@ -118,11 +117,7 @@ export class WeightGroups {
     if (group === undefined) return false
     this.#groups.delete(name)
     const gone = this.#track(async () => {
-      // A rank that saw the group fail may call this before the failure has reached this thread. The failure goes
-      // first, because it has the reason.
-      await setImmediate()
-      group.end('/destroy_weights_update_group was called')
-      await group.gone
+      await group.leave('/destroy_weights_update_group was called')
     })
     let timer: NodeJS.Timeout | undefined
     await Promise.race([

@@ -127,7 +127,8 @@ export class FakeGroups {
       },
       groupAbort: (_group: number, reason: string) => {
         note('abort')
-        this.#fail?.(nativeError('GROUP_BROKEN', reason))
+        // The first failure stays.
+        this.#fail?.(this.fault ?? nativeError('GROUP_BROKEN', reason))
       },
       endGroup: async () => {
         requireGate('end')
