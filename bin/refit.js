@@ -6,7 +6,7 @@ if (major < 20 || (major === 20 && minor < 19)) fail(`refit needs Node.js 20.19 
 
 const main = new URL('../dist/src/main.js', import.meta.url)
 if (!existsSync(main)) fail('refit is not built yet: run "npm ci" (or "npm run build") in its folder')
-await import(main)
+await (await import(main)).ended
 
 function fail (message) {
   console.error(message)

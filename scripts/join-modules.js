@@ -1,7 +1,8 @@
 import { build } from 'esbuild'
-import { readFileSync } from 'node:fs'
+import { readFileSync, rmSync } from 'node:fs'
 import { dirname, join, relative, resolve } from 'node:path'
 import { pathToFileURL } from 'node:url'
+import { cacheProgram } from './code-cache.js'
 
 /** Programs that processes are started with, by their paths. */
 const STARTED = ['src/main.js', 'src/cli/replica.js', 'src/engine/memory/probe-child.js']
@@ -29,12 +30,38 @@ export const SHORT_LIVED = ['--single-threaded-gc', '--interrupt-budget=600000',
  * shows no line of its source.
  */
 export async function joinModules (from, to, { entries = [], external = [], isDense = false } = {}) {
-  const common = {
+  const options = {
+    ...common(from, to, isDense, external),
+    chunkNames: 'chunks/[hash]',
+    format: 'esm',
+    // Packages of CommonJS call `require`, which ES modules do not have.
+    banner: {
+      js: "import { createRequire as requireOf } from 'node:module'; const require = requireOf(import.meta.url);"
+    }
+  }
+  await build({ ...options, entryPoints: [...STARTED, ...entries].map(path => join(from, path)), splitting: true })
+  await build({ ...options, entryPoints: WORKERS.map(path => join(from, path)) })
+}
+
+/** Joins the built program for tests that start many servers. Returns the path of its command line. */
+export async function joinProgram () {
+  const from = 'dist'
+  const served = join('build', 'served')
+  const [main] = STARTED
+  // V8 recognizes the source of a cache by its length alone, so no cache may remain.
+  rmSync(served, { recursive: true, force: true })
+  await joinModules(from, served, { isDense: true })
+  const program = join(served, main)
+  await cacheProgram(program, { ...common(from, served, true), entryPoints: [join(from, main)] }, SHORT_LIVED)
+  return program
+}
+
+/** Options of esbuild for all formats. */
+function common (from, to, isDense, external = []) {
+  return {
     outdir: to,
     outbase: from,
-    chunkNames: 'chunks/[hash]',
     bundle: true,
-    format: 'esm',
     platform: 'node',
     target: 'node20.19',
     sourcemap: true,
@@ -44,21 +71,8 @@ export async function joinModules (from, to, { entries = [], external = [], isDe
     // Loaded on demand, by few. Joined, names of CommonJS packages are missing from a dynamic import.
     external: ['@opentelemetry/*', ...external],
     plugins: [ownPaths(from, to)],
-    // Packages of CommonJS call `require`, which ES modules do not have.
-    banner: {
-      js: "import { createRequire as requireOf } from 'node:module'; const require = requireOf(import.meta.url);"
-    },
     logLevel: 'warning'
   }
-  await build({ ...common, entryPoints: [...STARTED, ...entries].map(path => join(from, path)), splitting: true })
-  await build({ ...common, entryPoints: WORKERS.map(path => join(from, path)) })
-}
-
-/** Joins the built program for tests that start many servers. Returns the path of its command line. */
-export async function joinProgram () {
-  const served = join('build', 'served')
-  await joinModules('dist', served, { isDense: true })
-  return join(served, 'src', 'main.js')
 }
 
 /** Modules that ask for their own path get it: the files that they start or read by it stay where they are. */

@@ -72,7 +72,7 @@ ${Object.values(COMMANDS).map(({ summary }) => '  ' + summary).join('\n')}
 refit COMMAND --help lists the options of a command; refit --version prints the version.
 `
 
-async function main (args: string[]): Promise<void> {
+async function run (args: string[]): Promise<void> {
   const [name, ...rest] = args
   if (name === undefined) {
     process.stderr.write(HELP)
@@ -107,15 +107,23 @@ function print (text: string): void {
   process.stdout.write(text)
 }
 
-try {
-  await main(process.argv.slice(2))
-} catch (error) {
-  // An error that the user can fix prints its message; the stack is printed for defects only.
-  const isKnown = error instanceof RefitError && error.code !== 'INTERNAL'
-  process.stderr.write(`refit: ${isKnown ? error.message : error instanceof Error ? error.stack : String(error)}\n`)
-  // Any other way to end would wait for threads that are stuck in the device.
-  if (error instanceof RefitError && error.code === 'DEVICE_LOST') {
-    ;(await import('./engine/end-process.ts')).endProcess((await import('./cli/end-on-failure.ts')).LOST_DEVICE_EXIT)
+async function main (args: string[]): Promise<void> {
+  try {
+    await run(args)
+  } catch (error) {
+    // An error that the user can fix prints its message; the stack is printed for defects only.
+    const isKnown = error instanceof RefitError && error.code !== 'INTERNAL'
+    process.stderr.write(`refit: ${isKnown ? error.message : error instanceof Error ? error.stack : String(error)}\n`)
+    // Any other way to end would wait for threads that are stuck in the device.
+    if (error instanceof RefitError && error.code === 'DEVICE_LOST') {
+      ;(await import('./engine/end-process.ts')).endProcess((await import('./cli/end-on-failure.ts')).LOST_DEVICE_EXIT)
+    }
+    process.exit(error instanceof RefitError && error.code === 'CONFIG' ? 2 : 1)
   }
-  process.exit(error instanceof RefitError && error.code === 'CONFIG' ? 2 : 1)
 }
+
+/**
+ * Importers await it, so that Node.js reports a command that never settles. CommonJS, into which scripts/code-cache.js
+ * joins this file, has no await here.
+ */
+export const ended = main(process.argv.slice(2))
