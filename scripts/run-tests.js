@@ -8,8 +8,11 @@ const COMPILED = join('build', 'test')
 const GRACE_MS = 10_000
 const WITHOUT_DOMAINS = resolve('scripts', 'without-domains.cjs')
 
-/** Files that share a process: loading tap, fastify and the program takes longer than most of their tests. */
+/** Files that share a process at most: loading tap, fastify and the program takes longer than most of their tests. */
 const BATCH = 16
+/** The part of the files that are left: the last processes are short, and so end at about the same time. */
+const SHARE = 1 / 9
+const LEAST = 4
 /** Settings of a file for all tests of its process. It shares one with files that have the same. */
 const SETTINGS = /^(process\.env\.REFIT_(NATIVE|CUDA_LIBRARY) = .*|useStandIn\(\);|.*useLoop\(\);)$/gm
 /** Files that set something else for all tests of their process, or change the process, have one of their own. */
@@ -42,11 +45,12 @@ export async function runTests (files, { jobs, seconds, root = COMPILED, onEnd }
 function batches (files) {
   const made = []
   const open = new Map()
-  for (const file of files) {
+  for (const [index, file] of files.entries()) {
     const text = readFileSync(file, 'utf8')
     const settings = text.match(SETTINGS)?.join('\n') ?? ''
+    const most = Math.max(LEAST, Math.min(BATCH, SHARE * (files.length - index)))
     if (LONG.test(file) || APART.test(text.replace(SETTINGS, ''))) made.push([file])
-    else if ((open.get(settings)?.length ?? BATCH) < BATCH) open.get(settings).push(file)
+    else if ((open.get(settings)?.length ?? BATCH) < most) open.get(settings).push(file)
     else {
       open.set(settings, [file])
       made.push(open.get(settings))
