@@ -2,11 +2,12 @@ import { createHash } from 'node:crypto'
 import { closeSync, copyFileSync, mkdirSync, openSync, readdirSync, statSync, writeSync } from 'node:fs'
 import { join } from 'node:path'
 import { RefitError } from '../errors.ts'
+import { isHeld } from '../native/dtypes.ts'
+import { readValues, writeValues } from '../native/held-values.ts'
 import { encodeHeader } from '../wire/safetensors/encode.ts'
 import { SINGLE_NAME } from '../wire/safetensors/index.ts'
 import { readCheckpoint, TO_SAFETENSORS } from './checkpoint.ts'
 import type { Tensor } from './checkpoint.ts'
-import { readFloats, writeFloats } from './floats.ts'
 
 export type VariantName = 'A' | 'B' | 'C'
 
@@ -27,7 +28,7 @@ const MAX_SIDE_FILE = 32 << 20
 /** Writes A, B and C into `work`, one file each, beside the model's own small files. */
 export function writeVariants (model: string, work: string): Record<VariantName, Variant> {
   const tensors = readCheckpoint(model)
-  if (!tensors.some(({ dtype }) => readFloats(dtype, Buffer.alloc(0)) !== null)) {
+  if (!tensors.some(({ dtype }) => isHeld(dtype))) {
     throw new RefitError('CHECKPOINT_FORMAT', `${model} has no tensor of bfloat16, float16 or float32`, {
       param: 'model'
     })
@@ -85,13 +86,13 @@ function perturb ({ bytes, ...tensor }: Tensor, variant: VariantName): Tensor {
   return {
     ...tensor,
     bytes: () => {
-      const values = readFloats(tensor.dtype, bytes())
       // Integers and quantised values stay: a changed bit could be an invalid value there.
-      if (values === null) return bytes()
+      if (!isHeld(tensor.dtype)) return bytes()
+      const values = readValues(tensor.dtype, bytes())
       const scale = DISTANCE * (rootMeanSquare(values) || 0.01)
       const key = createHash('sha256').update(`${variant}:${tensor.name}`).digest().readUInt32LE()
       for (let i = 0; i < values.length; i++) values[i]! += scale * signedUnit(key, i)
-      return writeFloats(tensor.dtype, values)
+      return Buffer.from(writeValues(tensor.dtype, values).buffer)
     }
   }
 }

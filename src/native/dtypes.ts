@@ -76,8 +76,8 @@ export function isDType (name: string): name is DType {
   return Object.hasOwn(DTYPES, name)
 }
 
-export function isHeld (dtype: DType): dtype is HeldDType {
-  return 'held' in TABLE[dtype]
+export function isHeld (name: string): name is HeldDType {
+  return isElementType(name) && 'held' in TABLE[name]
 }
 
 export function isElementType (name: string): name is ElementType {

@@ -1,6 +1,6 @@
 import { RefitError } from '../errors.ts'
 import type { Rect, TensorEntry } from '../model/architecture.ts'
-import type { HeldDType } from '../native/dtypes.ts'
+import { readValues } from '../native/held-values.ts'
 import type { WeightStore } from './weight-store.ts'
 
 /**
@@ -24,7 +24,7 @@ export async function gatherTensor (
     seen.add(region)
     const { rank, param, dstRow, dstCol, cols } = rect
     const bytes = await store.addon.read(store.core, rank, param, dstRow, dstCol, count, cols, access)
-    place(decode(bytes, plan.dtype), rect, count, plan.cols, values)
+    place(readValues(plan.dtype, bytes), rect, count, plan.cols, values)
   }
   return { shape: shapeOf(plan, rows), values }
 }
@@ -47,23 +47,4 @@ function place (part: Float32Array, rect: Rect, count: number, cols: number, int
   for (let row = 0; row < count; row++) {
     into.set(part.subarray(row * rect.cols, (row + 1) * rect.cols), (rect.srcRow + row) * cols + rect.srcCol)
   }
-}
-
-function decode (bytes: Uint8Array, dtype: HeldDType): Float32Array {
-  if (dtype === 'float32') return new Float32Array(bytes.buffer, bytes.byteOffset, bytes.byteLength / 4)
-  const stored = new Uint16Array(bytes.buffer, bytes.byteOffset, bytes.byteLength / 2)
-  if (dtype === 'float16') return Float32Array.from(stored, halfToFloat)
-  const values = new Float32Array(stored.length)
-  const bits = new Uint32Array(values.buffer)
-  for (let i = 0; i < stored.length; i++) bits[i] = stored[i]! << 16
-  return values
-}
-
-/** The value of an element of float16. */
-function halfToFloat (bits: number): number {
-  const mantissa = bits & 0x3ff
-  const exponent = bits >>> 10 & 0x1f
-  const sign = bits >>> 15 === 0 ? 1 : -1
-  if (exponent === 0x1f) return mantissa === 0 ? sign * Infinity : NaN
-  return sign * (exponent === 0 ? mantissa * 2 ** -24 : (mantissa + 0x400) * 2 ** (exponent - 25))
 }

@@ -1,6 +1,7 @@
 import { everyTransport } from '../context.ts'
 import type { Context } from '../context.ts'
-import { readFloats } from '../floats.ts'
+import { isHeld } from '../../native/dtypes.ts'
+import { readValues } from '../../native/held-values.ts'
 import { definePromise, expect, NotOffered } from '../promise.ts'
 import { difference } from '../references.ts'
 import type { Tensor } from '../checkpoint.ts'
@@ -64,7 +65,7 @@ function isVisible ({ model }: Context, { name, dtype }: Tensor, hasDigest: bool
   if (model.isTied && name.startsWith('lm_head')) return false
   // The fixed prompts may not reach an expert, so only a checksum shows it.
   if (!hasDigest && name.includes('experts')) return false
-  return readFloats(dtype, Buffer.alloc(0)) !== null
+  return isHeld(dtype)
 }
 
 export const readBack = definePromise(GROUP, 'read-back', {
@@ -77,8 +78,8 @@ export const readBack = definePromise(GROUP, 'read-back', {
     let read = 0
     for (const { name, dtype, shape, bytes } of tensors.filter((_, i) => i % step === 0)) {
       const values = await context.server.readBack(name, ROWS)
-      const sent = readFloats(dtype, bytes())
-      if (values === null || sent === null) continue
+      if (values === null || !isHeld(dtype)) continue
+      const sent = readValues(dtype, bytes())
       const columns = shape.slice(1).reduce((a, b) => a * b, 1)
       const rows = sent.subarray(0, Math.min(shape[0] ?? 1, ROWS) * columns)
       const first = values.slice(0, rows.length)
