@@ -10,7 +10,7 @@ const WITHOUT_DOMAINS = resolve('scripts', 'without-domains.cjs')
 
 /** Files that share a process at most: loading tap, fastify and the program takes longer than most of their tests. */
 const BATCH = 16
-/** The part of the files that are left: the last processes are short, and so end at about the same time. */
+/** A process gets at most this part of the files that are left, so the last ones end at about the same time. */
 const SHARE = 1 / 9
 const LEAST = 4
 /** Settings of a file for all tests of its process. It shares one with files that have the same. */

@@ -56,8 +56,7 @@ export class AdapterStore implements Adapters {
   readonly #pool: SlotPool
   readonly #deadlineMs: number
   readonly #keepWeights: boolean
-  /** See Adapters. */
-  readonly lull: () => Promise<void>
+  readonly #lull: () => Promise<void>
   /** The weights' memory was released without its bytes. */
   #isLost = false
   /** Loads and unloads, one at a time. */
@@ -67,7 +66,7 @@ export class AdapterStore implements Adapters {
 
   constructor (options: AdapterStoreOptions) {
     const { weights, limits, settle, keepWeights = false, deadlineMs = DEADLINE_MS } = options
-    this.lull = options.lull ?? (async () => {})
+    this.#lull = options.lull ?? (async () => {})
     const { addon, core, table, dtype } = weights
     this.limits = limits
     this.#weights = weights
@@ -122,7 +121,7 @@ export class AdapterStore implements Adapters {
     // First, so that loads and unloads keep their order.
     const leave = await this.#changes.enter(deadlineMs)
     try {
-      await this.lull()
+      await this.#lull()
       const started = performance.now()
       const plan = this.#planner.plan(config, source.tensors)
       const planned = performance.now()

@@ -113,8 +113,6 @@ export interface Adapters {
    * signal's reason. Absent: the versions cannot be read.
    */
   open?: (name: string, signal?: AbortSignal) => Promise<HeldAdapter>
-  /** Resolves when work of some ms is least likely to delay tokens. Absent: at any time. */
-  lull?: () => Promise<void>
   /** ADAPTER_UNKNOWN for a name that is not loaded. New requests for the name are refused from the call on. */
   unload: (name: string, mode?: UnloadMode) => Promise<AdapterInfo>
 }

@@ -338,6 +338,8 @@ export interface RolloutEngine {
   setWeightVersion: (version: string) => boolean | Promise<boolean>
   /** A hint that an update comes within milliseconds, so that its threads wake up. */
   expectUpdate?: () => void
+  /** Resolves when work of some ms is least likely to delay tokens. Absent: at any time. */
+  lull?: () => Promise<void>
   update: (options?: UpdateOptions) => Promise<WeightUpdate>
   /**
    * Releases memory to the system; addresses stay. Waits for running requests as an update does. While the engine is

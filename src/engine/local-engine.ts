@@ -197,6 +197,10 @@ export class LocalEngine implements RolloutEngine {
     this.#spinner.stay(UPDATE_MS)
   }
 
+  async lull (): Promise<void> {
+    await this.#scheduler.lull.next()
+  }
+
   async update (options?: UpdateOptions): Promise<WeightUpdate> {
     return await this.#weights.update(options)
   }

@@ -2,6 +2,8 @@ import t from 'tap'
 import { ENGINE_OPTIONS } from '../../src/config/options/engine.ts'
 import { bytesOf, DTYPES, isHeld } from '../../src/native/dtypes.ts'
 import { readValues, writeValues } from '../../src/native/held-values.ts'
+import { toBf16, toF16 } from '../helpers/dtype-values.ts'
+import { randomValues } from '../helpers/make-checkpoint.ts'
 
 const HELD = Object.keys(DTYPES).filter(isHeld)
 
@@ -47,4 +49,12 @@ t.test('16 bits round to nearest even', async t => {
   t.equal(near('bfloat16', -3.4e38), -Infinity)
   const quiet = new Float32Array(Uint32Array.of(0x7fffffff).buffer)
   t.ok(Number.isNaN(readValues('bfloat16', writeValues('bfloat16', quiet))[0]))
+})
+
+t.test('values of all sizes are rounded as by another implementation', async t => {
+  const random = randomValues(7)
+  const values = Float32Array.from({ length: 50_000 }, (_, i) => random('a', i) * 2 ** (i % 60 - 40))
+  for (const [dtype, round] of [['bfloat16', toBf16], ['float16', toF16]] as const) {
+    t.same(new Uint16Array(writeValues(dtype, values).buffer), Uint16Array.from(values, round), dtype)
+  }
 })

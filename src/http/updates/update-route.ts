@@ -102,7 +102,7 @@ export function adapterRoute<const Schema extends FastifySchema> (
     ...options,
     config: { changesWeights: false, ...config },
     preParsing: async (_request, _reply, payload) => {
-      await engine.adapters?.lull?.()
+      await engine.lull?.()
       return payload
     }
   }, handle)
